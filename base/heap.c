@@ -1,0 +1,70 @@
+#include "base/heap.h"
+
+#include <jemalloc/jemalloc.h>
+#include <stdint.h>
+#include <string.h>
+
+static void *builtin_alloc(void *context, size_t bytes, size_t alignment) {
+    (void)context;
+    return pst_je_mallocx(bytes, MALLOCX_ALIGN(alignment));
+}
+
+static void builtin_free(void *context, void *memory, size_t bytes, size_t alignment) {
+    (void)context;
+    pst_je_sdallocx(memory, bytes, MALLOCX_ALIGN(alignment));
+}
+
+pst_status pst__heap_init(pst__heap *heap, const pst_allocator *allocator) {
+    if (allocator == NULL || (allocator->alloc == NULL && allocator->free == NULL)) {
+        heap->allocator = (pst_allocator){builtin_alloc, builtin_free, NULL};
+        return PST_OK;
+    }
+    if (allocator->alloc == NULL || allocator->free == NULL) return PST_EINVAL;
+    heap->allocator = *allocator;
+    return PST_OK;
+}
+
+/* A size of zero still yields memory of its own. */
+static size_t at_least_one(size_t bytes) {
+    return bytes == 0 ? 1 : bytes;
+}
+
+void *pst__heap_alloc(const pst__heap *heap, size_t bytes) {
+    size_t size = at_least_one(bytes);
+    void *memory = heap->allocator.alloc(heap->allocator.context, size, PST__CACHE_LINE);
+    if (memory != NULL) memset(memory, 0, size);
+    return memory;
+}
+
+void pst__heap_free(const pst__heap *heap, void *memory, size_t bytes) {
+    if (memory == NULL) return;
+    heap->allocator.free(heap->allocator.context, memory, at_least_one(bytes), PST__CACHE_LINE);
+}
+
+char *pst__heap_text(const pst__heap *heap, const char *text) {
+    const char *source = text == NULL ? "" : text;
+    size_t bytes = strlen(source) + 1;
+    char *copy = pst__heap_alloc(heap, bytes);
+    if (copy != NULL) memcpy(copy, source, bytes);
+    return copy;
+}
+
+void pst__heap_free_text(const pst__heap *heap, char *text) {
+    if (text != NULL) pst__heap_free(heap, text, strlen(text) + 1);
+}
+
+pst_status pst__heap_grow(const pst__heap *heap, void **array, size_t *capacity, size_t needed,
+                          size_t element) {
+    if (needed <= *capacity) return PST_OK;
+    size_t grown = *capacity < 8 ? 8 : *capacity;
+    while (grown < needed)
+        grown = grown > SIZE_MAX / 2 ? needed : grown * 2;
+    if (grown > SIZE_MAX / element) return PST_ENOMEM;
+    void *larger = pst__heap_alloc(heap, grown * element);
+    if (larger == NULL) return PST_ENOMEM;
+    if (*array != NULL) memcpy(larger, *array, *capacity * element);
+    pst__heap_free(heap, *array, *capacity * element);
+    *array = larger;
+    *capacity = grown;
+    return PST_OK;
+}

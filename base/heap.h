@@ -1,0 +1,30 @@
+/* The metadata heap: every struct, name and table of the library comes from here, so that a
+ * runtime's allocator hook sees all of it. Bulk data does not (see mem/). */
+#ifndef PST_BASE_HEAP_H
+#define PST_BASE_HEAP_H
+
+#include <penstock/runtime.h>
+
+typedef struct pst__heap {
+    pst_allocator allocator;
+} pst__heap;
+
+#define PST__CACHE_LINE 64u
+
+/* Takes the caller's hooks, or the built-in jemalloc heap when they are all NULL. PST_EINVAL when
+ * only one of alloc and free is set. */
+pst_status pst__heap_init(pst__heap *heap, const pst_allocator *allocator);
+
+/* Zeroed memory, aligned to a cache line; NULL when there is none. Any thread. */
+void *pst__heap_alloc(const pst__heap *heap, size_t bytes);
+/* `bytes` is what was asked for. NULL memory is fine. */
+void pst__heap_free(const pst__heap *heap, void *memory, size_t bytes);
+/* A copy of `text` (NULL counts as ""), freed with pst__heap_free_text. */
+char *pst__heap_text(const pst__heap *heap, const char *text);
+void pst__heap_free_text(const pst__heap *heap, char *text);
+/* Grows an array of `element` bytes to hold at least `needed`, doubling; new elements are zero.
+ * PST_ENOMEM leaves array and capacity as they were. */
+pst_status pst__heap_grow(const pst__heap *heap, void **array, size_t *capacity, size_t needed,
+                          size_t element);
+
+#endif

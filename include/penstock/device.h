@@ -1,0 +1,166 @@
+/* penstock/device.h - the interface to a device: where memory lives and streams run.
+ *
+ * A device is {ops, context}. `host` (threads stand for streams) is built in; another device is
+ * another filled-in table. Streams and events are opaque to the scheduler. All calls are
+ * non-blocking unless they say otherwise. Slots marked (optional) may be NULL; the others may not.
+ *
+ * Asynchronous devices keep a stream's order themselves: `launch` enqueues and returns PST_OK,
+ * stream_wait enqueues a wait. A device with PST_DEVICE_STREAM_IS_WORKER (the host device) has no
+ * queue of its own: its stream is whoever launches on it. There stream_wait answers PST_PENDING
+ * until the event is done, `launch` may answer PST_PENDING, and the scheduler asks again
+ * (`progress`) and launches nothing else on that stream until then.
+ */
+#ifndef PENSTOCK_DEVICE_H
+#define PENSTOCK_DEVICE_H
+
+#include <penstock/status.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PST_DEVICE_API_VERSION 1u
+
+typedef struct pst_device pst_device;
+typedef struct pst_stream pst_stream; /* defined by each device */
+typedef struct pst_event pst_event;   /* defined by each device */
+
+typedef enum pst_dtype {
+    PST_FLOAT32 = 0,
+    PST_FLOAT64,
+    PST_FLOAT16,
+    PST_BFLOAT16,
+    PST_INT8,
+    PST_UINT8,
+    PST_INT16,
+    PST_INT32,
+    PST_INT64,
+    PST_BOOL,
+    PST_FLOAT8_E4M3,
+    PST_FLOAT8_E5M2,
+    PST_DTYPE_COUNT
+} pst_dtype;
+
+/* Bytes an element; 0 for a value that is no dtype. */
+PST_API size_t pst_dtype_size(pst_dtype dtype);
+PST_API const char *pst_dtype_name(pst_dtype dtype);
+
+/* Work for a stream. start(argument, stream): on the host device it does the work, or begins it and
+ * returns PST_PENDING, and then `test` is called until it returns something else; neither may
+ * block. On an asynchronous device `start` enqueues on `stream` and returns PST_OK; `test` is not
+ * called. A negative status means that the work failed. */
+typedef struct pst_work {
+    pst_status (*start)(void *argument, pst_stream *stream);
+    pst_status (*test)(void *argument); /* (optional) */
+    void *argument;
+} pst_work;
+
+typedef enum pst_device_caps {
+    PST_DEVICE_STREAM_IS_WORKER = 1u << 0, /* see above */
+    PST_DEVICE_TIMED_EVENTS = 1u << 1,     /* event_time works */
+    PST_DEVICE_HOST_ACCESS = 1u << 2,      /* device memory can be read and written by the host */
+} pst_device_caps;
+
+typedef enum pst_memory_kind {
+    PST_MEMORY_DEVICE = 0, /* where kernels of the device work */
+    PST_MEMORY_PINNED      /* host memory that the device copies from and to at full speed */
+} pst_memory_kind;
+
+typedef struct pst_copy {
+    void *destination;
+    const void *source;
+    size_t bytes;
+} pst_copy;
+
+/* One piece of a cast-scale-copy: destination[i] = cast(source[i] * scale), i < count. With
+ * source == NULL the piece is filled with zeros. Pieces do not overlap. */
+typedef struct pst_cast {
+    void *destination;
+    const void *source;
+    size_t count;
+    pst_dtype destination_dtype;
+    pst_dtype source_dtype;
+} pst_cast;
+
+/* destination[i] = cast((accumulate ? destination[i] : 0) + scale * sum over k of sources[k][i]),
+ * summed in fp32 (fp64 for PST_FLOAT64) in the order of k, so that equal inputs give equal bits on
+ * every rank. `destination` may be one of the sources. */
+typedef struct pst_sum {
+    void *destination;
+    const void *const *sources;
+    size_t source_count;
+    size_t count;
+    double scale;
+    int accumulate;
+    pst_dtype destination_dtype;
+    pst_dtype source_dtype;
+} pst_sum;
+
+typedef struct pst_device_ops {
+    unsigned api_version; /* PST_DEVICE_API_VERSION */
+    unsigned caps;        /* pst_device_caps */
+    const char *name;     /* "host", "cuda", ... */
+
+    /* Streams. priority: 0 is normal, lower is more urgent. wrap borrows a stream of the caller's
+     * (its native handle; on the host device NULL stands for the calling thread). */
+    pst_status (*stream_create)(pst_device *device, int priority, pst_stream **stream);
+    pst_status (*stream_wrap)(pst_device *device, void *native, pst_stream **stream);
+    void (*stream_destroy)(pst_device *device, pst_stream *stream);
+    pst_status (*launch)(pst_device *device, pst_stream *stream, const pst_work *work);
+    /* (optional; required with STREAM_IS_WORKER) asks a launch that was pending again */
+    pst_status (*progress)(pst_device *device, pst_stream *stream);
+
+    /* Events: created in advance, recorded any number of times. A created event that was never
+     * recorded counts as done. */
+    pst_status (*event_create)(pst_device *device, int timed, pst_event **event);
+    void (*event_destroy)(pst_device *device, pst_event *event);
+    pst_status (*event_record)(pst_device *device, pst_event *event, pst_stream *stream);
+    pst_status (*stream_wait)(pst_device *device, pst_stream *stream, pst_event *event);
+    pst_status (*event_query)(pst_device *device, pst_event *event); /* OK, PENDING or an error */
+    /* (optional) host-clock nanoseconds at which a done, timed event happened */
+    pst_status (*event_time)(pst_device *device, pst_event *event, uint64_t *nanoseconds);
+
+    /* Copies, in stream order. */
+    pst_status (*copy)(pst_device *device, pst_stream *stream, const pst_copy *copies,
+                       size_t count);
+    pst_status (*copy_2d)(pst_device *device, pst_stream *stream, void *destination,
+                          size_t destination_pitch, const void *source, size_t source_pitch,
+                          size_t row_bytes, size_t rows);
+
+    /* Memory. alloc may block; alignment of what it returns is at least 512 bytes. */
+    pst_status (*alloc)(pst_device *device, pst_memory_kind kind, size_t bytes, void **memory);
+    void (*free)(pst_device *device, pst_memory_kind kind, void *memory, size_t bytes);
+    /* (optional) memory of one process, seen by another: a file descriptor out, an address in */
+    pst_status (*memory_export)(pst_device *device, void *memory, int *descriptor);
+    pst_status (*memory_import)(pst_device *device, int descriptor, size_t bytes, void **memory);
+    void (*memory_unmap)(pst_device *device, void *memory, size_t bytes);
+
+    /* (optional) 32-bit flags in stream order: write a value, wait until *address == value */
+    pst_status (*stream_write32)(pst_device *device, pst_stream *stream, uint32_t *address,
+                                 uint32_t value);
+    pst_status (*stream_wait32)(pst_device *device, pst_stream *stream, const uint32_t *address,
+                                uint32_t value);
+
+    /* Three kernels, in stream order. */
+    pst_status (*cast_scale_copy)(pst_device *device, pst_stream *stream, const pst_cast *pieces,
+                                  size_t count, double scale);
+    pst_status (*sum)(pst_device *device, pst_stream *stream, const pst_sum *sum);
+    pst_status (*fill)(pst_device *device, pst_stream *stream, void *memory, int byte,
+                       size_t bytes);
+
+    /* (optional) text of the last error this device returned to the calling thread */
+    const char *(*error_text)(pst_device *device);
+    void (*destroy)(pst_device *device);
+} pst_device_ops;
+
+struct pst_device {
+    const pst_device_ops *ops;
+    void *context;
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,175 @@
+/* penstock/graph.h - lanes, tasks, gates, edges, graphs and launches.
+ *
+ * A graph is a DAG of tasks and gates. A *sealed* graph is built, checked once and launched any
+ * number of times; a *growing* graph takes tasks one by one, each may start at once. A task is
+ * ready when its predecessors are launched (not done): the device keeps the order from there on,
+ * by stream order on one lane and by events between lanes.
+ *
+ *   pending -> ready -> launched -> done | failed,  pending -> canceled
+ */
+#ifndef PENSTOCK_GRAPH_H
+#define PENSTOCK_GRAPH_H
+
+#include <penstock/runtime.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- lanes ------------------------------------------------------------------------------- */
+
+typedef struct pst_lane pst_lane;
+
+typedef enum pst_lane_mode {
+    PST_LANE_WORKER = 0, /* a worker thread of its own */
+    PST_LANE_SHARED,     /* served by the worker of `share_with` */
+    PST_LANE_PUMPED,     /* served by pst_run_once and by threads that wait */
+    PST_LANE_BORROWED    /* the caller's own stream ("compute"): no tasks, only events */
+} pst_lane_mode;
+
+typedef enum pst_lane_order {
+    PST_LANE_BY_READINESS = 0, /* tasks launch in the order in which they get ready */
+    PST_LANE_BY_SUBMISSION     /* tasks launch in the order in which they were added (tickets):
+                                  the same on all ranks whatever the timing */
+} pst_lane_order;
+
+typedef struct pst_lane_options {
+    size_t size;          /* sizeof(pst_lane_options) */
+    const char *name;     /* "gather"; copied; shown in errors and traces; required */
+    pst_device *device;   /* NULL: the runtime's host device; must outlive the runtime */
+    pst_stream *stream;   /* NULL: a stream of the lane's own; BORROWED lanes: the caller's, or
+                             NULL for the calling thread (host) */
+    pst_lane_mode mode;
+    pst_lane *share_with; /* SHARED: a lane in mode WORKER */
+    pst_lane_order order;
+    int priority;         /* of the lane's own stream */
+} pst_lane_options;
+
+/* A lane lives until its runtime is destroyed. PST_EINVAL, PST_ENOMEM, PST_ESYSTEM, and what the
+ * device returns. */
+PST_API pst_status pst_lane_create(pst_runtime *runtime, const pst_lane_options *options,
+                                   pst_lane **lane);
+PST_API pst_stream *pst_lane_stream(const pst_lane *lane);
+PST_API const char *pst_lane_name(const pst_lane *lane);
+
+/* Tells the lane's worker that a pending `test` is worth asking again (a communicator's completion
+ * callback calls it, so nobody has to poll fast). Any thread, never blocks. */
+PST_API void pst_lane_wake(pst_lane *lane);
+
+/* ---- building graphs ----------------------------------------------------------------------- */
+
+typedef struct pst_graph pst_graph;
+
+/* A task or gate of a graph: an index in sealed graphs, opaque in growing ones. Belongs to the
+ * graph that returned it. Zeroed is "no task". */
+typedef struct pst_task {
+    pst_graph *graph;
+    uint64_t id;
+} pst_task;
+
+typedef enum pst_graph_kind { PST_GRAPH_SEALED = 0, PST_GRAPH_GROWING } pst_graph_kind;
+
+/* Called once for each task that ends, with PST_OK, the task's own error, or PST_ECANCELED or the
+ * first error for a task that never ran. Runs on the worker or the pumping thread; must not block
+ * and must not destroy the graph. */
+typedef void (*pst_task_callback)(void *argument, pst_status status);
+
+typedef struct pst_task_options {
+    size_t size;                 /* sizeof(pst_task_options) */
+    const char *name;            /* for errors and traces; must live as long as the graph; NULL: "" */
+    pst_lane *lane;              /* where it runs; NULL only for gates */
+    pst_work work;               /* work.start == NULL makes a task that only orders others */
+    const pst_task *after;       /* predecessors: edges added with the task */
+    size_t after_count;
+    pst_event *const *after_events; /* events of the lane's device that its stream waits for first
+                                       (at most 4; a lease's last use); must live until it ends */
+    size_t after_event_count;
+    pst_task_callback done;      /* (optional) */
+    void *done_argument;
+    uint64_t ticket;             /* shown in traces and errors; 0: none */
+    uint64_t bytes;              /* shown in traces; 0: none */
+} pst_task_options;
+
+/* `graph` is owned by the caller until destroyed; it is used by one thread at a time while it is
+ * built. */
+PST_API pst_status pst_graph_create(pst_runtime *runtime, pst_graph_kind kind, const char *name,
+                                    pst_graph **graph);
+
+/* Destroys a graph. PST_EBUSY while launched tasks are unfinished (wait first); NULL is fine. */
+PST_API pst_status pst_graph_destroy(pst_graph *graph);
+
+/* Adds a task. In a sealed graph: while building only (PST_ESTATE later). In a growing graph the
+ * task is submitted by this call and may start, end and call back before it returns; `task` may be
+ * NULL when nobody asks for it, otherwise the caller owns the handle and gives it back with
+ * pst_task_release. One thread at a time adds to a graph. PST_EINVAL names what is wrong (a
+ * predecessor of another graph, a lane of another runtime, a BORROWED lane), PST_ENOMEM. */
+PST_API pst_status pst_graph_add(pst_graph *graph, const pst_task_options *options,
+                                 pst_task *task);
+
+/* Adds a gate: a task with no work, opened from outside with pst_gate_open. `lane` NULL. In a
+ * growing graph it may have no predecessors. */
+PST_API pst_status pst_graph_add_gate(pst_graph *graph, const char *name, pst_task *gate);
+
+/* Adds an edge of a graph that is being built: `to` starts after `from`. Both must be of this
+ * graph: PST_EINVAL otherwise. Growing graphs take their edges with the task. */
+PST_API pst_status pst_graph_add_edge(pst_graph *graph, pst_task from, pst_task to);
+
+/* The outer thread's own program, in order: "here I open this gate", "here I wait for this task".
+ * Sealing checks it together with the edges, so that a wait which can only end after a later
+ * opening is found as a cycle and not as a hang. Optional: a graph without these lines is checked
+ * for its edges alone. */
+PST_API pst_status pst_graph_outer_open(pst_graph *graph, pst_task gate);
+PST_API pst_status pst_graph_outer_wait(pst_graph *graph, pst_task task);
+
+/* Checks and freezes a graph: PST_ECYCLE with a text that names the cycle's tasks in order, and the
+ * graph can still be changed. A sealed graph can be launched. Also PST_ENOMEM, PST_ESTATE. */
+PST_API pst_status pst_graph_seal(pst_graph *graph);
+PST_API size_t pst_graph_size(const pst_graph *graph); /* tasks and gates */
+
+/* Gives back the caller's handle of a growing graph's task. Zeroed handles are fine. */
+PST_API void pst_task_release(pst_task task);
+
+/* ---- running -------------------------------------------------------------------------------- */
+
+/* One run of a sealed graph; number counts from 1. For growing graphs (which run once): {graph, 0}.
+ */
+typedef struct pst_launch {
+    pst_graph *graph;
+    uint64_t number;
+} pst_launch;
+
+/* Starts run k+1. PST_EBUSY until every task of run k is launched, PST_ESTATE when not sealed. Does
+ * not block, does not allocate. `launch` may be NULL. One thread at a time. */
+PST_API pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch);
+
+/* Opens a gate of the current launch (or of a growing graph). `borrowed`: what must come first on the
+ * caller's side: an event is recorded on that lane's stream and the gate's successors wait for it;
+ * NULL: what the calling thread has done so far. PST_ESTATE when it is open already. Any thread. */
+PST_API pst_status pst_gate_open(pst_launch launch, pst_task gate, pst_lane *borrowed);
+
+/* Makes `borrowed` (a BORROWED lane; NULL: the calling thread) wait until the task is done. A
+ * stream of an asynchronous device is only given the wait, so the call blocks until the task is
+ * launched and no longer; the calling thread of the host device waits until it is done. While it
+ * waits the thread serves lanes that nobody owns. Returns the task's status: PST_OK, its error,
+ * PST_ECANCELED, or PST_ETIMEDOUT after the runtime's deadline with a text that names rank, lane,
+ * task and ticket and what it waits for. Not for threads that a callback runs on. */
+PST_API pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed);
+
+/* PST_PENDING until the task has ended, then its status. Any thread, never blocks. */
+PST_API pst_status pst_task_test(pst_launch launch, pst_task task);
+
+/* Waits until every task of this launch (growing graph: every task submitted so far) has ended;
+ * returns the first error. Serves lanes meanwhile, as pst_task_wait. */
+PST_API pst_status pst_launch_wait(pst_launch launch);
+
+/* Cancels what is not launched yet; those tasks end with PST_ECANCELED. Launched ones go on. */
+PST_API pst_status pst_launch_cancel(pst_launch launch);
+
+/* An event recorded after the task on its lane's stream, for use as after_events elsewhere; valid
+ * until the task's handle is released. NULL until the task is launched. */
+PST_API pst_event *pst_task_event(pst_launch launch, pst_task task);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

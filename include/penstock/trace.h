@@ -1,0 +1,36 @@
+/* penstock/trace.h - recording what ran when, and writing it as Chrome trace JSON. */
+#ifndef PENSTOCK_TRACE_H
+#define PENSTOCK_TRACE_H
+
+#include <penstock/runtime.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Starts and stops recording on all threads of the runtime. Starting clears what was recorded.
+ * Rings are allocated here, never while recording; a full ring overwrites its oldest records and
+ * counts them. One thread at a time. PST_ENOMEM, PST_ESTATE (started twice). */
+PST_API pst_status pst_trace_start(pst_runtime *runtime);
+PST_API pst_status pst_trace_stop(pst_runtime *runtime);
+
+/* Writes what was recorded as Chrome trace JSON that Perfetto and chrome://tracing open: one process
+ * (pid = rank + 1), a track a lane with its tasks, a track a worker with its launches, flows for
+ * edges between lanes, counters. Call after pst_trace_stop. PST_EIO names the file. */
+PST_API pst_status pst_trace_write(pst_runtime *runtime, const char *path);
+
+typedef struct pst_trace_stats {
+    uint64_t records, overwritten;
+} pst_trace_stats;
+PST_API void pst_trace_get_stats(const pst_runtime *runtime, pst_trace_stats *stats);
+
+/* The caller's own marks on the calling thread's track. `name` must be a string that lives until
+ * the trace is written. Without a started trace they cost a branch. */
+PST_API void pst_trace_begin(pst_runtime *runtime, const char *name);
+PST_API void pst_trace_end(pst_runtime *runtime);
+PST_API void pst_trace_counter(pst_runtime *runtime, const char *name, int64_t value);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
