@@ -1,0 +1,139 @@
+/* penstock/comm.h - the interface to a communicator: collectives of one fixed set of ranks.
+ *
+ * A communicator is {ops, context, rank, size}. It is one queue, driven by one thread at a time, and
+ * all ranks start the same collectives in the same order (their tickets). Nothing here blocks: on a
+ * device whose stream is the worker (host) `start` begins and `test` asks; on an asynchronous device
+ * `start` enqueues on the stream and is done. `local` (ranks as threads of one process) is built in;
+ * others fill in the same table.
+ */
+#ifndef PENSTOCK_COMM_H
+#define PENSTOCK_COMM_H
+
+#include <penstock/device.h>
+#include <penstock/runtime.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PST_COMM_API_VERSION 1u
+
+typedef struct pst_comm pst_comm;
+
+typedef enum pst_collective_kind {
+    PST_ALL_GATHER = 0,
+    PST_REDUCE_SCATTER,
+    PST_ALL_REDUCE,
+    PST_BROADCAST,
+    PST_BARRIER,
+    PST_COLLECTIVE_KIND_COUNT
+} pst_collective_kind;
+
+PST_API const char *pst_collective_name(pst_collective_kind kind); /* "all_gather", ... */
+
+typedef enum pst_reduce_op { PST_REDUCE_SUM = 0, PST_REDUCE_MAX } pst_reduce_op;
+
+/* all-gather: `bytes` bytes at `source + segment.source` of rank `peer` land at
+ * `destination + segment.destination` here. Segments are the same on all ranks. */
+typedef struct pst_segment {
+    uint32_t peer;
+    size_t source, destination, bytes;
+} pst_segment;
+
+/* reduce-scatter: the sum over ranks of `count` elements at byte `offset` of this rank's chunk goes
+ * to `destination`. */
+typedef struct pst_reduce_piece {
+    size_t offset, count;
+    void *destination;
+    pst_dtype destination_dtype;
+    int accumulate; /* add to what is there */
+} pst_reduce_piece;
+
+/* One collective. Everything it points to lives until it has ended. Unused fields are zero. */
+typedef struct pst_collective {
+    pst_collective_kind kind;
+    const char *name; /* of the group or bucket; for errors and traces */
+    uint64_t ticket;  /* its place in this communicator's order, from 1 */
+    pst_dtype dtype;  /* reductions: of the source */
+
+    const void *source;
+    size_t source_bytes; /* all-gather: equal on all ranks; reduce-scatter: bytes a chunk */
+    size_t stride;       /* reduce-scatter: chunk of rank r at source + r * stride */
+    void *destination;   /* all-gather; all-reduce and broadcast: in place, `count` elements */
+    size_t count;        /* all-reduce, broadcast */
+    pst_reduce_op reduce;
+    double scale; /* reductions by sum: factor of the sum; 0 counts as 1 */
+    int root;     /* broadcast */
+
+    const pst_segment *segments;
+    size_t segment_count;
+    const pst_reduce_piece *pieces;
+    size_t piece_count;
+
+    void *staging; /* scratch of at least ops->staging_bytes() bytes, NULL if that is 0 */
+
+    /* (optional) called from any thread when `test` is worth asking again */
+    void (*wake)(void *argument);
+    void *wake_argument;
+} pst_collective;
+
+typedef struct pst_comm_ops {
+    unsigned api_version; /* PST_COMM_API_VERSION */
+    unsigned kinds;       /* bit (1 << kind) for each collective it can do */
+    const char *name;
+
+    /* Scratch memory of the device that this collective needs. */
+    size_t (*staging_bytes)(pst_comm *comm, const pst_collective *collective);
+    /* Begins. *request is the communicator's own; it is over when start or test returns anything but
+     * PST_PENDING. PST_EMISMATCH with a text naming ranks and collectives when ranks started
+     * different ones, PST_EPEER when a rank is gone. */
+    pst_status (*start)(pst_comm *comm, const pst_collective *collective, pst_stream *stream,
+                        void **request);
+    pst_status (*test)(pst_comm *comm, void *request);
+    /* Ends all that is in flight with `status`, here and as far as possible on the peers. Any
+     * thread. The memory of collectives in flight is not touched after it returns PST_OK; PST_EBUSY:
+     * it may still be (quarantine it). */
+    pst_status (*abort)(pst_comm *comm, pst_status status);
+    /* PST_OK or the error that made this communicator unusable. Any thread. */
+    pst_status (*status)(pst_comm *comm);
+    /* Text of the last error (owned by the communicator, valid until the next call). */
+    const char *(*error_text)(pst_comm *comm);
+    void (*destroy)(pst_comm *comm);
+} pst_comm_ops;
+
+struct pst_comm {
+    const pst_comm_ops *ops;
+    void *context;
+    int rank, size;
+};
+
+/* ---- local: ranks as threads of one process ------------------------------------------------------ */
+
+typedef struct pst_local_world pst_local_world;
+
+/* A meeting place for `size` ranks; lives until destroyed, after its communicators. Each rank's
+ * communicator belongs to a runtime of its own or shares one; `runtime` here gives the heap. */
+PST_API pst_status pst_local_world_create(pst_runtime *runtime, int size, pst_local_world **world);
+PST_API void pst_local_world_destroy(pst_local_world *world);
+
+/* Communicator number `channel` of this rank (two communicators of one world do not mix). Destroy it
+ * with comm->ops->destroy. */
+PST_API pst_status pst_local_comm_create(pst_local_world *world, pst_runtime *runtime, int rank,
+                                         int channel, pst_comm **comm);
+
+/* ---- a collective as a task's work ------------------------------------------------------------------ */
+
+typedef struct pst_collective_work {
+    pst_comm *comm;
+    pst_collective collective;
+    void *request;
+    pst_status status; /* how it ended */
+} pst_collective_work;
+
+/* Work that runs `work->collective`; `work` lives until the task has ended. */
+PST_API pst_work pst_collective_as_work(pst_collective_work *work);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

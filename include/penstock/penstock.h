@@ -1,0 +1,14 @@
+/* penstock/penstock.h - all public headers. */
+#ifndef PENSTOCK_PENSTOCK_H
+#define PENSTOCK_PENSTOCK_H
+
+#include <penstock/comm.h>
+#include <penstock/device.h>
+#include <penstock/graph.h>
+#include <penstock/memory.h>
+#include <penstock/runtime.h>
+#include <penstock/status.h>
+#include <penstock/trace.h>
+#include <penstock/zero.h>
+
+#endif

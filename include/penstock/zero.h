@@ -1,0 +1,214 @@
+/* penstock/zero.h - the ZeRO engine: who holds which parameters, when they are gathered, released and
+ * reduced. Knows nothing of torch: parameters are names, shapes and memory.
+ *
+ * Rows: a parameter of shape [rows, ...] is sharded by rows as torch.chunk does it: with
+ * c = ceil(rows / world), rank r holds rows [min(r*c, rows), min((r+1)*c, rows)); the last ranks may
+ * hold fewer or none.
+ *
+ * Use of an engine: add parameters and groups, seal, bind the shards; then for each pass
+ *
+ *     pst_zero_begin_forward
+ *         gather, wait ... compute ... release            for each use of a group
+ *     pst_zero_end_forward
+ *     pst_zero_begin_backward
+ *         gather, wait ... compute ... gradients, release  for each group
+ *     pst_zero_end_backward
+ *     pst_zero_updated                                     after the optimizer changed the shards
+ *
+ * One thread at a time calls an engine (which one may change). Only wait, end_backward and seal
+ * block; a binding drops its interpreter's lock around them. Every choice of a collective depends on
+ * the order of these calls and on sizes, never on time or on local memory, so that it is the same on
+ * all ranks.
+ */
+#ifndef PENSTOCK_ZERO_H
+#define PENSTOCK_ZERO_H
+
+#include <penstock/comm.h>
+#include <penstock/graph.h>
+#include <penstock/memory.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct pst_zero pst_zero;
+
+#define PST_ZERO_ALIGNMENT 128u /* bytes, of parameters in shards, gathered groups and slots */
+
+typedef struct pst_zero_options {
+    size_t size;      /* sizeof(pst_zero_options) */
+    const char *name; /* of the engine; copied */
+    int stage;        /* 1: gradients stay whole until a backward that reduces; 2: the same collectives,
+                         parameters whole; 3: parameters sharded too. 1 and 2 keep gathered parameters
+                         from step to step and gather what pst_zero_updated made stale. */
+    pst_comm *gather_comm; /* both owned by the caller, alive until the engine is destroyed; */
+    pst_comm *reduce_comm; /* two communicators, or the same one twice */
+    pst_device *device;    /* NULL: the runtime's host device */
+    pst_lane *compute;     /* BORROWED lane; NULL: the calling thread of the host device */
+    int pumped;            /* 1: lanes are pumped (no worker thread) */
+    uint32_t prefetch_ahead; /* groups gathered ahead of their use once a pass was recorded */
+    size_t prefetch_bytes;   /* and at most so many bytes gathered or in flight; 0: no limit */
+    size_t bucket_bytes;     /* of gradients a rank's chunk; 0: 8 MiB */
+    pst_status (*segment_alloc)(void *context, size_t bytes, void **memory); /* see memory.h */
+    void (*segment_free)(void *context, void *memory, size_t bytes);
+    void *segment_context;
+    /* Where the reduced gradient of this group goes: memory of layout.gradient_bytes that lives until
+     * end_backward; *accumulate = 1 adds to what is there. Called in `gradients` and `end_backward`.
+     */
+    pst_status (*gradient_target)(void *context, uint32_t group, void **memory, int *accumulate);
+    /* The sources given to `gradients` for this group are not needed any more (on an asynchronous
+     * device: behind what the compute stream was given so far). */
+    void (*gradients_consumed)(void *context, uint32_t group);
+    void *callback_context;
+} pst_zero_options;
+
+PST_API pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *options,
+                                   pst_zero **engine);
+/* Waits for what is in flight (at most the deadline) and frees; never fails. */
+PST_API void pst_zero_destroy(pst_zero *engine);
+
+typedef struct pst_parameter_options {
+    size_t size;         /* sizeof(pst_parameter_options) */
+    const char *name;    /* copied */
+    size_t rows;         /* size of dimension 0 */
+    size_t row_elements; /* product of the other dimensions */
+    int trainable;
+} pst_parameter_options;
+
+typedef struct pst_group_options {
+    size_t size;      /* sizeof(pst_group_options) */
+    const char *name; /* copied */
+    const uint32_t *parameters;
+    size_t parameter_count;
+    pst_dtype dtype;        /* of the shards */
+    pst_dtype gather_dtype; /* of the gathered parameters */
+    pst_dtype reduce_dtype; /* in which gradients travel; they are summed in fp32 */
+} pst_group_options;
+
+/* A parameter may be in several groups of different gather_dtype: it has one state for each
+ * (parameter, gather dtype). PST_EINVAL, PST_ENOMEM, PST_ESTATE once sealed. */
+PST_API pst_status pst_zero_add_parameter(pst_zero *engine, const pst_parameter_options *options,
+                                          uint32_t *parameter);
+PST_API pst_status pst_zero_add_group(pst_zero *engine, const pst_group_options *options,
+                                      uint32_t *group);
+
+/* Fixes the layouts and compares parameters and groups with the other ranks (a collective).
+ * PST_EMISMATCH names the first parameter or group that differs, with what each of two ranks has. */
+PST_API pst_status pst_zero_seal(pst_zero *engine);
+
+typedef struct pst_group_layout {
+    size_t shard_bytes;    /* of this rank's flat shard, in `dtype`; equal on all ranks */
+    size_t gathered_bytes; /* all parameters whole, in gather_dtype */
+    size_t gradient_bytes; /* flat shard of the trainable parameters' gradients, in `dtype` */
+} pst_group_layout;
+
+typedef struct pst_parameter_layout {
+    size_t first_row, shard_rows; /* this rank's rows */
+    size_t shard_offset;          /* bytes in the flat shard */
+    size_t gathered_offset;       /* bytes in the gathered group */
+    size_t gradient_offset;       /* bytes in the flat gradient; SIZE_MAX for frozen ones */
+} pst_parameter_layout;
+
+PST_API pst_status pst_zero_group_layout(const pst_zero *engine, uint32_t group,
+                                         pst_group_layout *layout);
+PST_API pst_status pst_zero_parameter_layout(const pst_zero *engine, uint32_t group,
+                                             uint32_t parameter, pst_parameter_layout *layout);
+
+/* The flat shard of a group: layout.shard_bytes of zero-padded device memory, owned by the caller,
+ * alive as long as the engine. May be called again when it moved; the group counts as updated. */
+PST_API pst_status pst_zero_bind_shard(pst_zero *engine, uint32_t group, void *shard);
+
+/* ---- a pass ---------------------------------------------------------------------------------------- */
+
+/* A forward pass of the whole model begins. grad: a backward may follow. May be called again before
+ * a backward (several forwards, one backward). Groups left gathered by a pass that was broken off are
+ * released. */
+PST_API pst_status pst_zero_begin_forward(pst_zero *engine, int grad);
+
+/* A use of the group begins: its gather is issued unless it is gathered or in flight already, then
+ * those that the plan wants ahead. Does not block. In a backward, gathers that the backward order has
+ * before this one are issued first. */
+PST_API pst_status pst_zero_gather(pst_zero *engine, uint32_t group);
+
+/* The compute lane waits for the group; then *memory is where it lies gathered. PST_ETIMEDOUT,
+ * PST_EPEER, PST_EMISMATCH, PST_ESTATE (gather was not called). */
+PST_API pst_status pst_zero_wait(pst_zero *engine, uint32_t group, void **memory);
+
+/* A use ends (uses nest and are counted). The last one returns the memory behind the compute lane's
+ * work so far, unless stage or plan keep it. */
+PST_API pst_status pst_zero_release(pst_zero *engine, uint32_t group);
+
+PST_API pst_status pst_zero_end_forward(pst_zero *engine);
+
+/* A backward begins. reduce = 0: gradients stay with the caller (accumulation without communication).
+ */
+PST_API pst_status pst_zero_begin_backward(pst_zero *engine, int reduce);
+
+/* The gradients of a group in this backward are complete: sources[i] is the whole gradient of the
+ * group's i-th parameter, contiguous, of sources_dtype, or NULL (frozen, or none here). Groups reduce
+ * in the reverse order of their first use in the forward, whatever the order of these calls. A second
+ * call in one backward (a parameter used under several nested backwards) adds. */
+PST_API pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *const *sources,
+                                      pst_dtype sources_dtype);
+
+/* Groups that were not reported count as having no gradient here; the compute lane waits for all
+ * reductions. Gradients are means over ranks. */
+PST_API pst_status pst_zero_end_backward(pst_zero *engine);
+
+/* Whether any rank had a gradient for this parameter in the last backward that reduced. */
+PST_API int pst_zero_has_gradient(const pst_zero *engine, uint32_t parameter);
+
+/* The shards changed (optimizer, loading): gathered copies are stale. */
+PST_API pst_status pst_zero_updated(pst_zero *engine);
+
+/* ---- record, compile, replay ----------------------------------------------------------------------- */
+
+typedef enum pst_zero_op_kind {
+    PST_ZERO_GATHER = 0, /* a use began */
+    PST_ZERO_RELEASE,
+    PST_ZERO_REDUCE, /* gradients of a group went out */
+} pst_zero_op_kind;
+
+typedef struct pst_zero_op {
+    pst_zero_op_kind kind;
+    uint32_t group;
+    int backward; /* 0 in the forward */
+    size_t bytes; /* gathered or reduced */
+} pst_zero_op;
+
+/* Recording is on by itself: the last complete pass that had a backward (or, with grad = 0, an
+ * evaluation) is kept. Copies at most `capacity` operations and returns their number in *count. */
+PST_API pst_status pst_zero_recorded(const pst_zero *engine, int grad, pst_zero_op *operations,
+                                     size_t capacity, size_t *count);
+
+typedef struct pst_zero_plan {
+    size_t groups, uses;
+    size_t peak_bytes, lower_bound_bytes; /* of gathered groups in the arena */
+    uint64_t hash;                        /* the same on all ranks */
+} pst_zero_plan;
+
+/* Compiles a recording into the plan for passes of its kind from the next begin_forward on (a
+ * collective: the ranks compare hashes; PST_EMISMATCH). Without such a call the engine does it itself
+ * after each kind's first complete pass, with its own prefetch_ahead and prefetch_bytes. */
+PST_API pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations,
+                                    size_t count, uint32_t prefetch_ahead, size_t prefetch_bytes,
+                                    pst_zero_plan *plan);
+/* 0: passes run eagerly, without gathering ahead; 1 (default): by plan. From the next pass on. */
+PST_API void pst_zero_set_replay(pst_zero *engine, int enabled);
+
+typedef struct pst_zero_stats {
+    uint64_t gathers, gather_bytes; /* collectives issued; bytes of gathered groups */
+    uint64_t reduces, reduce_bytes; /* collectives issued; bytes of whole gradients */
+    uint64_t exposed_ns;            /* compute waited for communication */
+    uint64_t exposed_gather_ns, exposed_reduce_ns;
+    uint64_t forwards, backwards, planned_passes, deviations, prefetches;
+    size_t arena_peak, arena_reserved, bucket_peak;
+    size_t plan_peak, plan_lower_bound; /* of the training plan; 0 before it */
+} pst_zero_stats;
+PST_API void pst_zero_get_stats(const pst_zero *engine, pst_zero_stats *stats);
+PST_API void pst_zero_reset_stats(pst_zero *engine);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
