@@ -2,6 +2,7 @@
 #ifndef PST_TRACING_TRACE_H
 #define PST_TRACING_TRACE_H
 
+#include "base/atomic.h"
 #include "base/error.h"
 #include "base/heap.h"
 
@@ -13,31 +14,60 @@ typedef enum pst__track_kind {
     PST__TRACK_WORKER,   /* what a thread does: launches, waits, marks */
 } pst__track_kind;
 
-/* A disabled trace. Its tracks may be added at any time, before or after pst__trace_start. */
+/* A disabled trace. Its tracks may be added at any time, before or after pst__trace_start.
+ * `records`: ring size a track, rounded up to a power of two of which one stays free; 0: 65536.
+ * PST_ENOMEM, PST_ESYSTEM (no thread-specific key left). */
 pst_status pst__trace_create(const pst__heap *heap, pst__error *error, int rank, int world_size,
                              size_t records, pst__trace **trace);
+/* No thread may record any more. NULL is fine. */
 void pst__trace_destroy(pst__trace *trace);
+
+/* See pst_trace_start, pst_trace_stop, pst_trace_write. Writing copies the rings first and is safe
+ * while threads still record: records that change under the copy are left out. */
 pst_status pst__trace_start(pst__trace *trace);
 pst_status pst__trace_stop(pst__trace *trace);
 pst_status pst__trace_write(pst__trace *trace, const char *path);
+/* `records` counts all since the start, `overwritten` those of them that are lost. Any thread. */
 void pst__trace_get_stats(const pst__trace *trace, uint64_t *records, uint64_t *overwritten);
+
+/* A copy of `text` that lives as long as the trace, for names whose owner may be gone when the
+ * trace is written; equal texts share one copy. Takes a lock: not for hot paths. NULL without
+ * memory. Any thread. */
+const char *pst__trace_intern(pst__trace *trace, const char *text);
 
 /* A track lives as long as its trace. `name` is copied. Any thread. */
 pst_status pst__track_create(pst__trace *trace, pst__track_kind kind, const char *name,
                              pst__track **track);
-/* The calling thread's own worker track, made at its first use; NULL without memory. Any thread. */
+/* The calling thread's own worker track, made at its first use; NULL without memory and beyond
+ * PST__TRACE_THREADS_MAX threads, which counts as a lost record. Any thread. */
+#define PST__TRACE_THREADS_MAX 64
 pst__track *pst__track_of_thread(pst__trace *trace);
+/* Makes `track` the calling thread's own: what pst__track_of_thread returns on it. PST_ENOMEM. */
+pst_status pst__track_bind(pst__track *track);
 
-/* 1 while recording: the one branch that tracing costs when it is off. */
-int pst__trace_on(const pst__trace *trace);
+/* 1 while recording: the one branch that tracing costs when it is off. The word is the first of a
+ * trace, so that the branch needs no call. Acquire, partner: the release in pst__trace_start; who
+ * sees 1 sees the rings that were allocated there. */
+static inline int pst__trace_on(const pst__trace *trace) {
+    return pst__load_acquire((const int *)(const void *)trace);
+}
 
-/* Records; the caller has checked pst__trace_on. `name` must live until the trace is written. Times
- * are pst__now() nanoseconds. Slices of one track nest or follow one another. One writer a track at
- * a time. */
+/* Records; the caller has checked pst__trace_on. A NULL track is fine: nothing is recorded. `name`
+ * must live until the trace is written (pst__trace_intern helps). Times are pst__now() nanoseconds.
+ * One writer a track at a time. Slices of one track nest or follow one another; on an asynchronous
+ * device's lane they may overlap. */
 void pst__trace_slice(pst__track *track, const char *name, uint64_t begin, uint64_t end,
                       uint64_t ticket, uint64_t bytes);
-/* An edge: from a slice that contains `time` on one track to one on another; same id on both. */
+/* One end of an edge. `time` lies in a slice of the track (begin <= time < end) to which the arrow
+ * is drawn. An end belongs to the latest start of the same id before it, so one start serves
+ * several ends and ids may be used again; what finds no partner is not written. */
 void pst__trace_flow(pst__track *track, uint64_t id, uint64_t time, int is_end);
 void pst__trace_count(pst__track *track, const char *name, uint64_t time, int64_t value);
+
+/* A slice from mark to mark: begin and end nest, on the track's own thread only. Deeper than
+ * PST__TRACE_MARKS_MAX the inner ones are left out; so is an end whose begin was not recorded. */
+#define PST__TRACE_MARKS_MAX 32
+void pst__trace_mark_begin(pst__track *track, const char *name);
+void pst__trace_mark_end(pst__track *track);
 
 #endif

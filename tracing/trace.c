@@ -1,0 +1,153 @@
+#include "tracing/trace.h"
+
+#include "base/clock.h"
+#include "tracing/chrome.h"
+#include "tracing/track.h"
+
+#include <string.h>
+
+#define DEFAULT_RECORDS 65536u
+#define MAX_RECORDS     (UINT64_C(1) << 40)
+
+/* MAX_RECORDS is more than memory holds, so asking for more ends in PST_ENOMEM all the same. */
+static uint64_t ring_capacity(size_t records) {
+    uint64_t wanted = records == 0 ? DEFAULT_RECORDS : records;
+    uint64_t capacity = 2;
+    while (capacity < wanted && capacity < MAX_RECORDS)
+        capacity *= 2;
+    return capacity;
+}
+
+pst_status pst__trace_create(const pst__heap *heap, pst__error *error, int rank, int world_size,
+                             size_t records, pst__trace **trace) {
+    *trace = NULL;
+    pst__trace *made = pst__heap_alloc(heap, sizeof *made);
+    if (made == NULL) return pst__fail(error, PST_ENOMEM, "rank %d: no memory for a trace", rank);
+    made->heap = *heap;
+    made->error = error;
+    made->rank = rank;
+    made->world_size = world_size > 0 ? world_size : 1;
+    made->capacity = ring_capacity(records);
+    if (pthread_key_create(&made->key, NULL) != 0) goto fail_key;
+    if (pthread_mutex_init(&made->lock, NULL) != 0) goto fail_lock;
+    *trace = made;
+    return PST_OK;
+
+fail_lock:
+    (void)pthread_key_delete(made->key);
+fail_key:
+    pst__heap_free(heap, made, sizeof *made);
+    return pst__fail(error, PST_ESYSTEM,
+                     "rank %d: the process has no thread-specific key or lock left for a trace; "
+                     "destroy runtimes that are no longer used",
+                     rank);
+}
+
+static void destroy_names(pst__trace *trace) {
+    for (pst__name *name = trace->names, *next; name != NULL; name = next) {
+        next = name->next;
+        pst__heap_free_text(&trace->heap, name->text);
+        pst__heap_free(&trace->heap, name, sizeof *name);
+    }
+}
+
+void pst__trace_destroy(pst__trace *trace) {
+    if (trace == NULL) return;
+    for (pst__track *track = pst__trace_tracks(trace), *next; track != NULL; track = next) {
+        next = track->next;
+        pst__track_destroy(track);
+    }
+    destroy_names(trace);
+    (void)pthread_key_delete(trace->key);
+    (void)pthread_mutex_destroy(&trace->lock);
+    pst__heap heap = trace->heap;
+    pst__heap_free(&heap, trace, sizeof *trace);
+}
+
+/* Every track gets its ring, old ones are cleared. Rings made before a failure stay for later. */
+static pst_status prepare_rings(pst__trace *trace) {
+    for (pst__track *track = pst__trace_tracks(trace); track != NULL; track = track->next) {
+        pst_status status = pst__track_prepare(track);
+        if (status != PST_OK) return status;
+        pst__ring_clear(&track->ring);
+    }
+    return PST_OK;
+}
+
+static pst_status start_locked(pst__trace *trace) {
+    if (trace->recording)
+        return pst__fail(trace->error, PST_ESTATE,
+                         "rank %d: the trace is recording already; stop it first", trace->rank);
+    pst_status status = prepare_rings(trace);
+    if (status != PST_OK) return status;
+    /* Relaxed: a number to show. */
+    pst__store_relaxed(&trace->lost, 0);
+    /* Relaxed: a thread that records reads it after the acquire in pst__trace_on. */
+    pst__store_relaxed(&trace->session, trace->session + 1);
+    trace->begin_real = pst__clock_read(CLOCK_REALTIME);
+    trace->begin = pst__now();
+    /* Partner: the acquire in pst__trace_on; who sees it sees the rings. */
+    pst__store_release(&trace->recording, 1);
+    return PST_OK;
+}
+
+pst_status pst__trace_start(pst__trace *trace) {
+    (void)pthread_mutex_lock(&trace->lock);
+    pst_status status = start_locked(trace);
+    (void)pthread_mutex_unlock(&trace->lock);
+    return status;
+}
+
+pst_status pst__trace_stop(pst__trace *trace) {
+    (void)pthread_mutex_lock(&trace->lock);
+    int recording = trace->recording;
+    /* Partner: pst__trace_on. Nothing hangs on the order: a thread that has just looked may still
+     * push a record, and rings stay valid for it. */
+    pst__store_release(&trace->recording, 0);
+    (void)pthread_mutex_unlock(&trace->lock);
+    if (recording) return PST_OK;
+    return pst__fail(trace->error, PST_ESTATE,
+                     "rank %d: the trace is not recording; start it first", trace->rank);
+}
+
+pst_status pst__trace_write(pst__trace *trace, const char *path) {
+    return pst__chrome_write(trace, path);
+}
+
+void pst__trace_get_stats(const pst__trace *trace, uint64_t *records, uint64_t *overwritten) {
+    /* Relaxed: a number to show; partner: pst__track_of_thread. */
+    *records = *overwritten = pst__load_relaxed(&trace->lost);
+    for (pst__track *track = pst__trace_tracks(trace); track != NULL; track = track->next) {
+        uint64_t gone;
+        *records += pst__ring_count(&track->ring, &gone);
+        *overwritten += gone;
+    }
+}
+
+static pst__name *find_name(const pst__trace *trace, const char *text) {
+    pst__name *name = trace->names;
+    while (name != NULL && strcmp(name->text, text) != 0)
+        name = name->next;
+    return name;
+}
+
+static pst__name *add_name(pst__trace *trace, const char *text) {
+    pst__name *name = pst__heap_alloc(&trace->heap, sizeof *name);
+    if (name == NULL) return NULL;
+    name->text = pst__heap_text(&trace->heap, text);
+    if (name->text == NULL) {
+        pst__heap_free(&trace->heap, name, sizeof *name);
+        return NULL;
+    }
+    name->next = trace->names;
+    trace->names = name;
+    return name;
+}
+
+const char *pst__trace_intern(pst__trace *trace, const char *text) {
+    (void)pthread_mutex_lock(&trace->lock);
+    pst__name *name = find_name(trace, text);
+    if (name == NULL) name = add_name(trace, text);
+    (void)pthread_mutex_unlock(&trace->lock);
+    return name == NULL ? NULL : name->text;
+}
