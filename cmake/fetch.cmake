@@ -1,0 +1,22 @@
+# penstock_fetch(DIRECTORY SHA256 URL...): downloads an archive from the first address that answers
+# with the right content, and unpacks it into DIRECTORY.
+function(penstock_fetch directory sha256)
+  foreach(url ${ARGN})
+    get_filename_component(file ${url} NAME)
+    set(archive ${directory}/${file})
+    message(STATUS "Fetching ${url}")
+    file(DOWNLOAD ${url} ${archive} STATUS status INACTIVITY_TIMEOUT 30)
+    if(EXISTS ${archive})
+      file(SHA256 ${archive} found)
+      if(found STREQUAL sha256)
+        file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${directory})
+        return()
+      endif()
+      file(REMOVE ${archive})
+    endif()
+    message(STATUS "  failed: ${status}")
+  endforeach()
+  list(JOIN ARGN "\n  " addresses)
+  message(FATAL_ERROR "None of these could be fetched with SHA-256 ${sha256}:\n  ${addresses}\n"
+                      "Check the network (http_proxy, https_proxy) and configure again.")
+endfunction()

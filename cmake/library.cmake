@@ -1,0 +1,38 @@
+# The library, compiled once: `penstock`, shared, with public names only, is what users get;
+# `penstock_internal`, static, lets tests reach everything.
+find_package(Threads REQUIRED)
+
+file(GLOB sources CONFIGURE_DEPENDS base/*.c tracing/*.c sched/*.c sched/device/*.c mem/*.c ops/*.c)
+
+add_library(penstock_objects OBJECT ${sources} ${PENSTOCK_CK_SOURCES})
+target_include_directories(
+  penstock_objects PUBLIC include ${CMAKE_CURRENT_SOURCE_DIR} ${PENSTOCK_CK_INCLUDE}
+                          ${PENSTOCK_JEMALLOC_INCLUDE})
+target_compile_definitions(penstock_objects PUBLIC _GNU_SOURCE)
+target_compile_options(penstock_objects PUBLIC -Wall -Wextra -Wconversion)
+if(PENSTOCK_SANITIZE STREQUAL "thread" AND CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  # gcc points out that the sanitizer takes no notice of lone fences; the accesses around each one
+  # are atomic, which it does see.
+  target_compile_options(penstock_objects PUBLIC -Wno-tsan)
+endif()
+set(needs ${PENSTOCK_CK_LIBRARY} ${PENSTOCK_JEMALLOC_LIBRARY} Threads::Threads m)
+
+add_library(penstock_internal STATIC)
+target_link_libraries(penstock_internal PUBLIC penstock_objects ${needs})
+
+set(map ${CMAKE_CURRENT_SOURCE_DIR}/cmake/penstock.map)
+add_library(penstock SHARED)
+set_target_properties(penstock PROPERTIES SOVERSION 0 LINK_DEPENDS ${map})
+if(NOT SKBUILD) # a wheel has no links, so there the file bears the name that programs look for
+  set_target_properties(penstock PROPERTIES VERSION ${PROJECT_VERSION})
+endif()
+target_link_libraries(penstock PRIVATE penstock_objects ${needs})
+target_include_directories(
+  penstock INTERFACE $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
+                     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+# nodelete: a thread that ends after dlclose would run jemalloc's destructor for it.
+target_link_options(penstock PRIVATE -Wl,--version-script=${map} -Wl,--exclude-libs,ALL
+                    -Wl,-z,nodelete)
+if(NOT PENSTOCK_SANITIZE)
+  target_link_options(penstock PRIVATE -Wl,-z,defs)
+endif()

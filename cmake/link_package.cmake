@@ -1,0 +1,13 @@
+# Links each file below FROM into the same place below TO, and removes links to files that are gone.
+file(GLOB_RECURSE links RELATIVE ${TO} ${TO}/*.py ${TO}/*.pyi ${TO}/py.typed)
+foreach(link ${links})
+  if(IS_SYMLINK ${TO}/${link} AND NOT EXISTS ${TO}/${link})
+    file(REMOVE ${TO}/${link})
+  endif()
+endforeach()
+file(GLOB_RECURSE files RELATIVE ${FROM} ${FROM}/*.py ${FROM}/*.pyi ${FROM}/py.typed)
+foreach(file ${files})
+  get_filename_component(folder ${TO}/${file} DIRECTORY)
+  file(MAKE_DIRECTORY ${folder})
+  file(CREATE_LINK ${FROM}/${file} ${TO}/${file} SYMBOLIC)
+endforeach()
