@@ -1,0 +1,20 @@
+/* What the rest of mem/ asks an arena beyond its public interface. */
+#ifndef PST_MEM_ARENA_H
+#define PST_MEM_ARENA_H
+
+#include <penstock/memory.h>
+
+#define PST__ROUND_FAILED SIZE_MAX
+
+/* Rounds up to a multiple of `alignment` (a power of two); PST__ROUND_FAILED on overflow. */
+static inline size_t pst__round_up(size_t bytes, size_t alignment) {
+    return bytes > SIZE_MAX - alignment ? PST__ROUND_FAILED
+                                        : (bytes + alignment - 1) & ~(alignment - 1);
+}
+
+pst_device *pst__arena_device(const pst_arena *arena);
+
+/* The lease whose memory starts at `memory`; PST_EINVAL (no text) if there is none. */
+pst_status pst__arena_find(const pst_arena *arena, const void *memory, pst_lease *lease);
+
+#endif
