@@ -27,12 +27,16 @@ void pst__track_destroy(pst__track *track) {
 
 static pst__track *make_track(pst__trace *trace, pst__track_kind kind, const char *name) {
     pst__track *track = pst__heap_alloc(&trace->heap, sizeof *track);
-    if (track == NULL) return NULL;
+    if (track == NULL) goto no_memory;
     track->trace = trace;
     track->kind = kind;
     track->name = pst__heap_text(&trace->heap, name);
     if (track->name != NULL) return track;
     pst__heap_free(&trace->heap, track, sizeof *track);
+
+no_memory:
+    (void)pst__fail(trace->error, PST_ENOMEM, "rank %d: no memory for the trace track %s",
+                    trace->rank, name);
     return NULL;
 }
 
@@ -60,9 +64,7 @@ pst_status pst__track_create(pst__trace *trace, pst__track_kind kind, const char
                              pst__track **track) {
     *track = NULL;
     pst__track *made = make_track(trace, kind, name);
-    if (made == NULL)
-        return pst__fail(trace->error, PST_ENOMEM, "rank %d: no memory for the trace track %s",
-                         trace->rank, name);
+    if (made == NULL) return PST_ENOMEM;
     pst_status status = publish(trace, made);
     if (status != PST_OK) {
         pst__track_destroy(made);

@@ -117,8 +117,8 @@ static void growing_keeps_elements_and_zeroes_new_ones(void **state) {
     uint64_t *array = NULL;
     size_t capacity = 0;
     for (size_t i = 0; i < 1000; ++i) {
-        assert_int_equal(
-            pst__heap_grow(&heap, (void **)&array, &capacity, i + 1, sizeof *array), PST_OK);
+        assert_int_equal(pst__heap_grow(&heap, (void **)&array, &capacity, i + 1, sizeof *array),
+                         PST_OK);
         assert_true(capacity > i);
         assert_int_equal(array[i], 0);
         array[i] = i + 1;

@@ -31,9 +31,12 @@ static void each_status_has_a_text_that_no_other_has(void **state) {
 static void only_success_is_zero_and_only_pending_is_positive(void **state) {
     (void)state;
     for (size_t i = 0; i < row_count; ++i) {
-        if (rows[i].status == PST_OK) assert_int_equal(rows[i].status, 0);
-        else if (rows[i].status == PST_PENDING) assert_true(rows[i].status > 0);
-        else assert_true(rows[i].status < 0);
+        if (rows[i].status == PST_OK)
+            assert_int_equal(rows[i].status, 0);
+        else if (rows[i].status == PST_PENDING)
+            assert_true(rows[i].status > 0);
+        else
+            assert_true(rows[i].status < 0);
     }
 }
 
