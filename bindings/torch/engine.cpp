@@ -1,0 +1,334 @@
+#include "engine.hpp"
+
+#include "storage.hpp"
+
+#include <ATen/ATen.h>
+
+namespace penstock {
+namespace {
+
+pst_dtype dtype_of(at::ScalarType type) {
+    switch (type) {
+    case at::kFloat:
+        return PST_FLOAT32;
+    case at::kDouble:
+        return PST_FLOAT64;
+    case at::kHalf:
+        return PST_FLOAT16;
+    case at::kBFloat16:
+        return PST_BFLOAT16;
+    case at::kChar:
+        return PST_INT8;
+    case at::kByte:
+        return PST_UINT8;
+    case at::kShort:
+        return PST_INT16;
+    case at::kInt:
+        return PST_INT32;
+    case at::kLong:
+        return PST_INT64;
+    case at::kBool:
+        return PST_BOOL;
+    case at::kFloat8_e4m3fn:
+        return PST_FLOAT8_E4M3;
+    case at::kFloat8_e5m2:
+        return PST_FLOAT8_E5M2;
+    default:
+        throw StatusError{PST_EUNSUPPORTED,
+                          std::string("dtype ") + c10::toString(type) + " cannot be sharded"};
+    }
+}
+
+} // namespace
+
+// ---- runtime ----------------------------------------------------------------------------------
+
+Runtime::Runtime(int rank, int world_size, double deadline_seconds) {
+    pst_runtime_options options{};
+    options.size = sizeof options;
+    options.rank = rank;
+    options.world_size = world_size;
+    options.deadline_ns = static_cast<uint64_t>(deadline_seconds * 1e9);
+    pst_status status = pst_runtime_create(&options, &runtime_);
+    if (status != PST_OK)
+        throw StatusError{status, std::string("no runtime: ") + pst_status_text(status)};
+}
+
+Runtime::~Runtime() {
+    pst_runtime_destroy(runtime_);
+}
+
+void Runtime::trace_start() const {
+    check(runtime_, pst_trace_start(runtime_));
+}
+
+void Runtime::trace_stop() const {
+    check(runtime_, pst_trace_stop(runtime_));
+}
+
+void Runtime::trace_write(const std::string &path) const {
+    check(runtime_, pst_trace_write(runtime_, path.c_str()));
+}
+
+// ---- life -------------------------------------------------------------------------------------
+
+Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
+               const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce)
+    : runtime_(std::move(runtime)) {
+    try {
+        if (!gather) check(pst_local_world_create(runtime_->get(), 1, &world_));
+        gather_comm_ = create_comm(gather, 0, options.verify);
+        reduce_comm_ = create_comm(reduce, 1, options.verify);
+        pst_zero_options zero{};
+        zero.size = sizeof zero;
+        zero.name = options.name.c_str();
+        zero.stage = options.stage;
+        zero.gather_comm = gather_comm_;
+        zero.reduce_comm = reduce_comm_;
+        zero.prefetch_ahead = options.prefetch_ahead;
+        zero.prefetch_bytes = options.prefetch_bytes;
+        zero.bucket_bytes = options.bucket_bytes;
+        zero.gradient_target = gradient_target;
+        zero.gradients_consumed = gradients_consumed;
+        zero.callback_context = this;
+        check(pst_zero_create(runtime_->get(), &zero, &engine_));
+    } catch (...) {
+        destroy();
+        throw;
+    }
+}
+
+Engine::~Engine() {
+    destroy();
+}
+
+pst_comm *Engine::create_comm(const std::optional<ProcessGroup> &group, int channel, bool verify) {
+    if (group) return create_c10d_comm(runtime_->get(), *group, verify);
+    pst_comm *comm = nullptr;
+    check(pst_local_comm_create(world_, runtime_->get(), 0, channel, &comm));
+    return comm;
+}
+
+void Engine::destroy() {
+    pst_zero_destroy(engine_);
+    for (pst_comm *comm : {gather_comm_, reduce_comm_})
+        if (comm != nullptr) comm->ops->destroy(comm);
+    if (world_ != nullptr) pst_local_world_destroy(world_);
+    for (Group &group : groups_)
+        unbind(group);
+    engine_ = nullptr;
+    gather_comm_ = reduce_comm_ = nullptr;
+    world_ = nullptr;
+}
+
+pst_zero *Engine::engine() const {
+    if (engine_ == nullptr) throw StatusError{PST_ESTATE, "this engine was closed"};
+    return engine_;
+}
+
+// ---- registration -----------------------------------------------------------------------------
+
+uint32_t Engine::add_parameter(const std::string &name, size_t rows, size_t row_elements,
+                               bool trainable) {
+    pst_parameter_options options{};
+    options.size = sizeof options;
+    options.name = name.c_str();
+    options.rows = rows;
+    options.row_elements = row_elements;
+    options.trainable = trainable;
+    uint32_t index = 0;
+    check(pst_zero_add_parameter(engine(), &options, &index));
+    return index;
+}
+
+uint32_t Engine::add_group(const std::string &name, const std::vector<uint32_t> &parameters,
+                           at::ScalarType dtype, at::ScalarType gather_dtype,
+                           at::ScalarType reduce_dtype) {
+    pst_group_options options{};
+    options.size = sizeof options;
+    options.name = name.c_str();
+    options.parameters = parameters.data();
+    options.parameter_count = parameters.size();
+    options.dtype = dtype_of(dtype);
+    options.gather_dtype = dtype_of(gather_dtype);
+    options.reduce_dtype = dtype_of(reduce_dtype);
+    uint32_t index = 0;
+    check(pst_zero_add_group(engine(), &options, &index));
+    groups_.resize(std::max<size_t>(groups_.size(), index + 1));
+    Group &group = groups_.at(index);
+    group.parameters = parameters;
+    group.dtype = dtype;
+    group.gather_dtype = gather_dtype;
+    return index;
+}
+
+void Engine::seal() {
+    check(pst_zero_seal(engine()));
+}
+
+pst_group_layout Engine::group_layout(uint32_t group) const {
+    pst_group_layout layout{};
+    check(pst_zero_group_layout(engine(), group, &layout));
+    return layout;
+}
+
+pst_parameter_layout Engine::parameter_layout(uint32_t group, uint32_t parameter) const {
+    pst_parameter_layout layout{};
+    check(pst_zero_parameter_layout(engine(), group, parameter, &layout));
+    return layout;
+}
+
+void Engine::bind_shard(uint32_t group, const at::Tensor &shard) {
+    check(pst_zero_bind_shard(engine(), group, shard.mutable_data_ptr()));
+    groups_.at(group).shard = shard;
+}
+
+void Engine::attach(uint32_t group, std::vector<at::Tensor> tensors,
+                    std::vector<std::string> messages) {
+    Group &attached = groups_.at(group);
+    for (uint32_t parameter : attached.parameters)
+        attached.offsets.push_back(parameter_layout(group, parameter).gathered_offset);
+    attached.tensors = std::move(tensors);
+    attached.messages = std::move(messages);
+}
+
+// ---- a pass -----------------------------------------------------------------------------------
+
+void Engine::unbind(Group &group) {
+    if (group.uses == 0) return;
+    group.uses = 0;
+    for (size_t i = 0; i < group.tensors.size(); i++)
+        release_storage(group.tensors[i], group.messages[i]);
+}
+
+void Engine::begin_forward(bool grad) {
+    for (Group &group : groups_)
+        unbind(group); // left by a pass that was broken off
+    check(pst_zero_begin_forward(engine(), grad));
+}
+
+void Engine::gather(uint32_t group) {
+    check(pst_zero_gather(engine(), group));
+}
+
+void Engine::wait(uint32_t index) {
+    void *memory = nullptr;
+    check(pst_zero_wait(engine(), index, &memory));
+    Group &group = groups_.at(index);
+    if (group.uses++ > 0) return;
+    for (size_t i = 0; i < group.tensors.size(); i++)
+        bind_storage(group.tensors[i], static_cast<char *>(memory) + group.offsets[i]);
+}
+
+void Engine::release(uint32_t index) {
+    Group &group = groups_.at(index);
+    if (group.uses == 1)
+        unbind(group);
+    else
+        group.uses--;
+    check(pst_zero_release(engine(), index));
+}
+
+void Engine::end_forward() {
+    check(pst_zero_end_forward(engine()));
+}
+
+void Engine::begin_backward(bool reduce) {
+    check(pst_zero_begin_backward(engine(), reduce));
+}
+
+void Engine::gradients(uint32_t index, std::vector<std::optional<at::Tensor>> sources) {
+    Group &group = groups_.at(index);
+    std::vector<const void *> pointers(group.parameters.size(), nullptr);
+    for (size_t i = 0; i < pointers.size() && i < sources.size(); i++) {
+        if (!sources[i]) continue;
+        group.sources.push_back(sources[i]->to(group.gather_dtype).contiguous());
+        pointers[i] = group.sources.back().const_data_ptr();
+    }
+    check(pst_zero_gradients(engine(), index, pointers.data(), dtype_of(group.gather_dtype)));
+}
+
+void Engine::set_gradient(uint32_t group, at::Tensor flat) {
+    groups_.at(group).gradient = std::move(flat);
+}
+
+std::optional<at::Tensor> Engine::take_gradient(uint32_t index) {
+    Group &group = groups_.at(index);
+    if (!group.gradient.defined()) return std::nullopt;
+    return std::exchange(group.gradient, at::Tensor());
+}
+
+pst_status Engine::gradient_target(void *context, uint32_t index, void **memory, int *accumulate) {
+    auto &self = *static_cast<Engine *>(context);
+    Group &group = self.groups_.at(index);
+    *accumulate = group.gradient.defined();
+    try {
+        if (!group.gradient.defined()) {
+            const auto bytes = static_cast<int64_t>(self.group_layout(index).gradient_bytes);
+            const auto count = bytes / static_cast<int64_t>(c10::elementSize(group.dtype));
+            group.gradient = at::zeros({count}, at::TensorOptions(group.dtype));
+        }
+        *memory = group.gradient.mutable_data_ptr();
+        return PST_OK;
+    } catch (const StatusError &error) {
+        return error.status;
+    } catch (const std::exception &) {
+        return PST_ENOMEM;
+    }
+}
+
+void Engine::gradients_consumed(void *context, uint32_t group) {
+    static_cast<Engine *>(context)->groups_.at(group).sources.clear();
+}
+
+void Engine::end_backward() {
+    check(pst_zero_end_backward(engine()));
+}
+
+bool Engine::has_gradient(uint32_t parameter) const {
+    return pst_zero_has_gradient(engine(), parameter) != 0;
+}
+
+void Engine::updated() {
+    check(pst_zero_updated(engine()));
+}
+
+// ---- recordings and figures ---------------------------------------------------------------------
+
+std::vector<Operation> Engine::recorded(bool grad) const {
+    size_t count = 0;
+    check(pst_zero_recorded(engine(), grad, nullptr, 0, &count));
+    std::vector<pst_zero_op> found(count);
+    check(pst_zero_recorded(engine(), grad, found.data(), found.size(), &count));
+    std::vector<Operation> operations;
+    for (const pst_zero_op &op : found)
+        operations.emplace_back(static_cast<int>(op.kind), op.group, op.backward != 0, op.bytes);
+    return operations;
+}
+
+pst_zero_plan Engine::compile(bool grad, const std::vector<Operation> &operations,
+                              uint32_t prefetch_ahead, size_t prefetch_bytes) {
+    std::vector<pst_zero_op> wanted;
+    for (const auto &[kind, group, backward, bytes] : operations)
+        wanted.push_back({static_cast<pst_zero_op_kind>(kind), group, backward, bytes});
+    pst_zero_plan plan{};
+    check(pst_zero_compile(engine(), grad, wanted.data(), wanted.size(), prefetch_ahead,
+                           prefetch_bytes, &plan));
+    return plan;
+}
+
+void Engine::set_replay(bool enabled) {
+    pst_zero_set_replay(engine(), enabled);
+}
+
+pst_zero_stats Engine::stats() const {
+    pst_zero_stats stats{};
+    pst_zero_get_stats(engine(), &stats);
+    return stats;
+}
+
+void Engine::reset_stats() {
+    pst_zero_reset_stats(engine());
+}
+
+} // namespace penstock

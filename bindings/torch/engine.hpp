@@ -1,0 +1,127 @@
+// One ZeRO engine as Python sees it: a thin layer over pst_zero that knows tensors.
+#pragma once
+
+#include "c10d.hpp"
+#include "status.hpp"
+
+#include <penstock/trace.h>
+#include <penstock/zero.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace penstock {
+
+class Runtime {
+  public:
+    Runtime(int rank, int world_size, double deadline_seconds);
+    ~Runtime();
+    Runtime(const Runtime &) = delete;
+    Runtime &operator=(const Runtime &) = delete;
+
+    pst_runtime *get() const {
+        return runtime_;
+    }
+    void trace_start() const;
+    void trace_stop() const;
+    void trace_write(const std::string &path) const;
+
+  private:
+    pst_runtime *runtime_ = nullptr;
+};
+
+struct EngineOptions {
+    std::string name;
+    int stage = 3;
+    uint32_t prefetch_ahead = 0;
+    size_t prefetch_bytes = 0, bucket_bytes = 0;
+    bool verify = true;
+};
+
+using Operation = std::tuple<int, uint32_t, bool, size_t>; // kind, group, in backward, bytes
+using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// Methods may be called without the interpreter's lock; one thread at a time.
+class Engine {
+  public:
+    // Both groups, for this engine alone, or neither: then the world is this one process.
+    Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
+           const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce);
+    ~Engine();
+    Engine(const Engine &) = delete;
+    Engine &operator=(const Engine &) = delete;
+    void destroy(); // waits at most the deadline; a second call does nothing
+
+    uint32_t add_parameter(const std::string &name, size_t rows, size_t row_elements,
+                           bool trainable);
+    uint32_t add_group(const std::string &name, const std::vector<uint32_t> &parameters,
+                       at::ScalarType dtype, at::ScalarType gather_dtype,
+                       at::ScalarType reduce_dtype);
+    void seal();
+    pst_group_layout group_layout(uint32_t group) const;
+    pst_parameter_layout parameter_layout(uint32_t group, uint32_t parameter) const;
+    void bind_shard(uint32_t group, const at::Tensor &shard);
+    // The tensors (one for each of the group's parameters, made by make_released_tensor) that show
+    // the group while it is gathered, and what touching each raises while it is not.
+    void attach(uint32_t group, std::vector<at::Tensor> tensors, std::vector<std::string> messages);
+
+    void begin_forward(bool grad);
+    void gather(uint32_t group);
+    void wait(uint32_t group); // then the attached tensors have their memory
+    void release(uint32_t group);
+    void end_forward();
+    void begin_backward(bool reduce);
+    // The whole gradients of the group's parameters, or nothing; held until they are read.
+    void gradients(uint32_t group, std::vector<std::optional<at::Tensor>> sources);
+    // The flat gradient to add to in this backward; without it the backward makes a new one.
+    void set_gradient(uint32_t group, at::Tensor flat);
+    // The flat gradient that the last backward wrote, if any; the engine lets go of it.
+    std::optional<at::Tensor> take_gradient(uint32_t group);
+    void end_backward();
+    bool has_gradient(uint32_t parameter) const;
+    void updated();
+
+    std::vector<Operation> recorded(bool grad) const;
+    pst_zero_plan compile(bool grad, const std::vector<Operation> &operations,
+                          uint32_t prefetch_ahead, size_t prefetch_bytes);
+    void set_replay(bool enabled);
+    pst_zero_stats stats() const;
+    void reset_stats();
+
+  private:
+    struct Group {
+        std::vector<at::Tensor> tensors;
+        std::vector<std::string> messages;
+        std::vector<size_t> offsets; // of the tensors in the gathered group
+        std::vector<uint32_t> parameters;
+        at::Tensor shard;
+        at::ScalarType dtype, gather_dtype;
+        at::Tensor gradient;
+        std::vector<at::Tensor> sources; // kept until the engine has read them
+        int uses = 0;
+    };
+
+    pst_zero *engine() const;
+    void check(pst_status status) const {
+        penstock::check(runtime_->get(), status);
+    }
+    pst_comm *create_comm(const std::optional<ProcessGroup> &group, int channel, bool verify);
+    void unbind(Group &group);
+    static pst_status gradient_target(void *context, uint32_t group, void **memory,
+                                      int *accumulate);
+    static void gradients_consumed(void *context, uint32_t group);
+
+    std::shared_ptr<Runtime> runtime_;
+    pst_local_world *world_ = nullptr;
+    pst_comm *gather_comm_ = nullptr, *reduce_comm_ = nullptr;
+    pst_zero *engine_ = nullptr;
+    std::vector<Group> groups_;
+};
+
+} // namespace penstock

@@ -1,0 +1,133 @@
+// The extension module penstock._C.
+#include "engine.hpp"
+#include "storage.hpp"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/stl.h>
+
+namespace py = pybind11;
+
+namespace penstock {
+namespace {
+
+void raise_penstock_error(std::exception_ptr pointer) {
+    try {
+        if (pointer) std::rethrow_exception(pointer);
+    } catch (const StatusError &error) {
+        py::object type = py::module_::import("penstock._errors").attr("PenstockError");
+        py::object value = type(pst_status_name(error.status), error.text);
+        PyErr_SetObject(type.ptr(), value.ptr());
+    }
+}
+
+py::dict stats_dict(const pst_zero_stats &stats) {
+    py::dict result;
+#define PST_PUT(field) result[#field] = stats.field
+    PST_PUT(gathers);
+    PST_PUT(gather_bytes);
+    PST_PUT(reduces);
+    PST_PUT(reduce_bytes);
+    PST_PUT(exposed_ns);
+    PST_PUT(exposed_gather_ns);
+    PST_PUT(exposed_reduce_ns);
+    PST_PUT(forwards);
+    PST_PUT(backwards);
+    PST_PUT(planned_passes);
+    PST_PUT(deviations);
+    PST_PUT(prefetches);
+    PST_PUT(arena_peak);
+    PST_PUT(arena_reserved);
+    PST_PUT(bucket_peak);
+    PST_PUT(plan_peak);
+    PST_PUT(plan_lower_bound);
+#undef PST_PUT
+    return result;
+}
+
+void bind_runtime(py::module_ &module) {
+    py::class_<Runtime, std::shared_ptr<Runtime>>(module, "Runtime")
+        .def(py::init<int, int, double>(), py::arg("rank"), py::arg("world_size"),
+             py::arg("deadline_seconds"))
+        .def("trace_start", &Runtime::trace_start)
+        .def("trace_stop", &Runtime::trace_stop)
+        .def("trace_write", &Runtime::trace_write, py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_layouts(py::module_ &module) {
+    py::class_<pst_group_layout>(module, "GroupLayout")
+        .def_readonly("shard_bytes", &pst_group_layout::shard_bytes)
+        .def_readonly("gathered_bytes", &pst_group_layout::gathered_bytes)
+        .def_readonly("gradient_bytes", &pst_group_layout::gradient_bytes);
+    py::class_<pst_parameter_layout>(module, "ParameterLayout")
+        .def_readonly("first_row", &pst_parameter_layout::first_row)
+        .def_readonly("shard_rows", &pst_parameter_layout::shard_rows)
+        .def_readonly("shard_offset", &pst_parameter_layout::shard_offset)
+        .def_readonly("gathered_offset", &pst_parameter_layout::gathered_offset)
+        .def_readonly("gradient_offset", &pst_parameter_layout::gradient_offset);
+    py::class_<pst_zero_plan>(module, "ZeroPlan")
+        .def_readonly("groups", &pst_zero_plan::groups)
+        .def_readonly("uses", &pst_zero_plan::uses)
+        .def_readonly("peak_bytes", &pst_zero_plan::peak_bytes)
+        .def_readonly("lower_bound_bytes", &pst_zero_plan::lower_bound_bytes)
+        .def_readonly("hash", &pst_zero_plan::hash);
+}
+
+std::shared_ptr<Engine> create_engine(std::shared_ptr<Runtime> runtime, std::string name, int stage,
+                                      const std::optional<ProcessGroup> &gather,
+                                      const std::optional<ProcessGroup> &reduce,
+                                      uint32_t prefetch_ahead, size_t prefetch_bytes,
+                                      size_t bucket_bytes, bool verify) {
+    const EngineOptions options{std::move(name), stage,        prefetch_ahead,
+                                prefetch_bytes,  bucket_bytes, verify};
+    return std::make_shared<Engine>(std::move(runtime), options, gather, reduce);
+}
+
+// Everything that may wait, or that moves much memory, runs without the interpreter's lock.
+void bind_engine(py::module_ &module) {
+    using Unlocked = py::call_guard<py::gil_scoped_release>;
+    py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
+        .def(py::init(&create_engine), py::kw_only(), py::arg("runtime"), py::arg("name"),
+             py::arg("stage"), py::arg("gather"), py::arg("reduce"), py::arg("prefetch_ahead"),
+             py::arg("prefetch_bytes"), py::arg("bucket_bytes"), py::arg("verify"))
+        .def("destroy", &Engine::destroy, Unlocked())
+        .def("add_parameter", &Engine::add_parameter)
+        .def("add_group", &Engine::add_group)
+        .def("seal", &Engine::seal, Unlocked())
+        .def("group_layout", &Engine::group_layout)
+        .def("parameter_layout", &Engine::parameter_layout)
+        .def("bind_shard", &Engine::bind_shard)
+        .def("attach", &Engine::attach)
+        .def("begin_forward", &Engine::begin_forward, Unlocked())
+        .def("gather", &Engine::gather, Unlocked())
+        .def("wait", &Engine::wait, Unlocked())
+        .def("release", &Engine::release)
+        .def("end_forward", &Engine::end_forward, Unlocked())
+        .def("begin_backward", &Engine::begin_backward, Unlocked())
+        .def("gradients", &Engine::gradients, Unlocked())
+        .def("set_gradient", &Engine::set_gradient)
+        .def("take_gradient", &Engine::take_gradient)
+        .def("end_backward", &Engine::end_backward, Unlocked())
+        .def("has_gradient", &Engine::has_gradient)
+        .def("updated", &Engine::updated)
+        .def("recorded", &Engine::recorded)
+        .def("compile", &Engine::compile, Unlocked())
+        .def("set_replay", &Engine::set_replay)
+        .def("stats", [](const Engine &engine) { return stats_dict(engine.stats()); })
+        .def("reset_stats", &Engine::reset_stats);
+}
+
+} // namespace
+
+PYBIND11_MODULE(_C, module) {
+    module.doc() = "Penstock's ZeRO engine over libtorch; use the package `penstock`.";
+    py::register_exception_translator(&raise_penstock_error);
+    bind_runtime(module);
+    bind_layouts(module);
+    bind_engine(module);
+    module.def(
+        "make_released_tensor", &make_released_tensor,
+        "A tensor with a shape and no memory: the engine gives it some while it is gathered.");
+}
+
+} // namespace penstock

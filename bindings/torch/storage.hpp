@@ -1,0 +1,20 @@
+// The storage of a gathered parameter: it keeps its identity while its address comes and goes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+namespace penstock {
+
+// A contiguous CPU tensor whose storage has a size but no memory; touching it raises `message`.
+at::Tensor make_released_tensor(at::IntArrayRef shape, at::ScalarType dtype,
+                                const std::string &message);
+
+// From now on the tensor, and every other tensor on its storage, lies at `memory` (not owned).
+void bind_storage(const at::Tensor &tensor, void *memory);
+
+// Takes the address away; any later access to the data raises an error with `message`.
+void release_storage(const at::Tensor &tensor, const std::string &message);
+
+} // namespace penstock
