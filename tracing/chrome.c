@@ -109,11 +109,10 @@ static void put_slice(chrome *chrome, const pst__track *track, const pst__record
     raw(chrome, "}");
 }
 
-/* The category is the track's name: viewers group such slices by it. */
 static void overlap_end(chrome *chrome, const pst__track *track, const pst__record *slice,
                         const char *phase, uint64_t time) {
     begin_event(chrome, phase, slice->name, track->index);
-    text(chrome, ",", "cat", track->name);
+    text(chrome, ",", "cat", slice_category[track->kind]);
     number(chrome, ",", "id", chrome->next_id);
     event_time(chrome, time);
 }
