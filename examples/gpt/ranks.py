@@ -1,0 +1,52 @@
+"""This process's place among the ranks, and small exchanges between them."""
+
+import os
+from types import TracebackType
+from typing import TypeVar
+
+import torch.distributed as dist
+
+Value = TypeVar("Value")
+
+
+class Ranks:
+    """The ranks that torchrun started; one rank and no process group without torchrun."""
+
+    def __init__(self) -> None:
+        self.rank = int(os.environ.get("RANK", 0))
+        self.size = int(os.environ.get("WORLD_SIZE", 1))
+        self.connected = "RANK" in os.environ
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which prints and compares."""
+        return self.rank == 0
+
+    def __enter__(self) -> "Ranks":
+        if self.connected:
+            dist.init_process_group("gloo")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.connected:
+            dist.destroy_process_group()
+
+    def gather(self, value: Value) -> list[Value]:
+        """Every rank's value, in rank order, on every rank."""
+        if not self.connected:
+            return [value]
+        values: list[Value | None] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
+
+    def share(self, value: Value | None) -> Value:
+        """Rank 0's value, on every rank; the others wait for it."""
+        values = [value]
+        if self.connected:
+            dist.broadcast_object_list(values, src=0)
+        return values[0]  # type: ignore[return-value]

@@ -1,0 +1,131 @@
+"""Train a byte-level GPT with ZeRO over the processes that torchrun starts.
+
+    torchrun --standalone --nproc-per-node 2 examples/train_gpt.py
+
+The training loop, in `Training.run`, is an ordinary one. The rest chooses the text, draws a progress
+bar, counts bytes, writes a trace, and with --check trains the same model unsharded and compares.
+"""
+
+import copy
+import sys
+import time
+from argparse import Namespace
+
+from gpt import check, options, report, text, traces
+from gpt.model import GPT, build
+from gpt.ranks import Ranks
+
+import penstock
+
+
+class Training:
+    """The sharded training of one rank, and what is known of it so far."""
+
+    def __init__(self, model: GPT, batches: text.Batches, ranks: Ranks, given: Namespace) -> None:
+        self.model = model
+        self.batches = batches
+        self.ranks = ranks
+        self.given = given
+        self.optimizer = options.optimizer(given, model)
+        self.progress = report.Progress("step", given.steps) if ranks.first else None
+        self.losses: list[float] = []  # of this rank
+        self.gradients: check.Tensors = {}  # of the first step
+        self.held = report.Held(0, 0, 0)
+        self.seconds = 0.0
+        self.exposed = 0.0  # seconds
+
+    def run(self, steps: range) -> None:
+        """Train these steps."""
+        for step in steps:
+            started = time.perf_counter()
+            loss = self.model(*self.batches.draw(step, self.ranks.rank))
+            loss.backward()
+            if step == 0 and self.given.check:
+                self.gradients = check.gradients(self.model)
+            self.optimizer.step()
+            if step == 0:
+                self.held = report.Held.measure(self.model, self.optimizer)
+            self.optimizer.zero_grad()
+            self.losses.append(loss.item())
+            self.show(step, time.perf_counter() - started)
+
+    def show(self, step: int, seconds: float) -> None:
+        """Count the step's times and draw the progress bar."""
+        exposed = penstock.stats(self.model).exposed_ns / 1e9
+        if self.progress:
+            speed = report.speed(self.tokens(1), seconds, exposed - self.exposed)
+            self.progress.show(step, f"loss {self.losses[-1]:.3f}  {speed}")
+        self.seconds += seconds
+        self.exposed = exposed
+
+    def tokens(self, steps: int) -> int:
+        """Tokens of all ranks in so many steps."""
+        return steps * self.ranks.size * self.given.batch * self.given.seq
+
+    def result(self) -> check.Run:
+        """All ranks' losses, the first gradients and the final parameters, on every rank."""
+        losses = [list(step) for step in zip(*self.ranks.gather(self.losses), strict=True)]
+        return check.Run(losses, self.gradients, check.parameters(self.model))
+
+
+def train(given: Namespace, ranks: Ranks) -> int:
+    """Train as the options ask; return the exit status."""
+    batches = text.Batches(text.load(given.text, given.seq), given.batch, given.seq, given.seed)
+    model = build(options.shape(given), given.seed)
+    original = copy.deepcopy(model)
+
+    penstock.shard(model, stage=given.stage, prefetch_ahead=given.prefetch_ahead)
+    training = Training(model, batches, ranks, given)
+    before, during, after = traces.split(given.steps)
+    training.run(before)
+    with traces.traced(model, ranks, given.trace) as trace:
+        training.run(during)
+    training.run(after)
+
+    held = report.Held.most(ranks.gather(training.held))
+    result = training.result() if given.check else None
+    passed = True
+    if ranks.first:
+        close(training, held, unsharded_step(copy.deepcopy(original), batches, given))
+        if result:
+            passed = compare(result, original, batches, ranks.size, given)
+        print(f"trace   {trace} (open it at https://ui.perfetto.dev)")
+    return 0 if ranks.share(passed) else 1
+
+
+def unsharded_step(model: GPT, batches: text.Batches, given: Namespace) -> report.Held:
+    """Train one step without sharding, to count the bytes that takes."""
+    optimizer = options.optimizer(given, model)
+    model(*batches.draw(0, 0)).backward()
+    optimizer.step()
+    return report.Held.measure(model, optimizer)
+
+
+def close(training: Training, held: report.Held, unsharded: report.Held) -> None:
+    """Print the closing tables."""
+    given = training.given
+    print(f"\n{given.steps} steps")
+
+
+def compare(
+    result: check.Run, model: GPT, batches: text.Batches, ranks: int, given: Namespace
+) -> bool:
+    """Train unsharded from the same start and print how far the sharded training is from it."""
+    progress = report.Progress("unsharded", given.steps)
+    reference = check.train_unsharded(
+        model, options.optimizer(given, model), batches, ranks, given.steps, progress.show
+    )
+    comparisons = check.compare(result, reference, given.optimizer)
+    print("\n" + report.comparison_table(comparisons))
+    return all(c.passed for c in comparisons)
+
+
+def main() -> int:
+    """Train over the ranks that there are."""
+    given = options.parse()
+    with Ranks() as ranks:
+        return train(given, ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
