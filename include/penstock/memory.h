@@ -26,11 +26,12 @@ typedef struct pst_plan_result {
     size_t lower_bound; /* the largest sum of sizes (rounded up to the alignment) alive in one step */
 } pst_plan_result;
 
-/* Gives every interval an offset so that no two which are alive together overlap: greedy by size,
- * ties by first step and then by index, so that equal input gives equal offsets on every rank.
- * Intervals of 0 bytes get offset 0. Any thread, as long as the intervals are one thread's.
- * PST_EINVAL (last < first, sizes whose sum overflows; the text names the interval), PST_ENOMEM; on
- * error no offset is changed. */
+/* Gives every interval an offset so that no two which are alive together overlap: the best of a few
+ * placements, each greedy by size, with sizes that are nearly equal taken as equal in varying degree;
+ * ties by first step and then by index. Equal input gives equal offsets on every rank. Intervals of
+ * 0 bytes get offset 0. Any thread, as long as the intervals are one thread's. PST_EINVAL (last <
+ * first, sizes whose sum overflows; the text names the interval), PST_ENOMEM; on error no offset is
+ * changed. */
 PST_API pst_status pst_plan_offsets(pst_runtime *runtime, pst_interval *intervals, size_t count,
                                     pst_plan_result *result);
 
