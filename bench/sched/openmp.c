@@ -1,0 +1,47 @@
+/* OpenMP tasks with depend clauses, as the compiler's own runtime schedules them. */
+#include "system.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* A depend clause names its places in the source, so there is a task for each number of them. */
+static void submit(bench_shape shape, size_t i, char *places) {
+    size_t before[BENCH_MAX_PREDECESSORS];
+    switch (bench_predecessors(shape, i, before)) {
+    case 0:
+#pragma omp task depend(out : places[i])
+        bench_body();
+        break;
+    case 1:
+#pragma omp task depend(in : places[before[0]]) depend(out : places[i])
+        bench_body();
+        break;
+    case 2:
+#pragma omp task depend(in : places[before[0]], places[before[1]]) depend(out : places[i])
+        bench_body();
+        break;
+    default:
+#pragma omp task depend(in : places[before[0]], places[before[1]], places[before[2]])              \
+    depend(out : places[i])
+        bench_body();
+        break;
+    }
+}
+
+static int measure(bench_shape shape, size_t threads, size_t tasks, bench_sample *sample) {
+    char *places = calloc(tasks, 1);
+    if (places == NULL) {
+        fprintf(stderr, "openmp: out of memory\n");
+        return -1;
+    }
+    double begin = bench_now();
+#pragma omp parallel num_threads(threads)
+#pragma omp single
+    for (size_t i = 0; i < tasks; i++)
+        submit(shape, i, places);
+    sample->nanoseconds[BENCH_BUILD_AND_RUN] = bench_now() - begin;
+    free(places);
+    return 0;
+}
+
+const bench_system bench_openmp = {"OpenMP depend", measure};
