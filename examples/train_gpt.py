@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/train_gpt.py
 
-The training loop, in `Training.run`, is an ordinary one. The rest chooses the text, draws a progress
-bar, counts bytes, writes a trace, and with --check trains the same model unsharded and compares.
+The training loop, in `Training.run`, is an ordinary one. The rest chooses the text, draws a
+progress bar, counts bytes, writes a trace, and with --check trains unsharded too and compares.
 """
 
 import copy
@@ -11,11 +11,10 @@ import sys
 import time
 from argparse import Namespace
 
+import penstock
 from gpt import check, options, report, text, traces
 from gpt.model import GPT, build
 from gpt.ranks import Ranks
-
-import penstock
 
 
 class Training:
@@ -68,9 +67,8 @@ class Training:
         return check.Run(losses, self.gradients, check.parameters(self.model))
 
 
-def train(given: Namespace, ranks: Ranks) -> int:
+def train(given: Namespace, batches: text.Batches, ranks: Ranks) -> int:
     """Train as the options ask; return the exit status."""
-    batches = text.Batches(text.load(given.text, given.seq), given.batch, given.seq, given.seed)
     model = build(options.shape(given), given.seed)
     original = copy.deepcopy(model)
 
@@ -104,7 +102,17 @@ def unsharded_step(model: GPT, batches: text.Batches, given: Namespace) -> repor
 def close(training: Training, held: report.Held, unsharded: report.Held) -> None:
     """Print the closing tables."""
     given = training.given
-    print(f"\n{given.steps} steps")
+    stats = penstock.stats(training.model)
+    parameters = sum(p.numel() for p in training.model.parameters())
+    ranks = training.ranks.size
+    speed = report.speed(training.tokens(given.steps), training.seconds, training.exposed)
+    print(
+        f"\n{parameters:,} parameters, {ranks} rank{'s' * (ranks > 1)}, ZeRO-{given.stage}: "
+        f"{given.steps} steps in {training.seconds:.1f} s  {speed}\n"
+    )
+    print(report.memory_table(held, unsharded) + "\n")
+    print(report.communication_table(stats) + "\n")
+    print(report.arena_line(stats))
 
 
 def compare(
@@ -113,7 +121,12 @@ def compare(
     """Train unsharded from the same start and print how far the sharded training is from it."""
     progress = report.Progress("unsharded", given.steps)
     reference = check.train_unsharded(
-        model, options.optimizer(given, model), batches, ranks, given.steps, progress.show
+        model,
+        options.optimizer(given, model),
+        batches,
+        ranks=ranks,
+        steps=given.steps,
+        progress=progress.show,
     )
     comparisons = check.compare(result, reference, given.optimizer)
     print("\n" + report.comparison_table(comparisons))
@@ -123,8 +136,13 @@ def compare(
 def main() -> int:
     """Train over the ranks that there are."""
     given = options.parse()
+    try:
+        content = text.load(given.text, given.seq)
+    except (OSError, ValueError) as error:
+        print(f"train_gpt.py: {error}", file=sys.stderr)
+        return 2
     with Ranks() as ranks:
-        return train(given, ranks)
+        return train(given, text.Batches(content, given.batch, given.seq, given.seed), ranks)
 
 
 if __name__ == "__main__":

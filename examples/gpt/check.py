@@ -49,6 +49,7 @@ def train_unsharded(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: Batches,
+    *,
     ranks: int,
     steps: int,
     progress: Callable[[int], None],
@@ -83,6 +84,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
+        """Whether the deviation is within the limit."""
         return self.deviation <= self.limit  # false for NaN
 
 

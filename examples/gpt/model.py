@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 BYTES = 256  # the vocabulary
 
@@ -20,6 +20,7 @@ class Shape:
 
     @property
     def heads(self) -> int:
+        """Number of attention heads."""
         return self.width // self.head_width
 
 
@@ -33,8 +34,9 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Mix each position of x ([batch, sequence, width]) with those before it."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
@@ -53,6 +55,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply attention and MLP to x ([batch, sequence, width])."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.mlp(self.mlp_norm(x))
 
@@ -71,12 +74,12 @@ class GPT(nn.Module):
         self.apply(_initialize)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of `targets` (int64, [batch, sequence]) after `tokens`."""
+        """Return the mean cross entropy of `targets` (int64, [batch, sequence]) after `tokens`."""
         x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def _initialize(module: nn.Module) -> None:

@@ -45,6 +45,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.width % Shape.head_width:
         parser.error(f"--width {options.width} is not a multiple of {Shape.head_width}")
+    if options.trace and not options.trace.parent.is_dir():
+        parser.error(f"--trace: there is no folder {options.trace.parent}")
     if options.lr is None:
         options.lr = LEARNING_RATES[options.optimizer]
     return options

@@ -1,4 +1,4 @@
-"""This process's place among the ranks, and small exchanges between them."""
+"""The place of a process among the ranks, and small exchanges between them."""
 
 import os
 from types import TracebackType
@@ -13,8 +13,8 @@ class Ranks:
     """The ranks that torchrun started; one rank and no process group without torchrun."""
 
     def __init__(self) -> None:
-        self.rank = int(os.environ.get("RANK", 0))
-        self.size = int(os.environ.get("WORLD_SIZE", 1))
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.connected = "RANK" in os.environ
 
     @property

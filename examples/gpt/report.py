@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+import penstock
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-import penstock
 from gpt.check import Comparison
 
 BAR = 24
@@ -35,7 +35,7 @@ class Progress:
             end = "\n" if done == self.steps else ""
             self.output.write(f"\r\033[K{counter} [{bar:-<{BAR}}] {text}{end}")
         elif done % self.every == 0 or done in (1, self.steps):
-            self.output.write(f"{counter} {text}\n")
+            self.output.write(f"{counter} {text}".rstrip() + "\n")
         self.output.flush()
 
 
@@ -127,6 +127,12 @@ def communication_table(stats: penstock.Stats) -> str:
     ):
         rows.append((name, f"{count:,}", size(volume), f"{exposed / 1e9:.2f} s"))
     return table(rows)
+
+
+def arena_line(stats: penstock.Stats) -> str:
+    """Say how much of the arena was in use at most, beside what was planned."""
+    plan, bound = stats.plan_peak, stats.plan_lower_bound
+    return f"arena   peak {size(stats.arena_peak)}, planned {size(plan)}, lower bound {size(bound)}"
 
 
 def comparison_table(comparisons: Iterable[Comparison]) -> str:

@@ -10,7 +10,7 @@ STANDARD_LIBRARY_BYTES = 4 << 20
 
 
 def standard_library(limit: int = STANDARD_LIBRARY_BYTES) -> bytes:
-    """Sources of Python's standard library: its modules in order of name, at most `limit` bytes."""
+    """Return at most `limit` bytes of the standard library's modules, in order of name."""
     folder = Path(sysconfig.get_path("stdlib"))
     text = bytearray()
     for file in sorted(folder.glob("*.py")):

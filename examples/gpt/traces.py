@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import penstock
+from penstock.trace import merge
 from torch import nn
 
-import penstock
 from gpt.ranks import Ranks
-from penstock import trace as tool
 
 BEGIN = 4  # early, but after penstock has recorded and planned
 STEPS = 3
@@ -35,4 +35,4 @@ def traced(model: nn.Module, ranks: Ranks, file: Path | None) -> Iterator[Path]:
         yield merged
     parts = ranks.gather(own)
     if ranks.first:
-        tool.merge(parts, merged)
+        merge(parts, merged)
