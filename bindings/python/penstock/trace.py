@@ -173,7 +173,7 @@ def merge(paths: Sequence[PathLike], out: PathLike) -> None:
     base_ns = traces[0].base_ns
     shifts = [(trace.base_ns - base_ns) / 1000 for trace in traces]
     shifts = [
-        shift + _correction(traces[0], trace, shift)
+        round(shift + _correction(traces[0], trace, shift), 3)  # whole ns: one rounding for all
         for trace, shift in zip(traces, shifts, strict=True)
     ]
     lowest_ns = round(min(shifts) * 1000)  # no time before 0

@@ -1,0 +1,536 @@
+"""The trace tool, on traces built here and on those that the C library writes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from chrome_rules import check_file, violations
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = ROOT / "bindings" / "python" / "penstock" / "trace.py"
+BUILD = Path(os.environ.get("PENSTOCK_BUILD", ROOT / "build"))
+BASE_NS = 1_700_000_000_123_456_789
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def load_tool():
+    """The module by its path: it needs no package around it."""
+    spec = importlib.util.spec_from_file_location("penstock_trace_tool", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = load_tool()
+
+
+class RankTrace:
+    """A trace of one rank, written by hand; times are microseconds."""
+
+    def __init__(self, rank, base_ns=BASE_NS, world_size=2, overwritten=0):
+        self.pid, self.tracks = rank + 1, {}
+        self.content = {
+            "distributedInfo": {"backend": "penstock", "rank": rank, "world_size": world_size},
+            "baseTimeNanoseconds": base_ns,
+            "penstock": {"records": 10 + overwritten, "overwritten": overwritten},
+            "traceEvents": [],
+        }
+        self.event(ph="M", name="process_name", tid=1, args={"name": f"rank {rank}"})
+
+    def event(self, **fields):
+        self.content["traceEvents"].append({"pid": self.pid, **fields})
+        return self
+
+    def tid(self, track):
+        if track not in self.tracks:
+            tid = self.tracks[track] = len(self.tracks) + 1
+            self.event(ph="M", name="thread_name", tid=tid, args={"name": track})
+            self.event(ph="M", name="thread_sort_index", tid=tid, args={"sort_index": tid})
+        return self.tracks[track]
+
+    def slice(self, track, name, begin, end, cat, **args):
+        return self.event(
+            ph="X", name=name, tid=self.tid(track), cat=cat, ts=begin, dur=end - begin, args=args
+        )
+
+    def task(self, track, name, begin, end, **args):
+        return self.slice(track, name, begin, end, "task", **args)
+
+    def host(self, name, begin, end, track="main"):
+        return self.slice(track, name, begin, end, "host")
+
+    def overlap(self, track, name, begin, end, number):
+        common = {"name": name, "tid": self.tid(track), "cat": "task", "id": number}
+        return self.event(ph="b", ts=begin, **common).event(ph="e", ts=end, **common)
+
+    def flow(self, number, from_track, at, to_track, to):
+        common = {"name": "edge", "cat": "edge", "id": number}
+        self.event(ph="s", tid=self.tid(from_track), ts=at, **common)
+        return self.event(ph="f", tid=self.tid(to_track), ts=to, bp="e", **common)
+
+    def count(self, name, at, value):
+        return self.event(ph="C", name=name, tid=self.tid("main"), ts=at, args={"value": value})
+
+    def save(self, folder):
+        path = folder / f"rank{self.pid - 1}.json"
+        path.write_text(json.dumps(self.content), encoding="utf-8")
+        return path
+
+
+def a_step(rank, base_ns=BASE_NS, late=0.0):
+    """A step of which everything happens `late` microseconds later."""
+    trace = RankTrace(rank, base_ns)
+    trace.host("step", late, late + 100)
+    trace.host("launch", late + 1, late + 3)
+    trace.host("wait blocks.0", late + 10, late + 40)
+    trace.task("gather", "all_gather 0", late + 5, late + 38, ticket=1, bytes=1000)
+    trace.task("reduce", "reduce_scatter 0", late + 50, late + 90, ticket=2, bytes=500)
+    trace.flow(rank * 2**32 + 1, "main", late + 2, "gather", late + 5)
+    return trace.count("arena bytes", late + 5, 4096)
+
+
+def slices_of(content, name):
+    return {e["pid"] - 1: e for e in content["traceEvents"] if e["ph"] == "X" and e["name"] == name}
+
+
+def end_of(event):
+    return event["ts"] + event["dur"]
+
+
+# ---- merge ------------------------------------------------------------------------------------
+
+
+def merged(tmp_path, *traces):
+    out = tmp_path / "merged.json"
+    tool.merge([trace.save(tmp_path) for trace in traces], out)
+    return check_file(out)
+
+
+def test_merged_ranks_keep_all_their_events(tmp_path):
+    traces = [a_step(0), a_step(1)]
+    content = merged(tmp_path, *traces)
+    assert content["traceEvents"] == sum((t.content["traceEvents"] for t in traces), [])
+
+
+def test_clocks_are_aligned_by_the_time_at_which_each_trace_began(tmp_path):
+    early, late = RankTrace(0, BASE_NS), RankTrace(1, BASE_NS + 2_000_000)
+    early.task("copy", "copy", 5, 6)
+    late.task("copy", "copy", 5, 6)
+    content = merged(tmp_path, early, late)
+    begins = {rank: event["ts"] for rank, event in slices_of(content, "copy").items()}
+    assert begins == {0: 5.0, 1: 2005.0}
+    assert content["baseTimeNanoseconds"] == BASE_NS
+
+
+def test_the_earliest_rank_sets_the_base_whatever_the_order_of_files(tmp_path):
+    first, earlier = RankTrace(0, BASE_NS), RankTrace(1, BASE_NS - 1_000_001)
+    first.task("copy", "copy", 5, 6)
+    earlier.task("copy", "copy", 5, 6)
+    content = merged(tmp_path, first, earlier)
+    assert content["baseTimeNanoseconds"] == BASE_NS - 1_000_001
+    assert slices_of(content, "copy")[0]["ts"] == pytest.approx(1005.001, abs=1e-3)
+    assert slices_of(content, "copy")[1]["ts"] == pytest.approx(5, abs=1e-3)
+
+
+def test_collectives_complete_together_after_the_merge(tmp_path):
+    content = merged(tmp_path, a_step(0), a_step(1, late=700), a_step(2, BASE_NS - 9_000, late=3))
+    for name in ("all_gather 0", "reduce_scatter 0"):
+        ends = [end_of(event) for event in slices_of(content, name).values()]
+        assert ends == pytest.approx([ends[0]] * 3, abs=2e-3)
+
+
+def test_arrows_stay_inside_their_slices_when_clocks_differ_by_half_a_nanosecond(tmp_path):
+    traces = [a_step(0), a_step(1, BASE_NS + 77)]
+    for rank, trace in enumerate(traces):
+        for i in range(200):
+            begin = round(1000 + i * 0.037, 3)
+            inside = round(begin + 0.001, 3)
+            trace.slice("main", "brief", begin, begin, "host")
+            trace.content["traceEvents"][-1]["dur"] = 0.002
+            trace.flow(rank * 2**32 + 10 + i, "main", inside, "main", inside)
+    traces[1].task("gather", "all_gather 1", 3000, 3000.001, ticket=9)
+    traces[0].task("gather", "all_gather 1", 3000, 3000.002, ticket=9)
+    traces[1].task("gather", "all_gather 2", 3001, 3001.001, ticket=11)
+    traces[0].task("gather", "all_gather 2", 3001, 3001.003, ticket=11)
+    merged(tmp_path, *traces)
+
+
+def test_one_late_collective_does_not_move_a_rank(tmp_path):
+    traces = [RankTrace(0), RankTrace(1)]
+    for rank, trace in enumerate(traces):
+        for ticket in range(1, 6):
+            late = 400 if rank == 1 and ticket == 3 else 0
+            trace.task("gather", "g", ticket * 1000, ticket * 1000 + 10 + late, ticket=ticket)
+    content = merged(tmp_path, *traces)
+    begins = {e["pid"]: e["ts"] for e in content["traceEvents"] if e.get("args") == {"ticket": 1}}
+    assert begins == {1: 1000.0, 2: 1000.0}
+
+
+def test_replayed_tickets_go_with_the_nearest_completion(tmp_path):
+    """Ranks may have lost different numbers of old records: counting would pair wrong steps."""
+    traces = [RankTrace(0), RankTrace(1)]
+    for rank, trace in enumerate(traces):
+        for step in range(rank * 3, 10):
+            begin = step * 1000 + rank * 20
+            trace.task("gather", "g", begin, begin + 100, ticket=1, step=step)
+    content = merged(tmp_path, *traces)
+    begins = {
+        e["pid"]: e["ts"] for e in content["traceEvents"] if e.get("args", {}).get("step") == 9
+    }
+    assert begins[1] == pytest.approx(begins[2], abs=2e-3)
+
+
+def test_merging_adds_up_what_the_rings_lost(tmp_path):
+    content = merged(tmp_path, RankTrace(0, overwritten=3), RankTrace(1, overwritten=4))
+    assert content["penstock"] == {"records": 27, "overwritten": 7}
+
+
+def test_one_trace_merges_into_itself(tmp_path):
+    path = a_step(0).save(tmp_path)
+    before = json.loads(path.read_text())
+    tool.merge([path], path)
+    assert check_file(path) == before
+
+
+def test_a_rank_in_two_files_is_refused_by_name(tmp_path):
+    (tmp_path / "again").mkdir()
+    paths = [a_step(1).save(tmp_path), a_step(1).save(tmp_path / "again")]
+    with pytest.raises(tool.TraceError, match=r"again.*rank 1 is in .*rank1\.json"):
+        tool.merge(paths, tmp_path / "out.json")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_merging_nothing_is_refused(tmp_path):
+    with pytest.raises(tool.TraceError, match="nothing to merge"):
+        tool.merge([], tmp_path / "out.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"traceEvents":[{"ph":"X"',
+        "[]",
+        '{"traceEvents":{}}',
+        '{"traceEvents":[{"ph":"X","pid":1,"tid":1,"name":"n","ts":1}]}',
+        '{"traceEvents":[{"ph":"C","pid":1,"tid":1,"name":"n","ts":"late"}]}',
+        '{"traceEvents":[7]}',
+    ],
+)
+def test_a_file_that_is_no_trace_is_named(tmp_path, text):
+    path = tmp_path / "broken.json"
+    path.write_text(text)
+    with pytest.raises(tool.TraceError, match=r"broken\.json"):
+        tool.merge([path], tmp_path / "out.json")
+
+
+# ---- report -----------------------------------------------------------------------------------
+
+
+def reported(tmp_path, trace):
+    return tool.report(trace.save(tmp_path))
+
+
+def test_exposed_communication_is_the_time_in_waits(tmp_path):
+    rank = reported(tmp_path, a_step(0))["ranks"][0]
+    assert rank["span_us"] == 100
+    assert rank["exposed_us"] == 30
+    assert rank["exposed_share"] == pytest.approx(0.3)
+
+
+def test_waits_at_the_same_time_count_once(tmp_path):
+    trace = RankTrace(0).host("wait a", 0, 10).host("wait b", 2, 8).host("wait c", 5, 20, "other")
+    trace.host("waiter", 30, 32).host("no wait", 40, 50)
+    assert reported(tmp_path, trace)["ranks"][0]["exposed_us"] == 22
+
+
+def test_a_task_named_wait_is_no_exposed_time(tmp_path):
+    trace = RankTrace(0).task("gather", "wait for a peer", 0, 10)
+    assert reported(tmp_path, trace)["ranks"][0]["exposed_us"] == 0
+
+
+def test_exposed_time_of_steps_is_their_median(tmp_path):
+    trace = RankTrace(0)
+    for step, wait in enumerate((90, 10, 20)):
+        trace.host("step", step * 100, step * 100 + 100)
+        trace.host("wait", step * 100, step * 100 + wait)
+    rank = reported(tmp_path, trace)["ranks"][0]
+    assert (rank["steps"], rank["exposed_step_us"]) == (3, 20)
+
+
+def test_lanes_report_busy_time_tasks_and_bytes(tmp_path):
+    trace = RankTrace(0).host("step", 0, 100)
+    trace.task("copy", "a", 0, 20, bytes=10).task("copy", "b", 50, 60, bytes=5)
+    trace.overlap("copy", "c", 55, 65, 1)
+    lane = reported(tmp_path, trace)["ranks"][0]["lanes"]["copy"]
+    assert lane == {"busy_us": 35, "busy_share": pytest.approx(0.35), "count": 3, "bytes": 15}
+
+
+def test_the_ten_longest_tasks_come_in_order(tmp_path):
+    trace = RankTrace(0)
+    for i in range(20):
+        trace.task("copy", f"task {i}", i * 100, i * 100 + i)
+    longest = reported(tmp_path, trace)["longest"]
+    assert [row["name"] for row in longest] == [f"task {i}" for i in range(19, 9, -1)]
+    assert longest[0] == {"name": "task 19", "rank": 0, "lane": "copy", "duration_us": 19}
+
+
+def test_each_rank_of_a_merged_trace_is_reported(tmp_path):
+    merged(tmp_path, a_step(0), a_step(3))
+    result = tool.report(tmp_path / "merged.json")
+    assert sorted(result["ranks"]) == [0, 3]
+    assert result["ranks"][3]["lanes"]["gather"]["bytes"] == 1000
+
+
+def test_a_trace_without_slices_is_reported(tmp_path):
+    result = reported(tmp_path, RankTrace(0))
+    assert result["ranks"][0]["span_us"] == 0
+    assert "rank 0" in tool.format_report(result)
+
+
+def test_the_table_tells_what_was_overwritten(tmp_path):
+    text = tool.format_report(reported(tmp_path, RankTrace(0, overwritten=12)))
+    assert "12 records were overwritten" in text
+
+
+# ---- draw -------------------------------------------------------------------------------------
+
+
+def drawn(tmp_path, trace, step=None):
+    out = tmp_path / "step.svg"
+    tool.draw(trace.save(tmp_path), out, step)
+    return ElementTree.parse(out).getroot()
+
+
+def titles(root):
+    return [title.text for title in root.iter(f"{SVG}title")]
+
+
+def test_a_picture_has_a_bar_a_slice_and_a_row_a_track(tmp_path):
+    root = drawn(tmp_path, a_step(0))
+    assert len(titles(root)) == 5
+    labels = [text.text for text in root.iter(f"{SVG}text")]
+    assert {"rank 0 main", "rank 0 gather", "rank 0 reduce"} <= set(labels)
+
+
+def test_a_picture_shows_the_asked_step_and_else_the_last(tmp_path):
+    trace = RankTrace(0)
+    for step in range(3):
+        trace.host("step", step * 100, step * 100 + 90)
+        trace.task("gather", f"task of {step}", step * 100 + 5, step * 100 + 10)
+    assert any("task of 2" in title for title in titles(drawn(tmp_path, trace)))
+    shown = titles(drawn(tmp_path, trace, step=1))
+    assert any("task of 1" in title for title in shown)
+    assert not any("task of 2" in title for title in shown)
+
+
+def test_bars_stay_inside_the_picture(tmp_path):
+    trace = RankTrace(0).host("step", 100, 200).task("copy", "long", 0, 1000)
+    root = drawn(tmp_path, trace)
+    width = float(root.get("width"))
+    for rect in root.iter(f"{SVG}rect"):
+        x = float(rect.get("x", 0))
+        assert x >= 0 and x + float(rect.get("width")) <= width + 0.01
+
+
+def test_slices_that_share_time_do_not_cover_each_other(tmp_path):
+    trace = RankTrace(0).host("outer", 0, 100).host("inner", 10, 20)
+    trace.task("copy", "a", 0, 50).overlap("copy", "b", 40, 60, 1)
+    rects = [
+        tuple(float(rect.get(key)) for key in ("x", "y", "width", "height"))
+        for group in drawn(tmp_path, trace).iter(f"{SVG}g")
+        for rect in group.iter(f"{SVG}rect")
+    ]
+    assert len(rects) == 4
+    for i, (x, y, width, height) in enumerate(rects):
+        for u, v, other_width, other_height in rects[:i]:
+            apart = x >= u + other_width or u >= x + width
+            assert apart or y >= v + other_height or v >= y + height
+
+
+def test_names_may_hold_markup_and_control_characters(tmp_path):
+    root = drawn(tmp_path, RankTrace(0).task("<lane>", 'a<b>&"c"\x01\n', 0, 10))
+    assert any('a<b>&"c"\ufffd\ufffd' in title for title in titles(root))
+
+
+def test_a_step_that_is_not_there_is_an_error_with_their_number(tmp_path):
+    with pytest.raises(tool.TraceError, match="no step 7; it has 1"):
+        drawn(tmp_path, a_step(0), step=7)
+
+
+def test_a_trace_without_slices_is_drawn(tmp_path):
+    assert titles(drawn(tmp_path, RankTrace(0))) == []
+
+
+# ---- the command line ---------------------------------------------------------------------------
+
+
+def run(*arguments):
+    """Run `python -m penstock.trace` without site-packages: the standard library alone."""
+    environment = {**os.environ, "PYTHONPATH": str(TOOL.parents[1])}
+    return subprocess.run(
+        [sys.executable, "-S", "-m", "penstock.trace", *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_commands_work_with_the_standard_library_alone(tmp_path):
+    paths = [a_step(rank).save(tmp_path) for rank in range(2)]
+    out, picture = tmp_path / "out.json", tmp_path / "out.svg"
+    for arguments in (["merge", out, *paths], ["draw", out, picture, "--step", "0"]):
+        done = run(*arguments)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    check_file(out)
+    assert ElementTree.parse(picture).getroot().tag == f"{SVG}svg"
+    done = run("report", out)
+    assert done.returncode == 0
+    assert "rank 1: 0.100 ms, exposed communication 0.030 ms (30.0%)" in done.stdout
+
+
+def test_the_report_comes_as_json_when_asked(tmp_path):
+    path = a_step(0).save(tmp_path)
+    done = run("report", path, "--json")
+    assert json.loads(done.stdout)["ranks"]["0"] == tool.report(path)["ranks"][0]
+
+
+def test_the_tool_runs_by_its_path(tmp_path):
+    path = a_step(0).save(tmp_path)
+    done = subprocess.run([sys.executable, TOOL, "report", path], capture_output=True, check=True)
+    assert b"rank 0" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["missing.json", "broken.json"])
+def test_errors_are_one_line_and_a_status(tmp_path, name):
+    (tmp_path / "broken.json").write_text("{")
+    done = run("report", tmp_path / name)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert name in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# ---- the rules ----------------------------------------------------------------------------------
+
+
+def broken(change):
+    content = a_step(0).overlap("copy", "copy", 5, 10, 9).content
+    assert violations(content) == []
+    by_phase = {}
+    for event in content["traceEvents"]:
+        by_phase.setdefault(event["ph"], event)
+    change(content, by_phase)
+    return violations(content)
+
+
+def drop(key, *names):
+    def change(content, events):
+        for name in names:
+            del events[name][key]
+
+    return change
+
+
+def put(phase, **fields):
+    return lambda content, events: events[phase].update(fields)
+
+
+def remove(phase):
+    return lambda content, events: content["traceEvents"].remove(events[phase])
+
+
+def rename_track(content, events):
+    names = [e for e in content["traceEvents"] if e["name"] == "thread_name"]
+    content["traceEvents"].remove(names[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        drop("dur", "X"),
+        drop("ts", "C"),
+        drop("bp", "f"),
+        drop("id", "s"),
+        put("X", ts=-1),
+        put("X", ts=BASE_NS / 1000),
+        put("X", ts=float("nan")),
+        put("X", tid=0),
+        put("X", pid=0),
+        put("X", dur=35, ts=20),
+        put("X", name=None),
+        put("X", ph="Q"),
+        put("C", args={"value": "many"}),
+        put("C", args={}),
+        put("s", ts=150),
+        put("f", ts=38),
+        put("f", ts=1.5),
+        put("s", id=8),
+        remove("s"),
+        remove("f"),
+        remove("b"),
+        remove("e"),
+        put("e", ts=4),
+        rename_track,
+        lambda content, events: content.pop("distributedInfo"),
+        lambda content, events: content.update(baseTimeNanoseconds=1.5),
+        lambda content, events: content.pop("traceEvents"),
+    ],
+)
+def test_the_checker_notices_each_broken_rule(change):
+    assert broken(change)
+
+
+# ---- files of the C library ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    """Two ranks' files, written by the test program of tracing."""
+    program = BUILD / "tests" / "tracing_test_chrome"
+    if not program.exists():
+        pytest.skip(f"{program} is not built: run ./dev build, or set PENSTOCK_BUILD")
+    folder = tmp_path_factory.mktemp("samples")
+    environment = {**os.environ, "PST_TRACE_SAMPLES": str(folder)}
+    subprocess.run([program], env=environment, check=True, capture_output=True)
+    return [folder / "rank0.json", folder / "rank1.json"]
+
+
+def test_files_of_the_library_keep_the_rules(samples):
+    for rank, path in enumerate(samples):
+        assert check_file(path)["distributedInfo"]["rank"] == rank
+
+
+def test_files_of_the_library_hold_every_kind_of_event(samples):
+    events = check_file(samples[0])["traceEvents"]
+    assert {event["ph"] for event in events} == set("MXCsfbe")
+
+
+def test_names_of_the_library_come_back_as_they_were(samples):
+    names = {event["name"] for event in check_file(samples[0])["traceEvents"]}
+    assert 'launch "quoted" \ufffd' in names
+
+
+def test_a_full_ring_of_the_library_is_cut_and_told(samples):
+    content = check_file(samples[0])
+    tasks = [e for e in content["traceEvents"] if e["ph"] == "X" and e["name"] == "task"]
+    assert len(tasks) + content["penstock"]["overwritten"] == 3 * 64
+
+
+def test_files_of_the_library_merge_by_their_collectives(samples, tmp_path):
+    tool.merge(samples, tmp_path / "merged.json")
+    content = check_file(tmp_path / "merged.json")
+    ends = [end_of(event) for event in slices_of(content, "all_gather blocks.0").values()]
+    assert ends == pytest.approx([ends[0]] * 2, abs=2e-3)
+    rank = tool.report(tmp_path / "merged.json")["ranks"][1]
+    assert rank["exposed_us"] == pytest.approx(50, abs=1e-2)
+    assert rank["lanes"]["gather"]["bytes"] == 2 * 1048576
