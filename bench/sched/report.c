@@ -22,8 +22,8 @@ static int compare(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-static double median(const bench_results *results, size_t system, bench_shape shape,
-                     size_t threads, bench_mode mode) {
+static double median(const bench_results *results, size_t system, bench_shape shape, size_t threads,
+                     bench_mode mode) {
     double *values = calloc(results->rounds, sizeof(*values));
     if (values == NULL) return 0;
     for (size_t round = 0; round < results->rounds; round++)

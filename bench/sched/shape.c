@@ -30,9 +30,12 @@ size_t bench_predecessors(bench_shape shape, size_t i, size_t *predecessors) {
 
 size_t bench_half(bench_shape shape, size_t i) {
     switch (shape) {
-    case BENCH_CHAIN: return i / CHAIN_BLOCK % 2;
-    case BENCH_STENCIL: return i % BENCH_WIDTH >= BENCH_WIDTH / 2;
-    default: return i % 2;
+    case BENCH_CHAIN:
+        return i / CHAIN_BLOCK % 2;
+    case BENCH_STENCIL:
+        return i % BENCH_WIDTH >= BENCH_WIDTH / 2;
+    default:
+        return i % 2;
     }
 }
 

@@ -10,8 +10,7 @@ static pst_status append(void *argument, pst_stream *stream) {
 }
 
 static pst_status run_two_tasks(pst_runtime *runtime, char **end) {
-    pst_lane_options options = {
-        .size = sizeof(options), .name = "host", .mode = PST_LANE_PUMPED};
+    pst_lane_options options = {.size = sizeof(options), .name = "host", .mode = PST_LANE_PUMPED};
     pst_lane *lane;
     pst_status status = pst_lane_create(runtime, &options, &lane);
     if (status != PST_OK) return status;

@@ -83,7 +83,8 @@ CK_CC_INLINE static bool ck_pr_cas_ptr(void *target, void *expected, void *value
 #define ck_pr_store_ptr(target, value) ck_pr_md_store_ptr((target), (value))
 #define ck_pr_store_ptr_unsafe         ck_pr_store_ptr
 
-/* ---- integers --------------------------------------------------------------------------------- */
+/* ---- integers ---------------------------------------------------------------------------------
+ */
 
 #define PST__CK_MODIFY(name, suffix, type)                                                         \
     CK_CC_INLINE static void ck_pr_##name##_##suffix(type *target, type value) {                   \
@@ -105,8 +106,8 @@ CK_CC_INLINE static bool ck_pr_cas_ptr(void *target, void *expected, void *value
     }                                                                                              \
     CK_CC_INLINE static bool ck_pr_cas_##suffix##_value(type *target, type expected, type value,   \
                                                         type *found) {                             \
-        bool swapped = __atomic_compare_exchange_n(target, &expected, value, false,                \
-                                                   PST__CK_ORDER, PST__CK_ORDER);                  \
+        bool swapped = __atomic_compare_exchange_n(target, &expected, value, false, PST__CK_ORDER, \
+                                                   PST__CK_ORDER);                                 \
         *found = expected;                                                                         \
         return swapped;                                                                            \
     }                                                                                              \
@@ -141,20 +142,20 @@ PST__CK_INTEGER(64, uint64_t)
 #undef PST__CK_INTEGER
 #undef PST__CK_MODIFY
 
-#define ck_pr_load_char(source)          ck_pr_md_load_char(source)
-#define ck_pr_load_int(source)           ck_pr_md_load_int(source)
-#define ck_pr_load_uint(source)          ck_pr_md_load_uint(source)
-#define ck_pr_load_8(source)             ck_pr_md_load_8(source)
-#define ck_pr_load_16(source)            ck_pr_md_load_16(source)
-#define ck_pr_load_32(source)            ck_pr_md_load_32(source)
-#define ck_pr_load_64(source)            ck_pr_md_load_64(source)
-#define ck_pr_store_char(target, value)  ck_pr_md_store_char((target), (value))
-#define ck_pr_store_int(target, value)   ck_pr_md_store_int((target), (value))
-#define ck_pr_store_uint(target, value)  ck_pr_md_store_uint((target), (value))
-#define ck_pr_store_8(target, value)     ck_pr_md_store_8((target), (value))
-#define ck_pr_store_16(target, value)    ck_pr_md_store_16((target), (value))
-#define ck_pr_store_32(target, value)    ck_pr_md_store_32((target), (value))
-#define ck_pr_store_64(target, value)    ck_pr_md_store_64((target), (value))
+#define ck_pr_load_char(source)         ck_pr_md_load_char(source)
+#define ck_pr_load_int(source)          ck_pr_md_load_int(source)
+#define ck_pr_load_uint(source)         ck_pr_md_load_uint(source)
+#define ck_pr_load_8(source)            ck_pr_md_load_8(source)
+#define ck_pr_load_16(source)           ck_pr_md_load_16(source)
+#define ck_pr_load_32(source)           ck_pr_md_load_32(source)
+#define ck_pr_load_64(source)           ck_pr_md_load_64(source)
+#define ck_pr_store_char(target, value) ck_pr_md_store_char((target), (value))
+#define ck_pr_store_int(target, value)  ck_pr_md_store_int((target), (value))
+#define ck_pr_store_uint(target, value) ck_pr_md_store_uint((target), (value))
+#define ck_pr_store_8(target, value)    ck_pr_md_store_8((target), (value))
+#define ck_pr_store_16(target, value)   ck_pr_md_store_16((target), (value))
+#define ck_pr_store_32(target, value)   ck_pr_md_store_32((target), (value))
+#define ck_pr_store_64(target, value)   ck_pr_md_store_64((target), (value))
 
 /* What the other headers of concurrencykit ask for before they offer a function. */
 #define CK_F_PR_LOAD_32
