@@ -43,5 +43,6 @@ add_custom_target(penstock_package ALL
   COMMAND ${CMAKE_COMMAND} -D FROM=${CMAKE_CURRENT_SOURCE_DIR}/bindings/python/penstock
           -D TO=${package} -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/link_package.cmake)
 
-install(TARGETS penstock_torch LIBRARY DESTINATION penstock COMPONENT python)
-install(TARGETS penstock LIBRARY DESTINATION penstock COMPONENT python NAMELINK_SKIP)
+install(TARGETS penstock_torch LIBRARY DESTINATION penstock COMPONENT python EXCLUDE_FROM_ALL)
+install(TARGETS penstock LIBRARY DESTINATION penstock COMPONENT python
+        NAMELINK_SKIP EXCLUDE_FROM_ALL)
