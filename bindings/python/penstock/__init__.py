@@ -1,0 +1,72 @@
+"""Penstock: sharded training whose compute never waits for parameters.
+
+    import penstock
+    penstock.shard(model, stage=3)
+
+and then an ordinary training loop. Names are imported when they are first used, so that
+``python -m penstock.trace`` needs neither torch nor the compiled extension.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock._errors import PenstockError
+    from penstock._gradients import no_sync
+    from penstock._plan import (
+        Operation,
+        Plan,
+        compile,
+        get_recorded_ops,
+        record,
+    )
+    from penstock._shard import close, invalidate, shard
+    from penstock._stats import Stats, stats
+    from penstock._tracing import trace
+
+__all__ = [
+    "Operation",
+    "PenstockError",
+    "Plan",
+    "Stats",
+    "close",
+    "compile",
+    "get_recorded_ops",
+    "invalidate",
+    "no_sync",
+    "record",
+    "shard",
+    "stats",
+    "trace",
+]
+
+_HOME = {
+    "Operation": "_plan",
+    "PenstockError": "_errors",
+    "Plan": "_plan",
+    "Stats": "_stats",
+    "close": "_shard",
+    "compile": "_plan",
+    "get_recorded_ops": "_plan",
+    "invalidate": "_shard",
+    "no_sync": "_gradients",
+    "record": "_plan",
+    "shard": "_shard",
+    "stats": "_stats",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "trace":  # a module that can be called; importing it puts it here
+        return importlib.import_module("penstock.trace")
+    if name not in _HOME:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"penstock.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,107 @@
+"""Which modules of a model are gathered as one: its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from penstock._errors import PenstockError
+
+Selector = str | type[nn.Module] | nn.Module
+Blocks = Iterable[Selector] | Callable[[str, nn.Module], bool] | None
+Named = tuple[str, nn.Module]
+
+
+def find_blocks(model: nn.Module, blocks: Blocks = None) -> list[Named]:
+    """The blocks of a model, none inside another, in the order of ``named_modules``.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The whole model.
+    blocks : iterable of (str, class, module), or callable, optional
+        Names or patterns (``"layers.*"``), classes, modules; or a predicate over (name, module).
+        Left out: the elements of each outermost ``nn.ModuleList``; without such a list, the
+        instances of the class that repeats and holds most parameters.
+
+    Returns
+    -------
+    list of (str, nn.Module)
+    """
+    if blocks is None:
+        return _listed(model) or _repeated(model)
+    if callable(blocks):
+        predicate = blocks
+        return _outermost(model, lambda name, module: bool(predicate(name, module)))
+    selectors = list(blocks)
+    for selector in selectors:
+        _check_selects(model, selector)
+    return _outermost(
+        model, lambda name, module: any(_selects(s, name, module) for s in selectors)
+    )
+
+
+def _outermost(model: nn.Module, wanted: Callable[[str, nn.Module], bool]) -> list[Named]:
+    return list(_walk("", model, wanted, set()))
+
+
+def _walk(
+    prefix: str, parent: nn.Module, wanted: Callable[[str, nn.Module], bool], seen: set[int]
+) -> Iterator[Named]:
+    for child_name, child in parent.named_children():
+        name = f"{prefix}{child_name}"
+        if id(child) in seen:
+            continue
+        seen.add(id(child))
+        if _is_callable(child) and _has_parameters(child) and wanted(name, child):
+            yield name, child
+        else:
+            yield from _walk(f"{name}.", child, wanted, seen)
+
+
+def _is_callable(module: nn.Module) -> bool:
+    """Whether the module can be called: hooks of a mere container never run."""
+    return type(module).forward is not nn.Module.forward
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _listed(model: nn.Module) -> list[Named]:
+    lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    return _outermost(model, lambda name, module: name.rpartition(".")[0] in lists)
+
+
+def _repeated(model: nn.Module) -> list[Named]:
+    best: list[Named] = []
+    best_size = 0
+    for kind in dict.fromkeys(type(module) for module in model.modules()):
+        found = _outermost(model, lambda name, module, kind=kind: type(module) is kind)
+        size = sum(p.numel() for _, module in found for p in module.parameters())
+        if len(found) > 1 and size > best_size:
+            best, best_size = found, size
+    return best
+
+
+def _selects(selector: Selector, name: str, module: nn.Module) -> bool:
+    if isinstance(selector, str):
+        return fnmatchcase(name, selector)
+    if isinstance(selector, type):
+        return isinstance(module, selector)
+    return module is selector
+
+
+def _check_selects(model: nn.Module, selector: Selector) -> None:
+    if not isinstance(selector, (str, type, nn.Module)):
+        raise PenstockError(
+            "EINVAL",
+            f"blocks= holds {selector!r}: give names, patterns, classes or modules, or one predicate",
+        )
+    if not any(name and _selects(selector, name, m) for name, m in model.named_modules()):
+        raise PenstockError(
+            "EINVAL",
+            f"blocks= names {selector!r}, which matches no submodule of {type(model).__name__}",
+        )

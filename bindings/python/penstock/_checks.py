@@ -1,0 +1,76 @@
+"""What a model must be like to be sharded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from penstock._errors import PenstockError
+
+
+def check_stage(stage: int) -> None:
+    """Raise unless the stage is one of 1, 2, 3."""
+    if stage not in (1, 2, 3):
+        raise PenstockError("EINVAL", f"stage={stage!r}: ZeRO has the stages 1, 2 and 3")
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Raise when the model has no parameters, or one that cannot be sharded."""
+    kind = type(model).__name__
+    parameters = dict(model.named_parameters())
+    if not parameters:
+        raise PenstockError("EINVAL", f"{kind} has no parameters: there is nothing to shard")
+    for name, parameter in parameters.items():
+        problem = _problem(parameter)
+        if problem:
+            raise PenstockError("EINVAL", f"parameter {name!r} of {kind} {problem}")
+
+
+def _problem(parameter: nn.Parameter) -> str:
+    if isinstance(parameter, DTensor):
+        return "is a DTensor already: shard the plain model"
+    if parameter.is_meta:
+        return "is on the meta device: give it memory (model.to_empty, then initialise) before shard"
+    if parameter.device.type != "cpu":
+        return f"is on {parameter.device}: only CPU tensors can be sharded so far"
+    if parameter.dim() == 0:
+        return "is a scalar, and rows are what is sharded: give it the shape [1]"
+    if parameter.layout != torch.strided:
+        return f"has the layout {parameter.layout}: only dense parameters can be sharded"
+    if parameter.is_complex():
+        return f"is {parameter.dtype}: complex parameters cannot be sharded"
+    return ""
+
+
+def check_no_optimizer(model: nn.Module) -> None:
+    """Raise when an optimizer holds parameters of the model: it would go on with the old ones."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    if not _holders(names):
+        return
+    gc.collect()  # what nobody uses any more does not count
+    for optimizer, name in _holders(names):
+        raise PenstockError(
+            "ESTATE",
+            f"optimizer {type(optimizer).__name__} holds parameter {name!r}, which sharding "
+            "replaces: build optimizers after penstock.shard(model)",
+        )
+
+
+def _holders(names: dict[int, str]) -> list[tuple[torch.optim.Optimizer, str]]:
+    return [
+        (optimizer, names[id(parameter)])
+        for optimizer in _optimizers()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if id(parameter) in names
+    ]
+
+
+def _optimizers() -> Iterable[torch.optim.Optimizer]:
+    kind = torch.optim.Optimizer
+    found = (x for x in gc.get_objects() if issubclass(type(x), kind))
+    return [x for x in found if hasattr(x, "param_groups")]

@@ -1,0 +1,214 @@
+"""The engine of one sharded model: its ranks, units and passes."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from penstock._errors import PenstockError
+from penstock._units import Group, Parameter, Unit
+from penstock._world import World, local_of
+
+if TYPE_CHECKING:
+    from penstock._gradients import Backward
+    from penstock._plan import Plan
+
+_ATTRIBUTE = "_penstock_engine"
+_live: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+class Engine:
+    """What Penstock knows of one sharded model.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The root.
+    world : World
+        Its ranks.
+    runtime, native
+        The C runtime and engine.
+    units : list of Unit
+        The root first, then the blocks.
+    stage : int
+        1, 2 or 3.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        world: World,
+        runtime: Any,
+        native: Any,
+        units: list[Unit],
+        stage: int,
+    ) -> None:
+        self.name = type(model).__name__
+        self.world = world
+        self.runtime = runtime
+        self.native = native
+        self.units = units
+        self.root = units[0]
+        self.stage = stage
+        self.depth = 0  # forwards of units that run, inside each other
+        self.sync = True  # whether backwards reduce
+        self.plans: dict[bool, Plan] = {}  # in force, for training and for evaluation
+        self.backward: Backward
+        self._ids = {id(p.sharded) for p in self.parameters()}
+        model.__dict__[_ATTRIBUTE] = self
+        _live.add(self)
+
+    def groups(self) -> list[Group]:
+        """All groups, in the order of registration."""
+        return [group for unit in self.units for group in unit.groups]
+
+    def parameters(self) -> list[Parameter]:
+        """All parameters, in the order of registration."""
+        return [parameter for group in self.groups() for parameter in group.parameters]
+
+    # ---- forward ------------------------------------------------------------------------------
+
+    def enter(self, unit: Unit) -> None:
+        """A unit's forward begins; the outermost one begins a pass."""
+        if unit is self.root or self.depth == 0:
+            self._begin_forward()
+        self.depth += 1
+
+    def leave(self) -> None:
+        """A unit's forward has ended."""
+        self.depth -= 1
+        if self.depth == 0:
+            self.native.end_forward()
+
+    def _begin_forward(self) -> None:
+        if self.native is None:
+            raise PenstockError("ESTATE", f"the sharded model {self.name} was closed")
+        self.depth = 0
+        self.backward.abandon()
+        for unit in self.units:
+            unit.reset()
+        self._look_at_shards()
+        self.native.begin_forward(torch.is_grad_enabled())
+
+    def _look_at_shards(self) -> None:
+        for parameter in self.parameters():
+            self._check_parameter(parameter)
+        if any(group.shard._version != group.version for group in self.groups()):
+            self.updated()
+
+    def _check_parameter(self, parameter: Parameter) -> None:
+        sharded = parameter.sharded
+        if local_of(sharded).data_ptr() != parameter.address:
+            raise PenstockError(
+                "ESTATE",
+                f"parameter {parameter.name!r} was moved or converted after shard: do that (to, "
+                "half, ...) before penstock.shard(model)",
+            )
+        if sharded.requires_grad != parameter.full.requires_grad:
+            if not parameter.trainable:
+                raise PenstockError(
+                    "ESTATE",
+                    f"parameter {parameter.name!r} was frozen when the model was sharded and has "
+                    "no room for gradients: call requires_grad_(True) before penstock.shard(model)",
+                )
+            parameter.full.requires_grad_(sharded.requires_grad)
+
+    # ---- the shards changed ---------------------------------------------------------------------
+
+    def updated(self) -> None:
+        """The shards have new values: gathered copies are stale."""
+        for group in self.groups():
+            group.version = group.shard._version
+        self.native.updated()
+
+    def owns_any(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer holds parameters of this model."""
+        return any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"])
+
+    @torch.no_grad()
+    def take_loaded(self, module: nn.Module) -> None:
+        """After a load with ``assign=True``: copy the module's new tensors into the shards."""
+        for parameter in self.parameters():
+            for holder, attribute in parameter.places:
+                loaded = module._parameters.get(attribute) if holder is module else None
+                if loaded is None or loaded is parameter.sharded or loaded is parameter.full:
+                    continue
+                _copy_rows(parameter, loaded)
+                parameter.show(parameter.sharded)
+        self.updated()
+
+    def close(self) -> None:
+        """End the engine: threads, memory and private process groups are given back."""
+        _live.discard(self)
+        if self.native is None:
+            return
+        for unit in self.units:
+            unit.reset()
+        self.native.destroy()
+        self.native = None
+        self.world.close()
+
+
+def _copy_rows(parameter: Parameter, loaded: torch.Tensor) -> None:
+    target = local_of(parameter.sharded)
+    source = local_of(loaded)
+    if source.shape == parameter.shape and source.shape != target.shape:
+        source = source[parameter.first_row : parameter.first_row + len(target)]
+    target.copy_(source)
+
+
+def engine_of(model: nn.Module | None) -> Engine:
+    """The engine of a sharded model.
+
+    Parameters
+    ----------
+    model : nn.Module or None
+        The model given to ``shard``, or one wrapped around it by ``torch.compile``; None: the only
+        one that lives.
+
+    Returns
+    -------
+    Engine
+    """
+    if model is None:
+        return _only_engine()
+    model = getattr(model, "_orig_mod", model)
+    engine = model.__dict__.get(_ATTRIBUTE)
+    if engine is None:
+        raise PenstockError(
+            "ESTATE", f"{type(model).__name__} is not sharded: call penstock.shard(model) first"
+        )
+    return engine
+
+
+def _only_engine() -> Engine:
+    engines = list(_live)
+    if len(engines) == 1:
+        return engines[0]
+    names = ", ".join(sorted(engine.name for engine in engines)) or "none"
+    raise PenstockError("EINVAL", f"say which model: {len(engines)} sharded models live ({names})")
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether `shard` was called on this very module."""
+    return _ATTRIBUTE in module.__dict__
+
+
+def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for engine in list(_live):
+        if engine.owns_any(optimizer):
+            engine.updated()
+
+
+def _close_all() -> None:
+    for engine in list(_live):
+        engine.close()
+
+
+register_optimizer_step_post_hook(_after_optimizer_step)
+atexit.register(_close_all)

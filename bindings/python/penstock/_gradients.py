@@ -1,0 +1,214 @@
+"""A backward: who has its gradients, what goes to the engine, and where the results go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.autograd.variable import Variable
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from penstock._engine import Engine, engine_of
+from penstock._units import Group, Parameter, Unit
+from penstock._world import local_of
+
+if TYPE_CHECKING:
+    from penstock._hooks import Use
+
+
+class Backward:
+    """The backwards of an engine, one at a time.
+
+    Parameters
+    ----------
+    engine : Engine
+        Whose backwards.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._running = False
+        self._reduces = False
+        self._held: list[Unit] = []
+
+    def begin(self) -> None:
+        """A backward begins, unless one runs; it ends with autograd's outermost graph."""
+        if self._running:
+            return
+        self._running = True
+        self._reduces = self._engine.sync
+        if self._reduces:
+            for group in self._engine.groups():
+                _offer_old_gradient(self._engine, group)
+        self._engine.native.begin_backward(self._reduces)
+        Variable._execution_engine.queue_callback(self._end)
+
+    def hold(self, unit: Unit) -> None:
+        """The backward gets to this unit."""
+        self.begin()
+        if unit.in_backward:
+            return
+        unit.in_backward = True
+        self._held.append(unit)
+        for group in unit.groups:
+            group.complete = False
+        unit.hold()
+
+    def got_gradient(self, group: Group, parameter: Parameter) -> None:
+        """Autograd has finished a parameter's gradient."""
+        self.begin()
+        group.fired.add(parameter)
+        if len(group.fired) < sum(p.full.requires_grad for p in group.trainable):
+            return
+        self._report(group)
+        group.complete = True
+        if self._may_release(group.unit):
+            self._release(group.unit)
+
+    def reached_inputs(self, use: Use) -> None:
+        """The gradients of a use's inputs are there: nothing of its backward is left."""
+        unit = use.unit
+        unit.active.discard(use)
+        if not use.recomputed:
+            unit.pending = max(0, unit.pending - 1)
+        if unit.active:
+            return
+        if unit.pending == 0:
+            for group in unit.groups:
+                if group.fired:
+                    self._report(group)
+        if unit.in_backward:
+            self._release(unit)
+
+    def abandon(self) -> None:
+        """Forget a backward that was broken off."""
+        if not self._running:
+            return
+        self._running = False
+        self._held.clear()
+        for group in self._engine.groups():
+            group.fired.clear()
+            for parameter in group.trainable:
+                parameter.full.grad = None
+
+    def _may_release(self, unit: Unit) -> bool:
+        if not unit.in_backward or unit.active:
+            return False
+        if unit is self._engine.root and any(not p.trainable for g in unit.groups for p in g.parameters):
+            # Between the root's gradients lie the blocks, and a frozen parameter before a block is
+            # still to come.
+            return False
+        return all(group.complete or not group.trainable for group in unit.groups)
+
+    def _release(self, unit: Unit) -> None:
+        unit.in_backward = False
+        self._held.remove(unit)
+        unit.drop()
+
+    def _report(self, group: Group) -> None:
+        group.fired.clear()
+        if not self._reduces:
+            return
+        sources = [_dense(parameter.full.grad) for parameter in group.parameters]
+        for parameter in group.trainable:
+            parameter.full.grad = None
+        self._engine.native.gradients(group.index, sources)
+
+    def _end(self) -> None:
+        groups = self._engine.groups()
+        for group in groups:
+            if any(parameter.full.grad is not None for parameter in group.trainable):
+                self._report(group)
+        for unit in list(self._held):
+            unit.active.clear()
+            self._release(unit)
+        self._running = False
+        self._engine.native.end_backward()
+        if self._reduces:
+            for group in groups:
+                _show_gradient(self._engine, group)
+
+
+def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    if gradient is None or gradient.layout == torch.strided:
+        return gradient
+    return gradient.to_dense()
+
+
+# ---- the flat gradient of a group ---------------------------------------------------------------
+#
+# It lives as long as some parameter's .grad shows a part of it: the engine has it during a backward
+# only, and here is a weak reference. So zero_grad(set_to_none=True) frees it.
+
+
+def _region(group: Group, parameter: Parameter, flat: torch.Tensor) -> torch.Tensor:
+    local = local_of(parameter.sharded)
+    offset = parameter.gradient_offset
+    return flat[offset : offset + local.numel()].view(local.shape)
+
+
+@torch.no_grad()
+def _show_gradient(engine: Engine, group: Group) -> None:
+    flat = engine.native.take_gradient(group.index)
+    if flat is None:
+        return
+    group.gradient = StorageWeakRef(flat.untyped_storage())
+    for parameter in group.trainable:
+        if engine.native.has_gradient(parameter.index):
+            rows = _region(group, parameter, flat)
+            parameter.sharded.grad = engine.world.as_sharded(rows, parameter.shape)
+
+
+@torch.no_grad()
+def _offer_old_gradient(engine: Engine, group: Group) -> None:
+    """Let the next reduction add to the gradients that the parameters have, if any."""
+    old = [
+        (p, local_of(p.sharded.grad)) for p in group.trainable if p.sharded.grad is not None
+    ]
+    if not old:
+        return
+    flat = _flat_of(group, [gradient for _, gradient in old])
+    if flat is None:
+        flat = torch.zeros(group.gradient_elements, dtype=group.dtype)
+    shared = flat.untyped_storage()._cdata
+    shown = {parameter for parameter, _ in old}
+    for parameter, gradient in old:
+        if gradient.untyped_storage()._cdata != shared:
+            _region(group, parameter, flat).copy_(gradient)
+    for parameter in group.trainable:
+        if parameter not in shown:
+            _region(group, parameter, flat).zero_()
+    engine.native.set_gradient(group.index, flat)
+
+
+def _flat_of(group: Group, gradients: list[torch.Tensor]) -> torch.Tensor | None:
+    if group.gradient is None or group.gradient.expired():
+        return None
+    for gradient in gradients:
+        storage = gradient.untyped_storage()
+        if storage._cdata == group.gradient.cdata:
+            return torch.empty(0, dtype=group.dtype).set_(storage, 0, (group.gradient_elements,))
+    return None
+
+
+@contextmanager
+def no_sync(model: nn.Module | None = None) -> Iterator[None]:
+    """Backwards in this context do not reduce: whole gradients stay on each rank.
+
+    The first backward after it that reduces takes them along. Until then they are not in
+    ``parameter.grad``, and ``zero_grad`` does not touch them.
+
+    Parameters
+    ----------
+    model : nn.Module, optional
+        The sharded model; may be left out while only one lives.
+    """
+    engine = engine_of(model)
+    before, engine.sync = engine.sync, False
+    try:
+        yield
+    finally:
+        engine.sync = before

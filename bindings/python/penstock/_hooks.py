@@ -1,0 +1,189 @@
+"""Hooks on modules: they tell when a unit is used, forward and backward.
+
+A unit is held while its forward runs, and again from the moment its outputs' gradients are there
+until its own gradients are done. Inside a backward (a checkpointed forward is run anew there, and
+may be stopped half-way) the end of a forward ends nothing: only gradients do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._compile import _disable_dynamo
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from penstock._engine import Engine
+from penstock._units import Unit
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Use:
+    """One forward of a unit, from its call to the end of its backward.
+
+    Attributes
+    ----------
+    unit : Unit
+        What is used.
+    recomputed : bool
+        Whether the forward runs inside a backward.
+    has_inputs : bool
+        Whether some input gets a gradient, so that the end of the backward can be seen there.
+    """
+
+    __slots__ = ("__weakref__", "engine", "has_inputs", "recomputed", "unit")
+
+    def __init__(self, engine: Engine, unit: Unit, recomputed: bool) -> None:
+        self.engine = engine
+        self.unit = unit
+        self.recomputed = recomputed
+        self.has_inputs = False
+
+
+class _Inputs(torch.autograd.Function):
+    """Identity; its backward runs when everything of the unit's backward has run.
+
+    The autograd engine takes the youngest ready node first, and this one is older than all nodes
+    of the unit.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, use: Use, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.use = use
+        ctx.set_materialize_grads(False)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        _reached_inputs(ctx.use)
+        return (None, *gradients)
+
+
+def install(engine: Engine, input_dtype: torch.dtype | None) -> None:
+    """Put the hooks on the model.
+
+    Parameters
+    ----------
+    engine : Engine
+        The engine of the model.
+    input_dtype : torch.dtype, optional
+        Floating-point inputs of units are cast to it.
+    """
+    for unit in engine.units:
+        unit.module.register_forward_pre_hook(
+            partial(_before_forward, engine, unit, input_dtype), prepend=True, with_kwargs=True
+        )
+        unit.module.register_forward_hook(
+            partial(_after_forward, engine, unit), always_call=True
+        )
+    for group in engine.groups():
+        for parameter in group.trainable:
+            parameter.full.register_post_accumulate_grad_hook(
+                partial(_got_gradient, engine, group, parameter)
+            )
+    holders = {holder for parameter in engine.parameters() for holder, _ in parameter.places}
+    for module in holders:
+        module.register_load_state_dict_post_hook(partial(_after_load, engine))
+
+
+def _after_load(engine: Engine, module: nn.Module, incompatible_keys: Any) -> None:
+    engine.take_loaded(module)
+
+
+# ---- forward ------------------------------------------------------------------------------------
+
+
+@_disable_dynamo
+def _before_forward(
+    engine: Engine,
+    unit: Unit,
+    input_dtype: torch.dtype | None,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Arguments:
+    use = Use(engine, unit, recomputed=torch._C._current_graph_task_id() != -1)
+    if use.recomputed:
+        engine.backward.hold(unit)
+    else:
+        engine.enter(unit)
+        unit.hold()
+    unit.calls.append(use)
+    if input_dtype is not None:
+        args, kwargs = _map_tensors(partial(_cast, input_dtype), (args, kwargs))
+    return _mark_inputs(use, args, kwargs) if torch.is_grad_enabled() else (args, kwargs)
+
+
+def _cast(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], arguments: Arguments) -> Any:
+    leaves, spec = tree_flatten(arguments)
+    mapped = [function(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+    return tree_unflatten(mapped, spec)
+
+
+def _mark_inputs(use: Use, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    leaves, spec = tree_flatten((args, kwargs))
+    where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
+    if not where:
+        return args, kwargs
+    use.has_inputs = True
+    for i, marked in zip(where, _Inputs.apply(use, *(leaves[i] for i in where)), strict=True):
+        leaves[i] = marked
+    return tree_unflatten(leaves, spec)
+
+
+@_disable_dynamo
+def _after_forward(
+    engine: Engine, unit: Unit, module: nn.Module, args: tuple[Any, ...], output: Any
+) -> None:
+    if not unit.calls:  # the forward never began: gathering failed
+        return
+    use = unit.calls.pop()
+    if torch.is_grad_enabled():
+        _watch_outputs(use, output)
+    if use.recomputed:
+        return
+    if unit is engine.root:
+        # The root is used at both ends of a pass: so its backward comes first, and its gradients,
+        # which the inputs' end completes, are reduced last.
+        unit.hold()
+        unit.drop()
+    unit.drop()
+    engine.leave()
+
+
+def _watch_outputs(use: Use, output: Any) -> None:
+    watched = False
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            leaf.register_hook(partial(_before_backward, use))
+            watched = True
+    if watched and use.has_inputs and not use.recomputed:
+        use.unit.pending += 1
+
+
+# ---- backward -----------------------------------------------------------------------------------
+
+
+@_disable_dynamo
+def _before_backward(use: Use, gradient: torch.Tensor) -> None:
+    if use.has_inputs:
+        use.unit.active.add(use)
+    use.engine.backward.hold(use.unit)
+
+
+@_disable_dynamo
+def _reached_inputs(use: Use) -> None:
+    use.engine.backward.reached_inputs(use)
+
+
+@_disable_dynamo
+def _got_gradient(engine: Engine, group: Any, parameter: Any, full: torch.Tensor) -> None:
+    engine.backward.got_gradient(group, parameter)

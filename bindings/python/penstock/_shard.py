@@ -1,0 +1,247 @@
+"""`shard`: an ordinary model becomes a sharded one, in place."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from penstock import _C, _checks
+from penstock._blocks import Blocks, find_blocks
+from penstock._engine import Engine, engine_of, is_sharded
+from penstock._errors import PenstockError
+from penstock._gradients import Backward
+from penstock._hooks import install
+from penstock._units import Group, Parameter, Unit
+from penstock._world import World
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_BUCKET_BYTES = 8 << 20
+
+
+def shard(
+    model: Model,
+    *,
+    stage: int = 3,
+    blocks: Blocks = None,
+    process_group: Any = None,
+    param_dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+    prefetch_ahead: int = 2,
+    prefetch_bytes: int | None = None,
+    bucket_bytes: int = _BUCKET_BYTES,
+    timeout: float | timedelta = 600.0,
+    verify: bool = True,
+) -> Model:
+    """Shard a model over its ranks, in place.
+
+    Afterwards ``model.parameters()`` are DTensors, ``Shard(0)``, of the original shapes (plain
+    tensors where ``torch.distributed`` is not initialised: then this process is the only rank).
+    Build optimizers from them. In the forward and backward of a block its modules hold the whole
+    parameters. All ranks call this alike, with equal parameter values: every rank keeps its rows.
+
+    Parameters
+    ----------
+    model : nn.Module
+        On the CPU, with values, not sharded yet. Blocks may not change their inputs in place.
+    stage : int
+        1: optimizer states are sharded, and gradients when they are reduced; 2: gradients travel
+        while the backward runs; 3: parameters are sharded too, and whole only around their use.
+    blocks : iterable of (str, class, module), or callable, optional
+        What is gathered as one: names or patterns of modules, classes, modules, or a predicate over
+        (name, module). Left out: elements of ``nn.ModuleList``, or the layers that repeat.
+    process_group : ProcessGroup, optional
+        The ranks; left out: all.
+    param_dtype : torch.dtype, optional
+        Of gathered parameters and of the blocks' floating-point inputs; left out: as the shards.
+    reduce_dtype : torch.dtype, optional
+        In which gradients travel (they are summed in fp32); left out: as the gathered parameters.
+    prefetch_ahead : int
+        How many groups are gathered ahead of their use, from the second pass on.
+    prefetch_bytes : int, optional
+        At most so many bytes gathered or in flight; left out: no limit.
+    bucket_bytes : int
+        Gradients of a rank's part that travel together.
+    timeout : float or timedelta
+        Seconds after which an operation among the ranks fails with PenstockError.
+    verify : bool
+        Whether ranks compare each operation before they begin it. Without it, ranks that take
+        different paths through the model may crash or mix up data.
+
+    Returns
+    -------
+    nn.Module
+        The same model.
+
+    Raises
+    ------
+    PenstockError
+        EINVAL: an unknown stage, a parameter that cannot be sharded, blocks that match nothing.
+        ESTATE: sharded already, or an optimizer was built before. EMISMATCH: the ranks' models
+        differ.
+    """
+    _check(model, stage)
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    world = World(process_group, seconds)
+    runtime = _C.Runtime(world.rank, world.size, seconds)
+    native = _C.Engine(
+        runtime=runtime,
+        name=type(model).__name__,
+        stage=stage,
+        gather=world.gather,
+        reduce=world.reduce,
+        prefetch_ahead=prefetch_ahead,
+        prefetch_bytes=prefetch_bytes or 0,
+        bucket_bytes=bucket_bytes,
+        verify=verify,
+    )
+    try:
+        units = _make_units(model, find_blocks(model, blocks), native)
+        for group in (group for unit in units for group in unit.groups):
+            _set_dtypes(group, param_dtype, reduce_dtype)
+            _register(native, group)
+        native.seal()
+    except BaseException:
+        native.destroy()
+        world.close()
+        raise
+    for unit in units:
+        for group in unit.groups:
+            _make_shard(native, world, group)
+    engine = Engine(model, world, runtime, native, units, stage)
+    engine.backward = Backward(engine)
+    install(engine, param_dtype)
+    return model
+
+
+def invalidate(model: nn.Module | None = None) -> None:
+    """Say that parameters of a sharded model were changed in a way that torch does not count.
+
+    Optimizers, in-place operations and loading are noticed; writing through ``.data`` is not.
+
+    Parameters
+    ----------
+    model : nn.Module, optional
+        The sharded model; may be left out while only one lives.
+    """
+    engine_of(model).updated()
+
+
+def close(model: nn.Module | None = None) -> None:
+    """Give back the threads, memory and process groups of a sharded model; it cannot run again.
+
+    The shards stay: parameters and their state can still be read and saved. A model that is
+    collected, and the end of the process, do this by themselves.
+
+    Parameters
+    ----------
+    model : nn.Module, optional
+        The sharded model; may be left out while only one lives.
+    """
+    engine_of(model).close()
+
+
+def _check(model: nn.Module, stage: int) -> None:
+    _checks.check_stage(stage)
+    for name, module in model.named_modules():
+        if is_sharded(module):
+            where = f"submodule {name!r} of it" if name else "it"
+            raise PenstockError(
+                "ESTATE", f"{type(model).__name__}: {where} is sharded already; shard once"
+            )
+    _checks.check_parameters(model)
+    _checks.check_no_optimizer(model)
+
+
+# ---- units and groups -----------------------------------------------------------------------------
+
+
+def _make_units(model: nn.Module, blocks: list[tuple[str, nn.Module]], native: Any) -> list[Unit]:
+    root = Unit("root", model, native)
+    units = [Unit(name, module, native) for name, module in blocks]
+    owners: dict[int, list[Unit]] = {}
+    for unit in units:
+        for module in unit.module.modules():
+            owners.setdefault(id(module), []).append(unit)
+    for parameter in _parameters_of(model):
+        owned_by = {
+            id(unit): unit
+            for module, _ in parameter.places
+            for unit in owners.get(id(module), [root])
+        }
+        # What several blocks share, or a block and the rest, belongs to the root.
+        unit = next(iter(owned_by.values())) if len(owned_by) == 1 else root
+        _group_of(unit, parameter.dtype).parameters.append(parameter)
+    return [root, *units]
+
+
+def _parameters_of(model: nn.Module) -> list[Parameter]:
+    found: dict[int, Parameter] = {}
+    for prefix, module in model.named_modules():
+        for attribute, original in module._parameters.items():
+            if original is None:
+                continue
+            if id(original) not in found:
+                name = f"{prefix}.{attribute}" if prefix else attribute
+                found[id(original)] = Parameter(name, original)
+            found[id(original)].places.append((module, attribute))
+    return list(found.values())
+
+
+def _group_of(unit: Unit, dtype: torch.dtype) -> Group:
+    for group in unit.groups:
+        if group.dtype == dtype:
+            return group
+    name = unit.name if not unit.groups else f"{unit.name} {str(dtype).removeprefix('torch.')}"
+    unit.groups.append(Group(name, unit, dtype))
+    return unit.groups[-1]
+
+
+def _set_dtypes(
+    group: Group, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+) -> None:
+    if group.dtype.is_floating_point:
+        group.gather_dtype = param_dtype or group.dtype
+        group.reduce_dtype = reduce_dtype or group.gather_dtype
+
+
+def _register(native: Any, group: Group) -> None:
+    for parameter in group.parameters:
+        parameter.index = native.add_parameter(
+            parameter.name, parameter.shape[0], parameter.row_elements, parameter.trainable
+        )
+    group.index = native.add_group(
+        group.name,
+        [parameter.index for parameter in group.parameters],
+        group.dtype,
+        group.gather_dtype,
+        group.reduce_dtype,
+    )
+
+
+@torch.no_grad()
+def _make_shard(native: Any, world: World, group: Group) -> None:
+    layout = native.group_layout(group.index)
+    size = group.dtype.itemsize
+    group.shard = torch.zeros(layout.shard_bytes // size, dtype=group.dtype)
+    group.gradient_elements = layout.gradient_bytes // size
+    released, messages = [], []
+    for parameter in group.parameters:
+        at = native.parameter_layout(group.index, parameter.index)
+        parameter.first_row = at.first_row
+        parameter.gradient_offset = at.gradient_offset // size
+        offset = at.shard_offset // size
+        rows = group.shard[offset : offset + at.shard_rows * parameter.row_elements]
+        rows = rows.view(at.shard_rows, *parameter.shape[1:])
+        rows.copy_(parameter.original[at.first_row : at.first_row + at.shard_rows])
+        parameter.make_sharded(rows, world)
+        tensor, message = parameter.make_full(group.gather_dtype)
+        released.append(tensor)
+        messages.append(message)
+        parameter.show(parameter.sharded)
+    native.attach(group.index, released, messages)
+    native.bind_shard(group.index, group.shard)
+    group.version = group.shard._version

@@ -1,0 +1,69 @@
+"""Figures of a sharded model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from penstock._engine import engine_of
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts since ``shard`` (or since ``stats(model, reset=True)``), of this rank.
+
+    Attributes
+    ----------
+    gathers, gather_bytes : int
+        All-gathers issued, and bytes of the groups gathered.
+    reduces, reduce_bytes : int
+        Reduce-scatters issued, and bytes of the whole gradients.
+    exposed_ns, exposed_gather_ns, exposed_reduce_ns : int
+        Nanoseconds in which the compute waited for communication.
+    forwards, backwards, planned_passes, deviations, prefetches : int
+        Passes; those that ran by a plan; those that left it; groups gathered ahead.
+    arena_peak, arena_reserved, bucket_peak : int
+        Bytes of gathered groups at most, of memory reserved, of gradient buckets at most.
+    plan_peak, plan_lower_bound : int
+        Bytes that the training plan needs, and the least any plan could need; 0 before it exists.
+    """
+
+    gathers: int
+    gather_bytes: int
+    reduces: int
+    reduce_bytes: int
+    exposed_ns: int
+    exposed_gather_ns: int
+    exposed_reduce_ns: int
+    forwards: int
+    backwards: int
+    planned_passes: int
+    deviations: int
+    prefetches: int
+    arena_peak: int
+    arena_reserved: int
+    bucket_peak: int
+    plan_peak: int
+    plan_lower_bound: int
+
+
+def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:
+    """Figures of a sharded model.
+
+    Parameters
+    ----------
+    model : nn.Module, optional
+        The model; may be left out while only one sharded model lives.
+    reset : bool
+        Begin to count anew after reading.
+
+    Returns
+    -------
+    Stats
+    """
+    native = engine_of(model).native
+    figures = Stats(**native.stats())
+    if reset:
+        native.reset_stats()
+    return figures

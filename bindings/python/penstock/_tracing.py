@@ -1,0 +1,48 @@
+"""`trace`: record what a sharded model's lanes do, as a Chrome trace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from penstock._engine import engine_of
+from penstock._errors import PenstockError
+
+PathLike = str | os.PathLike[str]
+
+
+@contextmanager
+def trace(
+    model: nn.Module | PathLike | None = None, path: PathLike | None = None
+) -> Iterator[str]:
+    """Record what happens inside, and write it as a Chrome trace that Perfetto opens.
+
+    Each rank writes a file of its own; ``penstock.trace.merge`` makes one of them.
+
+    Parameters
+    ----------
+    model : nn.Module, optional
+        The sharded model; may be left out (``trace(path)``) while only one lives.
+    path : str or path
+        The file; ``{rank}`` in it becomes the rank.
+
+    Yields
+    ------
+    str
+        The path of this rank's file.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        model, path = None, model
+    if path is None:
+        raise PenstockError("EINVAL", "trace: say which file to write: trace(model, path)")
+    engine = engine_of(model)
+    own = os.fspath(path).replace("{rank}", str(engine.world.rank))
+    engine.runtime.trace_start()
+    try:
+        yield own
+    finally:
+        engine.runtime.trace_stop()
+    engine.runtime.trace_write(own)

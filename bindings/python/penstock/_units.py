@@ -1,0 +1,186 @@
+"""Parameters, groups and units: what is gathered together, and where the gathered tensors show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from penstock import _C
+from penstock._world import World, local_of
+
+if TYPE_CHECKING:
+    from penstock._hooks import Use
+
+
+class Parameter:
+    """One parameter of the model.
+
+    Attributes
+    ----------
+    name : str
+        Its full name in the model.
+    places : list of (nn.Module, str)
+        Modules and attributes that hold it; several for a tied parameter.
+    original : nn.Parameter
+        As found in the model; given up when the shard is made.
+    sharded : nn.Parameter
+        This rank's rows, which optimizers have, and the modules while the group is not gathered.
+    full : nn.Parameter
+        The whole tensor, which the modules have while the group is gathered; one object for ever.
+    index : int
+        Its number in the engine.
+    first_row : int
+        Where this rank's rows begin.
+    gradient_offset : int
+        Elements before it in the group's flat gradient.
+    address : int
+        Where this rank's rows lie.
+    """
+
+    def __init__(self, name: str, original: nn.Parameter) -> None:
+        self.name = name
+        self.places: list[tuple[nn.Module, str]] = []
+        self.original = original
+        self.shape = original.shape
+        self.dtype = original.dtype
+        self.trainable = original.requires_grad
+        self.row_elements = self.shape[1:].numel()
+        self.index = -1
+        self.first_row = 0
+        self.gradient_offset = 0
+        self.address = 0
+        self.sharded: nn.Parameter
+        self.full: nn.Parameter
+
+    def make_sharded(self, rows: torch.Tensor, world: World) -> None:
+        """Make `sharded` from this rank's rows, and give up the original."""
+        tensor = world.as_sharded(rows, self.shape)
+        self.sharded = nn.Parameter(tensor, requires_grad=self.trainable)
+        self.sharded.__dict__.update(self.original.__dict__)  # users' marks
+        self.address = local_of(self.sharded).data_ptr()
+        del self.original
+
+    def make_full(self, dtype: torch.dtype) -> tuple[torch.Tensor, str]:
+        """Make `full`; returns a tensor on its storage, and what using it raises when released."""
+        message = (
+            f"parameter {self.name!r} is sharded and not gathered now: it is whole only while its "
+            "block's forward or backward runs"
+        )
+        released = _C.make_released_tensor(list(self.shape), dtype, message)
+        self.full = nn.Parameter(released, requires_grad=self.trainable)
+        return released, message
+
+    def show(self, tensor: nn.Parameter) -> None:
+        """Make every module that has the parameter have this tensor."""
+        for module, attribute in self.places:
+            module._parameters[attribute] = tensor
+
+
+class Group:
+    """Parameters of one unit and dtype, which the engine gathers and reduces as one.
+
+    Attributes
+    ----------
+    index : int
+        Its number in the engine.
+    gather_dtype, reduce_dtype : torch.dtype
+        Of gathered parameters, and in which gradients travel.
+    shard : torch.Tensor
+        This rank's rows of all parameters, flat.
+    version : int
+        Of `shard` when the engine last heard of it.
+    gradient_elements : int
+        Size of the flat gradient.
+    gradient : StorageWeakRef or None
+        The storage of the flat gradient that ``parameter.grad`` shows.
+    fired : set of Parameter
+        Have their gradient, which is not reported yet, in this backward.
+    complete : bool
+        Whether all gradients of this use in the backward were reported.
+    """
+
+    def __init__(self, name: str, unit: Unit, dtype: torch.dtype) -> None:
+        self.name = name
+        self.unit = unit
+        self.parameters: list[Parameter] = []
+        self.dtype = self.gather_dtype = self.reduce_dtype = dtype
+        self.index = -1
+        self.shard: torch.Tensor
+        self.version = 0
+        self.gradient_elements = 0
+        self.gradient: Any = None
+        self.fired: set[Parameter] = set()
+        self.complete = False
+
+    @property
+    def trainable(self) -> list[Parameter]:
+        """The parameters that get gradients."""
+        return [parameter for parameter in self.parameters if parameter.trainable]
+
+
+class Unit:
+    """A block, or the root with everything that is in no block.
+
+    Attributes
+    ----------
+    held : int
+        Uses now: forwards that run, and one for a backward.
+    in_backward : bool
+        Whether a backward holds it.
+    active : set of Use
+        Uses whose backward has begun and has not yet reached their inputs.
+    pending : int
+        Uses of forwards whose backward has not reached their inputs.
+    calls : list of Use
+        Forwards that run, the innermost last.
+    """
+
+    def __init__(self, name: str, module: nn.Module, native: Any) -> None:
+        self.name = name
+        self.module = module
+        self.native = native
+        self.groups: list[Group] = []
+        self.held = 0
+        self.in_backward = False
+        self.active: set[Use] = set()
+        self.pending = 0
+        self.calls: list[Use] = []
+
+    def hold(self) -> None:
+        """Begin a use: gather, wait, and show the whole parameters."""
+        for group in self.groups:
+            self.native.gather(group.index)
+        for group in self.groups:
+            self.native.wait(group.index)
+        self.held += 1
+        if self.held == 1:
+            self._show_full()
+
+    def drop(self) -> None:
+        """End a use; the last one shows the shards again."""
+        self.held -= 1
+        if self.held == 0:
+            self._show_sharded()
+        for group in self.groups:
+            self.native.release(group.index)
+
+    def reset(self) -> None:
+        """Forget the uses of a pass that was broken off, as the engine does itself."""
+        if self.held:
+            self._show_sharded()
+        self.held = 0
+        self.in_backward = False
+        self.active.clear()
+        self.calls.clear()
+
+    def _show_full(self) -> None:
+        for group in self.groups:
+            for parameter in group.parameters:
+                parameter.show(parameter.full)
+
+    def _show_sharded(self) -> None:
+        for group in self.groups:
+            for parameter in group.parameters:
+                parameter.show(parameter.sharded)

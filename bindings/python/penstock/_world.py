@@ -1,0 +1,75 @@
+"""Ranks: process groups for the engine's own use, and DTensors on the caller's."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from penstock._errors import PenstockError
+
+if dist.is_available():
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class World:
+    """The ranks that a model is sharded over.
+
+    Parameters
+    ----------
+    process_group : ProcessGroup, optional
+        The ranks; left out, all of ``torch.distributed``, or this process alone where that is not
+        initialised.
+    timeout : float
+        Seconds after which an operation among the ranks counts as failed.
+    """
+
+    def __init__(self, process_group: Any, timeout: float) -> None:
+        self.gather: Any = None
+        self.reduce: Any = None
+        self.mesh: DeviceMesh | None = None
+        self.rank, self.size = 0, 1
+        if process_group is None and not (dist.is_available() and dist.is_initialized()):
+            return
+        group = process_group if process_group is not None else dist.group.WORLD
+        self.rank = dist.get_rank(group)
+        if self.rank < 0:
+            raise PenstockError("EINVAL", "this process is not a rank of the process group given")
+        self.size = dist.get_world_size(group)
+        self.mesh = DeviceMesh.from_group(group, "cpu")
+        # Operations run on threads of the engine, so they need queues that nobody else uses.
+        self.gather, self.reduce = (_private_group(group, timeout) for _ in range(2))
+
+    def close(self) -> None:
+        """Give back the private process groups."""
+        if self.gather is not None and dist.is_initialized():
+            dist.destroy_process_group(self.gather)
+            dist.destroy_process_group(self.reduce)
+        self.gather = self.reduce = None
+
+    def as_sharded(self, local: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """The rows of this rank as a tensor of the whole shape (a DTensor where there are ranks)."""
+        if self.mesh is None:
+            return local
+        stride = torch.empty(shape, device="meta").stride()
+        meta = TensorMeta(shape, stride, local.dtype)
+        spec = DTensorSpec(self.mesh, (Shard(0),), tensor_meta=meta)
+        return DTensor(local, spec, requires_grad=False)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a sharded tensor that lies on this rank."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _private_group(group: Any, timeout: float) -> Any:
+    return dist.new_group(
+        dist.get_process_group_ranks(group),
+        timeout=timedelta(seconds=timeout),
+        backend="gloo",
+        use_local_synchronization=True,
+    )

@@ -1,0 +1,43 @@
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from ranks import World
+
+
+class Worlds:
+    """Worlds by size, started at first use and again after a failure."""
+
+    def __init__(self) -> None:
+        self.worlds: dict[int, World] = {}
+
+    def __call__(self, size: int) -> World:
+        if size not in self.worlds or not self.worlds[size].alive:
+            self.worlds[size] = World(size)
+        return self.worlds[size]
+
+    def close(self) -> None:
+        for world in self.worlds.values():
+            world.close()
+
+
+@pytest.fixture(scope="session")
+def worlds():
+    found = Worlds()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def fresh_world():
+    """Makes a world that the test may break."""
+    made: list[World] = []
+
+    def make(size: int) -> World:
+        made.append(World(size))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()

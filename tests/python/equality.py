@@ -1,0 +1,90 @@
+"""Train a model sharded and unsharded on the same batches, and compare."""
+
+from collections.abc import Callable
+from typing import Any
+
+import penstock
+import torch
+import torch.distributed as dist
+from models import loss_of, make
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+TOLERANCE = 1e-5
+
+
+def world() -> tuple[int, int]:
+    """Rank and number of ranks."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All ranks' rows of a sharded tensor."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def assert_close(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:
+    assert got.dtype == want.dtype and got.shape == want.shape, name
+    distance = (got.double() - want.double()).norm()
+    assert distance <= tolerance * want.double().norm() + 1e-12, f"{name}: off by {distance}"
+
+
+def assert_same_gradients(sharded: nn.Module, reference: nn.Module, tolerance: float) -> None:
+    pairs = zip(sharded.named_parameters(), reference.parameters(), strict=True)
+    for (name, parameter), twin in pairs:
+        assert (parameter.grad is None) == (twin.grad is None), f"{name}: {parameter.grad}"
+        if twin.grad is not None:
+            assert_close(f"gradient of {name}", whole(parameter.grad), twin.grad, tolerance)
+
+
+def assert_same_parameters(sharded: nn.Module, reference: nn.Module, tolerance: float) -> None:
+    pairs = zip(sharded.named_parameters(), reference.named_parameters(), strict=True)
+    for (name, parameter), (twin_name, twin) in pairs:
+        assert name == twin_name
+        assert_close(name, whole(parameter), twin.detach(), tolerance)
+
+
+def accumulate_reference(
+    model: nn.Module, step: int, loss: Callable[..., torch.Tensor] = loss_of
+) -> list[float]:
+    """Gradients of the mean over ranks, summed in rank order; returns the ranks' losses."""
+    _, size = world()
+    losses = []
+    for rank in range(size):
+        value = loss(model, step, rank)
+        (value / size).backward()
+        losses.append(value.item())
+    return losses
+
+
+def train_both(
+    kind: Callable[[], nn.Module],
+    *,
+    steps: int = 3,
+    optimizer: Callable[..., torch.optim.Optimizer] = sgd,
+    loss: Callable[..., torch.Tensor] = loss_of,
+    between: Callable[[nn.Module], None] | None = None,
+    tolerance: float = TOLERANCE,
+    **options: Any,
+) -> nn.Module:
+    """Compare losses, gradients and parameters over some steps; returns the sharded model."""
+    rank, _ = world()
+    reference, sharded = make(kind), penstock.shard(make(kind), **options)
+    twins = optimizer(reference.parameters()), optimizer(sharded.parameters())
+    for step in range(steps):
+        losses = accumulate_reference(reference, step, loss)
+        value = loss(sharded, step, rank)
+        value.backward()
+        assert abs(value.item() - losses[rank]) <= tolerance * abs(losses[rank]), f"step {step}"
+        assert_same_gradients(sharded, reference, tolerance)
+        for each in twins:
+            each.step()
+            each.zero_grad()
+        if between is not None:
+            between(sharded)
+    assert_same_parameters(sharded, reference, tolerance)
+    return sharded

@@ -1,0 +1,266 @@
+"""Small models with everything that makes sharding hard: odd sizes, ties, frozen and unused parts."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 7
+
+
+class Block(nn.Module):
+    """A residual block; sizes that no world divides, and a parameter with a single row."""
+
+    def __init__(self, hidden: int = 13) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, hidden)
+        self.scale = nn.Parameter(torch.rand(1) + 0.5)
+        self.down = nn.Linear(hidden, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.scale * self.down(torch.tanh(self.up(x)))
+
+
+class Net(nn.Module):
+    """Embedding, blocks, head; variants override `run_blocks`."""
+
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__()
+        self.embed = nn.Linear(5, WIDTH)
+        self.blocks = nn.ModuleList(Block(11 + 2 * i) for i in range(blocks))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, 3, bias=False)
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, x: torch.Tensor, rank: int = 0) -> torch.Tensor:
+        return self.head(self.norm(self.run_blocks(self.embed(x), rank)))
+
+
+class Tied(Net):
+    """Two blocks share a matrix, and embedding and head another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, WIDTH, bias=False)
+        self.head.weight = nn.Parameter(torch.randn(WIDTH, 3) / 3)
+        self.embed.weight = self.head.weight
+        self.blocks[2].up.weight = self.blocks[0].up.weight = nn.Parameter(torch.randn(15, WIDTH))
+        self.blocks[0] = self._wide(self.blocks[0])
+
+    def _wide(self, block: Block) -> Block:
+        wide = Block(15)
+        wide.up.weight = block.up.weight
+        return wide
+
+    def forward(self, x: torch.Tensor, rank: int = 0) -> torch.Tensor:
+        x = self.run_blocks(self.embed(x[..., :3]), rank)
+        return self.norm(x) @ self.head.weight
+
+
+class Frozen(Net):
+    """Frozen parameters at the beginning of a block, a frozen block, and frozen ones in the root."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.embed.weight.requires_grad_(False)
+        self.norm.weight.requires_grad_(False)
+        self.blocks[1].requires_grad_(False)
+        self.blocks[2].up.requires_grad_(False)
+        self.blocks[3].down.weight.requires_grad_(False)
+
+
+class FrozenBetween(Net):
+    """A trainable block, then a frozen layer of the root: needed in backward after the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.between = nn.Linear(WIDTH, WIDTH)
+        self.between.requires_grad_(False)
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        x = torch.tanh(self.between(self.blocks[0](x)))
+        return self.blocks[2](self.blocks[1](x))
+
+
+class Twice(Net):
+    """A block used twice in a forward, not in a row, and another in a row."""
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        first, second, third = self.blocks
+        return second(first(third(first(second(second(x))))))
+
+
+class Unused(Net):
+    """A parameter that no forward uses, and a block that none calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1].spare = nn.Parameter(torch.randn(9, 2))
+        self.spare = nn.Linear(4, 4)
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        return self.blocks[1](self.blocks[0](x))
+
+
+class OnOneRank(Net):
+    """The middle block runs on rank 0 alone, and the spare one on the last rank's forward."""
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        x = self.blocks[0](x)
+        if rank == 0:
+            x = self.blocks[1](x)
+        return self.blocks[2](x)
+
+
+class UsedByGradientOnOneRank(Net):
+    """All ranks run all blocks, but elsewhere than on rank 0 the middle one leads to no loss."""
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        x = self.blocks[0](x)
+        y = self.blocks[1](x)
+        x = y if rank == 0 else x + 0 * y.detach()
+        return self.blocks[2](x)
+
+
+class Checkpointed(Net):
+    """Checkpointing around blocks."""
+
+    reentrant = False
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+class CheckpointedReentrant(Checkpointed):
+    reentrant = True
+
+
+class InnerCheckpoint(nn.Module):
+    """Checkpointing of a part of a block."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.first = nn.Linear(WIDTH, 9)
+        self.second = nn.Linear(9, WIDTH)
+
+    def part(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.second(F.gelu(self.first(x))))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + checkpoint(self.part, x, use_reentrant=self.reentrant)
+
+
+class CheckpointedInside(Net):
+    def __init__(self, reentrant: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(InnerCheckpoint(reentrant) for _ in range(3))
+
+
+class CheckpointedInsideReentrant(CheckpointedInside):
+    def __init__(self) -> None:
+        super().__init__(reentrant=True)
+
+
+class CheckpointedPairs(Net):
+    """One checkpoint around two blocks, of which one is used in both."""
+
+    reentrant = False
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        for one, two in ((0, 1), (1, 2)):
+            x = checkpoint(self._pair, x, one, two, use_reentrant=self.reentrant)
+        return x
+
+    def _pair(self, x: torch.Tensor, one: int, two: int) -> torch.Tensor:
+        return self.blocks[two](self.blocks[one](x))
+
+
+class CheckpointedPairsReentrant(CheckpointedPairs):
+    reentrant = True
+
+
+class WeightNormed(nn.Module):
+    """A weight computed from two parameters: its gradients come after the input's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.direction = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.length = nn.Parameter(torch.rand(WIDTH, 1))
+        self.unused = nn.Parameter(torch.rand(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.length * self.direction / self.direction.norm(dim=1, keepdim=True)
+        return x + torch.tanh(x @ weight)
+
+
+class Reparametrized(Checkpointed):
+    reentrant = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(WeightNormed() for _ in range(3))
+
+
+class NestedValues(Net):
+    """Blocks that take and give dictionaries, keywords and None."""
+
+    class Nest(Block):
+        def forward(self, batch: dict, *, mask: torch.Tensor | None = None) -> dict:
+            return {"x": super().forward(batch["x"]), "extra": [None, batch["x"].sum()]}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Nest() for _ in range(3))
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        for block in self.blocks:
+            x = block({"x": x}, mask=None)["x"]
+        return x
+
+
+class MixedBlock(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = self.down.to(torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.down(torch.tanh(self.up(x)).double())
+        return x + self.scale * y.float()
+
+
+class Mixed(Net):
+    """Blocks with fp32 and fp64 parameters, and a bf16 one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(MixedBlock() for _ in range(3))
+        self.gain = nn.Parameter(torch.ones(WIDTH, dtype=torch.bfloat16))
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        return super().run_blocks(x, rank) * self.gain.float()
+
+
+def make(kind: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """The same model on every rank."""
+    torch.manual_seed(seed)
+    return kind()
+
+
+def batch(step: int, rank: int, size: int = 4) -> torch.Tensor:
+    """Input of a rank in a step."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(size, 5, generator=generator)
+
+
+def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    """A loss of a rank's batch."""
+    return model(batch(step, rank), rank).square().mean()

@@ -1,0 +1,97 @@
+"""Worlds of rank processes that live through a test session and run one function after another."""
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+class RankFailed(AssertionError):
+    """A function raised on some rank; the text holds the ranks' tracebacks."""
+
+
+class World:
+    """`size` processes joined by gloo. Functions are sent by name: define them in a module."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.folder = tempfile.TemporaryDirectory(prefix="penstock-ranks-")
+        store = os.path.join(self.folder.name, "store")
+        pipes = [_spawn.Pipe() for _ in range(size)]
+        self.pipes = [ours for ours, _ in pipes]
+        self.processes = [
+            _spawn.Process(target=_serve, args=(rank, size, store, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self.processes:
+            process.start()
+        for _, theirs in pipes:
+            theirs.close()
+
+    def run(self, function: Any, *args: Any, timeout: float = 90, **kwargs: Any) -> list[Any]:
+        """Run `function` on all ranks; returns the results in rank order."""
+        answers = self.collect(function, *args, timeout=timeout, **kwargs)
+        failures = [f"rank {r}: {text}" for r, (ok, text) in enumerate(answers) if not ok]
+        if failures:
+            self.close()
+            raise RankFailed("\n".join(failures))
+        return [result for _, result in answers]
+
+    def collect(self, function: Any, *args: Any, timeout: float = 90, **kwargs: Any) -> list[Any]:
+        """As `run`, but failures come back as (False, text); a rank that died says so."""
+        for pipe in self.pipes:
+            pipe.send((function, args, kwargs))
+        return [self._answer(rank, timeout) for rank in range(self.size)]
+
+    def _answer(self, rank: int, timeout: float) -> tuple[bool, Any]:
+        try:
+            if self.pipes[rank].poll(timeout):
+                return self.pipes[rank].recv()
+        except (EOFError, ConnectionResetError):
+            self.processes[rank].join()
+            return False, f"died with exit code {self.processes[rank].exitcode}"
+        return False, f"no answer within {timeout} s"
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.processes) and all(process.is_alive() for process in self.processes)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        self.processes = []
+        self.folder.cleanup()
+
+
+def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(store, size),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=60),
+    )
+    while True:
+        try:
+            function, args, kwargs = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(_call(function, args, kwargs))
+
+
+def _call(function: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    try:
+        return True, function(*args, **kwargs)
+    except BaseException:
+        return False, traceback.format_exc()
