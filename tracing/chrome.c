@@ -85,18 +85,23 @@ static void put_track(chrome *chrome, const pst__track *track) {
     metadata_order(chrome, "thread_sort_index", track->index, order);
 }
 
-/* A ticket makes it a collective, which has names of its own with PyTorch's profiler. */
-static void slice_args(chrome *chrome, const pst__record *slice) {
+/* PyTorch's profiler's names for what a collective is. */
+static void collective_args(chrome *chrome, const pst__record *slice) {
+    text(chrome, "", "Collective name", slice->name);
+    number(chrome, ",", "Seq", slice->ticket);
+    number(chrome, ",", "Rank", (uint64_t)chrome->trace->rank);
+    raw(chrome, ",");
+}
+
+/* A ticket makes a lane's task a collective; a thread's slice only has to do with one. */
+static void slice_args(chrome *chrome, const pst__track *track, const pst__record *slice) {
     if (slice->ticket == 0 && slice->bytes == 0) return;
-    const char *before = ",\"args\":{";
+    raw(chrome, ",\"args\":{");
     if (slice->ticket != 0) {
-        text(chrome, before, "Collective name", slice->name);
-        number(chrome, ",", "Seq", slice->ticket);
-        number(chrome, ",", "Rank", (uint64_t)chrome->trace->rank);
-        number(chrome, ",", "ticket", slice->ticket);
-        before = ",";
+        if (track->kind == PST__TRACK_LANE) collective_args(chrome, slice);
+        number(chrome, "", "ticket", slice->ticket);
     }
-    if (slice->bytes != 0) number(chrome, before, "bytes", slice->bytes);
+    if (slice->bytes != 0) number(chrome, slice->ticket != 0 ? "," : "", "bytes", slice->bytes);
     raw(chrome, "}");
 }
 
@@ -105,7 +110,7 @@ static void put_slice(chrome *chrome, const pst__track *track, const pst__record
     text(chrome, ",", "cat", slice_category[track->kind]);
     event_time(chrome, slice->begin);
     moment(chrome, "dur", slice->end - slice->begin);
-    slice_args(chrome, slice);
+    slice_args(chrome, track, slice);
     raw(chrome, "}");
 }
 
@@ -119,7 +124,7 @@ static void overlap_end(chrome *chrome, const pst__track *track, const pst__reco
 
 static void put_overlap(chrome *chrome, const pst__track *track, const pst__record *slice) {
     overlap_end(chrome, track, slice, "b", slice->begin);
-    slice_args(chrome, slice);
+    slice_args(chrome, track, slice);
     raw(chrome, "}");
     overlap_end(chrome, track, slice, "e", slice->end);
     raw(chrome, "}");

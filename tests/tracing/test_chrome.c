@@ -134,6 +134,14 @@ static void ticket_and_bytes_are_arguments_where_there_are_any(void **state) {
     assert_has(text, "\"args\":{", 2 + 6); /* and two of the process and of each track */
 }
 
+static void only_a_lanes_task_is_called_a_collective(void **state) {
+    scene *scene = *state;
+    pst__trace_slice(scene->thread, "wait all_gather", scene->t, scene->t + 1, 7, 0);
+    const char *text = written(scene);
+    assert_has(text, "\"args\":{\"ticket\":7}}", 1);
+    assert_has(text, "Collective name", 0);
+}
+
 static void outer_slices_are_written_before_inner_ones(void **state) {
     scene *scene = *state;
     slice(scene->thread, "inner_slice", scene->t + 10, scene->t + 20);
@@ -349,6 +357,7 @@ int main(void) {
         IN_SCENE(writing_over_a_longer_file_leaves_nothing_of_it),
         IN_SCENE(a_slice_has_its_duration_in_microseconds),
         IN_SCENE(ticket_and_bytes_are_arguments_where_there_are_any),
+        IN_SCENE(only_a_lanes_task_is_called_a_collective),
         IN_SCENE(outer_slices_are_written_before_inner_ones),
         IN_SCENE(slices_that_touch_do_not_overlap),
         IN_SCENE(slices_that_overlap_become_asynchronous_pairs),
