@@ -308,6 +308,40 @@ static void a_slot_behind_a_failed_reduction_fails(void **state) {
     close_fixture(&f);
 }
 
+static void on_the_host_device_the_padding_is_zero_too(void **state) {
+    (void)state;
+    bench b;
+    bench_open(&b);
+    pst_arena_options given = {.size = sizeof given, .name = "host"};
+    pst_arena *arena;
+    assert_int_equal(pst_arena_create(b.runtime, &given, &arena), PST_OK);
+    pst_buckets_options options = {
+        .size = sizeof options, .arena = arena, .ranks = RANKS, .chunk_bytes = CHUNK};
+    pst_buckets *buckets;
+    assert_int_equal(pst_buckets_create(b.runtime, &options, &buckets), PST_OK);
+    pst_device *host = pst_runtime_host(b.runtime);
+    pst_stream *stream;
+    assert_int_equal(host->ops->stream_wrap(host, NULL, &stream), PST_OK);
+    pst_lease poisoned;
+    assert_int_equal(pst_arena_acquire(arena, RANKS * CHUNK, &poisoned), PST_OK);
+    memset(poisoned.memory, POISON, poisoned.bytes);
+    pst_arena_release(arena, &poisoned, NULL);
+    pst_slot taken;
+    assert_int_equal(pst_buckets_slot(buckets, PST_BFLOAT16, 30, stream, &taken), PST_OK);
+    assert_ptr_equal(taken.memory, poisoned.memory);
+    const unsigned char *memory = taken.memory;
+    for (size_t rank = 0; rank < RANKS; rank++)
+        for (size_t at = 0; at < 128; at++)
+            assert_int_equal(memory[rank * CHUNK + at], at < 30 ? POISON : 0);
+    pst_bucket bucket;
+    assert_int_equal(pst_buckets_flush(buckets, PST_BFLOAT16, &bucket), PST_OK);
+    pst_buckets_retire(buckets, bucket.id, NULL);
+    host->ops->stream_destroy(host, stream);
+    pst_buckets_destroy(buckets);
+    pst_arena_destroy(arena);
+    bench_close(&b);
+}
+
 static void what_is_no_slot_is_refused(void **state) {
     (void)state;
     fixture f;
@@ -380,6 +414,7 @@ int main(void) {
         cmocka_unit_test(destroying_quarantines_what_may_still_be_written),
         cmocka_unit_test(a_slot_whose_padding_fails_is_not_taken),
         cmocka_unit_test(a_slot_behind_a_failed_reduction_fails),
+        cmocka_unit_test(on_the_host_device_the_padding_is_zero_too),
         cmocka_unit_test(what_is_no_slot_is_refused),
         cmocka_unit_test(flushing_nothing_and_retiring_twice_are_reported),
         cmocka_unit_test(options_that_make_no_sense_are_refused),
