@@ -41,8 +41,9 @@ struct pst__trace {
     unsigned track_count;
     unsigned thread_count; /* tracks made by pst__track_of_thread */
     pst__name *names;
-    pthread_mutex_t lock; /* guards counts, names, rings being made; never taken while recording */
-    pthread_key_t key;    /* the calling thread's track */
+    pthread_mutex_t
+        lock;          /* guards names, the track list, rings being made; never taken to record */
+    pthread_key_t key; /* the calling thread's track */
     pst__heap heap;
     pst__error *error;
 };
