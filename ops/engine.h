@@ -1,0 +1,208 @@
+/* The engine's structs, and what its parts ask of one another. */
+#ifndef PST_OPS_ENGINE_H
+#define PST_OPS_ENGINE_H
+
+#include "base/error.h"
+#include "base/heap.h"
+#include "ops/layout.h"
+#include "ops/order.h"
+#include "ops/plan.h"
+#include "ops/states.h"
+
+#include <penstock/zero.h>
+
+typedef struct pst__operation pst__operation;
+
+typedef struct pst__parameter {
+    char *name;
+    size_t rows, row_elements;
+    int trainable;
+    int has_gradient_here; /* in this backward */
+    int has_gradient;      /* on any rank, in the last backward that reduced */
+} pst__parameter;
+
+typedef struct pst__group {
+    char *name, *wait_name;
+    pst_dtype dtype, gather_dtype, reduce_dtype;
+    pst__layout layout;
+
+    void *shard; /* the caller's */
+    int is_bound;
+    pst_lease copy;  /* of the shard in gather_dtype, where that differs */
+    int copy_is_old; /* the shard changed since it was cast */
+
+    pst__gather_state state;
+    int is_stale; /* gathered before the shard changed */
+    int ahead;    /* gathered before a use asked for it */
+    uint32_t uses;
+    pst_lease lease;
+    pst_event *released;    /* compute's last use of the lease */
+    pst__operation *gather; /* while in flight */
+
+    const void **sources; /* of the reported gradients, by member */
+    pst_dtype sources_dtype;
+    int reported;
+    uint32_t late; /* further reports in this backward */
+    void *target;  /* of its reduced gradient in this backward */
+} pst__group;
+
+/* A second report of a group's gradients in one backward. */
+typedef struct pst__late {
+    uint32_t group, round;
+    const void **sources;
+    size_t source_count;
+    pst_dtype dtype;
+} pst__late;
+
+typedef enum pst__lane_index { PST__GATHER_LANE = 0, PST__REDUCE_LANE, PST__LANE_COUNT } pst__lane_index;
+
+/* A communicator's queue: its lane, its tickets, its collectives in flight (oldest first). */
+typedef struct pst__queue {
+    pst_comm *comm;
+    pst_lane *lane;
+    uint64_t tickets;
+    pst__operation *oldest, *newest;
+} pst__queue;
+
+/* A reduce-scatter that is being put together: one a dtype. */
+typedef struct pst__open_bucket {
+    pst__operation *operation;
+    size_t whole_bytes;
+} pst__open_bucket;
+
+typedef enum pst__pass_kind { PST__NO_PASS = 0, PST__FORWARD, PST__BACKWARD } pst__pass_kind;
+
+typedef struct pst__recording {
+    pst_zero_op *operations;
+    size_t count, capacity;
+} pst__recording;
+
+/* What one kind of pass has done and will do; index 1: with gradients, 0: evaluation. */
+typedef struct pst__history {
+    pst__recording current, complete; /* of the latest pass, of the last complete one */
+    size_t forward_count;             /* of `current`: operations before the backward */
+    pst__plan *plan;                  /* of the passes now */
+    pst__plan *next_plan;             /* takes over when a pass begins */
+    int wants_plan;                   /* the next complete pass is to be compiled */
+} pst__history;
+
+/* Where the training step is. */
+typedef struct pst__pass {
+    pst__pass_kind kind;
+    int grad;                       /* of the forward */
+    int reduce;                     /* of the backward */
+    int after_backward;             /* the uses so far belong to a backward that is complete */
+    int after_reduce;               /* and their gradients are reduced */
+    const pst__plan *plan;          /* that the forward follows; NULL: eager */
+    const pst__plan *backward_plan; /* that the last forward with gradients has followed */
+    size_t position;                /* in the plan */
+    uint64_t clock;                 /* counts uses and releases */
+} pst__pass;
+
+struct pst_zero {
+    pst_runtime *runtime;
+    const pst__heap *heap;
+    pst__error *error;
+    char *name;
+    pst_zero_options options;
+    pst_device *device;
+    pst_stream *compute; /* the stream of the compute lane, or of the calling thread */
+    size_t world, rank;
+
+    pst_graph *graph; /* growing; every collective is one of its tasks */
+    pst__queue queues[PST__LANE_COUNT];
+    int one_comm; /* both directions share a communicator, so reductions go out at the end only */
+    pst__operation *spare;
+    pst_arena *gathered, *storage;
+    pst_buckets *buckets;
+    pst_event *shards_ready; /* compute's last write to shards or communication copies */
+
+    pst__parameter *parameters;
+    size_t parameter_count, parameter_capacity;
+    pst__group *groups;
+    size_t group_count, group_capacity;
+    int sealed;
+
+    pst__pass pass;
+    pst__history history[2];
+    int replay;
+    pst__order order;       /* of uses; orders of backward */
+    pst__need *need;        /* by group: does anybody need it in backward? */
+    unsigned char *needed_here;
+    unsigned char *held; /* by group: gathered when the backward began */
+    size_t issued;       /* positions of the backward order that are behind us */
+
+    size_t reduced; /* positions of the reduce order that are behind us */
+    pst__open_bucket open[PST_DTYPE_COUNT];
+    char bucket_names[PST_DTYPE_COUNT][32];
+    pst_cast *casts;
+    size_t cast_capacity;
+    pst__late *late;
+    size_t late_count, late_capacity;
+
+    unsigned char *presence; /* of this backward: parameters, needed groups, late reports */
+    size_t presence_bytes;
+    pst_segment *hash_segments;
+    uint64_t *hashes; /* for agreements of plans: own one and everybody's, for each kind */
+
+    pst_zero_stats stats;
+};
+
+#define PST__NO_GROUP UINT32_MAX
+
+/* ---- zero.c ---- */
+/* PST_EINVAL for an unknown group, PST_ESTATE before seal, the runtime's own error. */
+pst_status pst__zero_check(pst_zero *engine, uint32_t group);
+/* Compute's position now. */
+pst_status pst__zero_record(pst_zero *engine, pst_event *event);
+void pst__zero_free(pst_zero *engine);
+/* Ends what is in flight, by waiting and else by an abort; 0: a collective may still write. */
+int pst__zero_quiesce(pst_zero *engine);
+#define pst__zero_fail(engine, status, format, ...)                                                \
+    pst__fail((engine)->error, (status), "rank %zu, engine '%s': " format, (engine)->rank,         \
+              (engine)->name, __VA_ARGS__)
+
+/* ---- gather.c ---- */
+/* Issues the gather of a group unless it is gathered and up to date. `offset`: where a plan wants
+ * it in the arena, or PST__ANYWHERE. */
+pst_status pst__gather_issue(pst_zero *engine, uint32_t group, size_t offset, int ahead);
+/* The memory goes back, behind what compute was given so far. */
+pst_status pst__gather_drop(pst_zero *engine, pst__group *group);
+/* Compute waits for the group. */
+pst_status pst__gather_wait(pst_zero *engine, pst__group *group);
+/* At the end of a pass (or after one that was broken off): nothing is in flight, no use is open and
+ * stage 3 holds nothing gathered. */
+pst_status pst__gather_settle(pst_zero *engine);
+
+/* ---- reduce.c ---- */
+pst_status pst__reduce_report(pst_zero *engine, uint32_t group, const void *const *sources,
+                              pst_dtype dtype);
+void pst__reduce_begin(pst_zero *engine);
+/* After a backward that was broken off. */
+void pst__reduce_abandon(pst_zero *engine);
+/* The rest of a backward's reductions: blocks until compute may read all gradients. */
+pst_status pst__reduce_end(pst_zero *engine);
+
+/* ---- registry.c ---- */
+void pst__registry_free(pst_zero *engine);
+
+/* ---- record.c ---- */
+/* Notes a use, a release or a reduction of this pass. */
+pst_status pst__record(pst_zero *engine, pst_zero_op_kind kind, uint32_t group, size_t bytes);
+void pst__record_begin(pst_zero *engine, int grad);
+/* A pass of this kind is complete: its recording is kept, and compiled if that is due. */
+pst_status pst__record_complete(pst_zero *engine, int grad);
+void pst__record_free(pst_zero *engine);
+/* The plan that a pass of this kind follows, NULL if none. */
+const pst__plan *pst__record_plan(pst_zero *engine, int grad);
+
+/* ---- agree.c ---- */
+pst_status pst__agree_alloc(pst_zero *engine);
+void pst__agree_free(pst_zero *engine);
+/* Compares parameters, groups and options over the ranks. Blocks. */
+pst_status pst__agree_registry(pst_zero *engine);
+/* Compares a plan's hash over the ranks: without blocking (a difference poisons the runtime), or
+ * with (a difference is returned). */
+pst_status pst__agree_plan(pst_zero *engine, int grad, uint64_t hash, int blocking);
+
+#endif

@@ -1,0 +1,139 @@
+#include "ops/engine.h"
+#include "ops/operation.h"
+
+#include "sched/runtime.h"
+
+/* The communication copy, cast once after an update. It is rewritten only when no gather reads it. */
+static pst_status refresh_copy(pst_zero *engine, pst__group *group) {
+    if (group->gather_dtype == group->dtype || !group->copy_is_old) return PST_OK;
+    pst_cast piece = {.destination = group->copy.memory,
+                      .source = group->shard,
+                      .count = group->layout.shard_elements,
+                      .destination_dtype = group->gather_dtype,
+                      .source_dtype = group->dtype};
+    pst_device *device = engine->device;
+    pst_status status = PST_OK;
+    if (piece.count > 0)
+        status = device->ops->cast_scale_copy(device, engine->compute, &piece, 1, 1.0);
+    if (status != PST_OK)
+        return pst__zero_fail(engine, status, "group '%s': casting its shard to %s failed",
+                              group->name, pst_dtype_name(group->gather_dtype));
+    group->copy_is_old = 0;
+    return pst__zero_record(engine, engine->shards_ready);
+}
+
+static pst_status take_memory(pst_zero *engine, pst__group *group, size_t offset) {
+    size_t bytes = group->layout.gathered_bytes;
+    pst_status status = PST_EBUSY;
+    if (offset != PST__ANYWHERE)
+        status = pst_arena_acquire_at(engine->gathered, offset, bytes, &group->lease);
+    if (status == PST_EBUSY) status = pst_arena_acquire(engine->gathered, bytes, &group->lease);
+    return status;
+}
+
+static pst_status submit(pst_zero *engine, uint32_t index) {
+    pst__group *group = &engine->groups[index];
+    pst__operation *operation;
+    pst_status status = pst__operation_take(engine, PST__GATHER_LANE, &operation);
+    if (status != PST_OK) return status;
+    pst_collective *collective = &operation->work.collective;
+    int cast = group->gather_dtype != group->dtype;
+    collective->kind = PST_ALL_GATHER;
+    collective->name = group->name;
+    collective->dtype = group->gather_dtype;
+    collective->source = cast ? group->copy.memory : group->shard;
+    collective->source_bytes = group->layout.shard_elements * group->layout.gather_element_bytes;
+    collective->destination = group->lease.memory;
+    collective->segments = group->layout.segments;
+    collective->segment_count = group->layout.segment_count;
+    operation->group = index;
+    pst_event *after[PST_LEASE_EVENTS + 1] = {engine->shards_ready};
+    size_t count = 1;
+    for (size_t i = 0; i < group->lease.after_count; i++)
+        after[count++] = group->lease.after[i];
+    status = pst__operation_submit(operation, group->layout.gathered_bytes, after, count);
+    if (status == PST_OK) group->gather = operation;
+    return status;
+}
+
+/* Old contents: stages 1 and 2 gather into the same memory again, stage 3 takes new memory. */
+static pst_status put_aside(pst_zero *engine, pst__group *group) {
+    pst_status status = PST_OK;
+    if (group->state == PST__IN_FLIGHT) status = pst__gather_wait(engine, group);
+    if (status == PST_OK && group->state != PST__SHARDED && engine->options.stage == 3)
+        status = pst__gather_drop(engine, group);
+    return status;
+}
+
+static pst_status issue(pst_zero *engine, uint32_t index, size_t offset) {
+    pst__group *group = &engine->groups[index];
+    pst_status status = put_aside(engine, group);
+    if (status == PST_OK) status = refresh_copy(engine, group);
+    int fresh = group->state == PST__SHARDED;
+    if (status == PST_OK && fresh) status = take_memory(engine, group, offset);
+    if (status != PST_OK) return status;
+    status = submit(engine, index);
+    if (status != PST_OK) {
+        if (fresh) pst_arena_release(engine->gathered, &group->lease, NULL);
+        return status;
+    }
+    return pst__gather_state_step(&group->state, PST__STEP_ISSUE);
+}
+
+pst_status pst__gather_issue(pst_zero *engine, uint32_t index, size_t offset, int ahead) {
+    pst__group *group = &engine->groups[index];
+    int is_current = group->state != PST__SHARDED && (!group->is_stale || group->uses > 0);
+    if (is_current) return PST_OK;
+    if (!group->is_bound)
+        return pst__zero_fail(engine, PST_ESTATE,
+                              "group '%s' has no shard: call pst_zero_bind_shard first",
+                              group->name);
+    pst_status status = issue(engine, index, offset);
+    if (status != PST_OK) return status;
+    group->is_stale = 0;
+    engine->stats.gathers++;
+    engine->stats.gather_bytes += group->layout.gathered_bytes;
+    engine->stats.prefetches += (uint64_t)ahead;
+    return PST_OK;
+}
+
+pst_status pst__gather_wait(pst_zero *engine, pst__group *group) {
+    pst_status status = PST_OK;
+    if (group->gather != NULL)
+        status = pst__operation_wait(group->gather, group->wait_name,
+                                     &engine->stats.exposed_gather_ns);
+    if (status == PST_OK) status = pst_runtime_status(engine->runtime);
+    if (status != PST_OK) return status;
+    status = pst__gather_state_step(&group->state, PST__STEP_WAIT);
+    if (status != PST_OK)
+        return pst__zero_fail(engine, status, "group '%s' is %s: call pst_zero_gather first",
+                              group->name, pst__gather_state_name(group->state));
+    return PST_OK;
+}
+
+pst_status pst__gather_drop(pst_zero *engine, pst__group *group) {
+    pst_status status = pst__zero_record(engine, group->released);
+    if (status == PST_OK) status = pst__gather_state_step(&group->state, PST__STEP_DROP);
+    if (status != PST_OK) return status;
+    pst_arena_release(engine->gathered, &group->lease, group->released);
+    group->lease = (pst_lease){0};
+    return PST_OK;
+}
+
+static pst_status settle(pst_zero *engine, pst__group *group) {
+    pst_status status = PST_OK;
+    group->uses = 0;
+    if (group->state == PST__IN_FLIGHT) status = pst__gather_wait(engine, group);
+    if (status != PST_OK || group->state == PST__SHARDED) return status;
+    return engine->options.stage == 3 ? pst__gather_drop(engine, group)
+                                      : pst__gather_state_step(&group->state, PST__STEP_KEEP);
+}
+
+pst_status pst__gather_settle(pst_zero *engine) {
+    for (size_t i = 0; i < engine->group_count; i++) {
+        pst_status status = settle(engine, &engine->groups[i]);
+        if (status != PST_OK) return status;
+    }
+    pst__operation_reap(engine);
+    return PST_OK;
+}

@@ -1,0 +1,41 @@
+/* A collective in flight: a task with all it points to. Pooled, so that a step allocates nothing.
+ * Given back by the engine's thread, never by the callback, since arenas have one user at a time. */
+#ifndef PST_OPS_OPERATION_H
+#define PST_OPS_OPERATION_H
+
+#include "ops/engine.h"
+
+struct pst__operation {
+    pst_collective_work work;
+    pst_task task;
+    pst_zero *engine;
+    pst__queue *queue;
+    pst_event *ready; /* compute's writes that the collective reads */
+    int ended;        /* atomic: the callback has run, nothing refers to this any more */
+    void (*done)(pst__operation *operation); /* (optional) on the worker, when it went well */
+    uint64_t argument;
+    uint32_t group; /* whose gather this is, or PST__NO_GROUP */
+    pst_lease staging;
+    uint64_t bucket; /* to be retired, if has_bucket */
+    int has_bucket;
+    pst_reduce_piece *pieces;
+    size_t piece_capacity;
+    int counted; /* its first wait was a use's, see stats */
+    struct pst__operation *next;
+};
+
+/* An unused operation of this lane's communicator, its collective zeroed. */
+pst_status pst__operation_take(pst_zero *engine, pst__lane_index lane, pst__operation **operation);
+void pst__operation_give(pst_zero *engine, pst__operation *operation);
+/* Submits it: staging, ticket, the events that it waits for. On failure it is given back. */
+pst_status pst__operation_submit(pst__operation *operation, size_t bytes,
+                                 pst_event *const *after, size_t after_count);
+/* Compute waits for it; adds what was really waited to the stats and traces it as `name`. */
+pst_status pst__operation_wait(pst__operation *operation, const char *name, uint64_t *exposed);
+/* Takes back what has ended; cheap. */
+void pst__operation_reap(pst_zero *engine);
+/* Makes the runtime's error out of a failed wait, so that everything later fails at once. */
+pst_status pst__operation_lost(pst_zero *engine, pst_status status);
+void pst__operation_free_all(pst_zero *engine);
+
+#endif

@@ -1,0 +1,260 @@
+/* Where the training step is: what a hook of the training loop does in the pass that it is in. */
+#include "ops/engine.h"
+#include "ops/operation.h"
+
+#include <string.h>
+
+/* ---- following a plan -------------------------------------------------------------------------------------- */
+
+static int is_following(const pst__pass *pass) {
+    return pass->kind == PST__FORWARD && pass->plan != NULL;
+}
+
+/* The rest of the pass goes on eagerly, and is recorded to be compiled anew. */
+static void deviate(pst_zero *engine) {
+    engine->pass.plan = NULL;
+    engine->history[engine->pass.grad].wants_plan = 1;
+    engine->stats.deviations++;
+}
+
+/* The plan's step for this use or release; NULL when there is none (any more). */
+static const pst__plan_step *follow(pst_zero *engine, uint32_t group, int is_use) {
+    pst__pass *pass = &engine->pass;
+    if (!is_following(pass)) return NULL;
+    const pst__plan_step *step = &pass->plan->steps[pass->position];
+    if (pass->position == pass->plan->step_count || step->group != group ||
+        step->is_use != is_use) {
+        deviate(engine);
+        return NULL;
+    }
+    pass->position++;
+    return step;
+}
+
+static void finish_following(pst_zero *engine) {
+    pst__pass *pass = &engine->pass;
+    if (!is_following(pass)) return;
+    if (pass->position < pass->plan->step_count)
+        deviate(engine);
+    else
+        engine->stats.planned_passes++;
+}
+
+/* ---- gathers of a use ------------------------------------------------------------------------------------- */
+
+/* What the plan has for this use: the group itself first, where it is not there yet. */
+static pst_status gather_by_plan(pst_zero *engine, uint32_t group, const pst__plan_step *step) {
+    const pst__plan_issue *issues = engine->pass.plan->issues + step->first_issue;
+    pst_status status = PST_OK;
+    if (step->issues == 0 || issues[0].group != group)
+        status = pst__gather_issue(engine, group, PST__ANYWHERE, 0);
+    for (size_t i = 0; status == PST_OK && i < step->issues; i++)
+        status = pst__gather_issue(engine, issues[i].group, issues[i].offset,
+                                   issues[i].group != group);
+    return status;
+}
+
+static pst_status gather_forward(pst_zero *engine, uint32_t group) {
+    const pst__plan_step *step = follow(engine, group, 1);
+    if (step != NULL && engine->options.stage == 3) return gather_by_plan(engine, group, step);
+    return pst__gather_issue(engine, group, PST__ANYWHERE, 0);
+}
+
+/* The backward order up to `limit`; groups behind `used` are ahead of their use. */
+static pst_status gather_in_order(pst_zero *engine, size_t limit, size_t used) {
+    const pst__plan *plan = engine->pass.backward_plan;
+    for (; engine->issued < limit; engine->issued++) {
+        uint32_t group = engine->order.gathers.groups[engine->issued];
+        if (engine->held[group]) continue;
+        size_t offset = plan == NULL ? PST__ANYWHERE : plan->backward_offsets[group];
+        pst_status status = pst__gather_issue(engine, group, offset, engine->issued > used);
+        if (status != PST_OK) return status;
+    }
+    return PST_OK;
+}
+
+static pst_status gather_backward(pst_zero *engine, uint32_t group) {
+    const pst__backward *order = &engine->order.gathers;
+    const pst_zero_options *options = &engine->options;
+    size_t position = order->position[group];
+    engine->needed_here[group] = 1;
+    if (position != PST__NO_POSITION) {
+        size_t limit = engine->pass.backward_plan == NULL
+                           ? position + 1
+                           : pst__backward_limit(order, engine->order.bytes, position,
+                                                 options->prefetch_ahead, options->prefetch_bytes);
+        pst_status status = gather_in_order(engine, limit, position);
+        if (status != PST_OK) return status;
+    }
+    return pst__gather_issue(engine, group, PST__ANYWHERE, 0);
+}
+
+pst_status pst_zero_gather(pst_zero *engine, uint32_t group) {
+    pst_status status = pst__zero_check(engine, group);
+    if (status == PST_OK)
+        status = engine->pass.kind == PST__BACKWARD ? gather_backward(engine, group)
+                                                    : gather_forward(engine, group);
+    if (status == PST_OK)
+        status = pst__record(engine, PST_ZERO_GATHER, group,
+                             engine->groups[group].layout.gathered_bytes);
+    if (status == PST_OK) engine->groups[group].uses++;
+    return status;
+}
+
+pst_status pst_zero_wait(pst_zero *engine, uint32_t index, void **memory) {
+    pst_status status = pst__zero_check(engine, index);
+    if (status != PST_OK) return status;
+    pst__group *group = &engine->groups[index];
+    if (group->uses == 0)
+        return pst__zero_fail(engine, PST_ESTATE,
+                              "group '%s' is waited for without a use: call pst_zero_gather first",
+                              group->name);
+    status = pst__gather_wait(engine, group);
+    if (status == PST_OK) *memory = group->lease.memory;
+    return status;
+}
+
+pst_status pst_zero_release(pst_zero *engine, uint32_t index) {
+    pst_status status = pst__zero_check(engine, index);
+    if (status != PST_OK) return status;
+    pst__group *group = &engine->groups[index];
+    if (group->uses == 0)
+        return pst__zero_fail(engine, PST_ESTATE, "group '%s' is released more often than gathered",
+                              group->name);
+    const pst__plan_step *step = follow(engine, index, 0);
+    status = pst__record(engine, PST_ZERO_RELEASE, index, group->layout.gathered_bytes);
+    if (status != PST_OK || --group->uses > 0) return status;
+    int keep = engine->options.stage < 3 || (step != NULL && step->keep) ||
+               group->state == PST__IN_FLIGHT; /* nobody waited: the pass's end takes it back */
+    if (!keep) return pst__gather_drop(engine, group);
+    return pst__gather_state_step(&group->state, PST__STEP_KEEP);
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------------ */
+
+/* Stages 1 and 2: what an update made stale is gathered before anybody asks, in recorded order. */
+static pst_status gather_stale(pst_zero *engine) {
+    const pst__plan *plan = engine->pass.plan;
+    size_t count = plan == NULL ? engine->group_count : plan->step_count;
+    pst_status status = pst__zero_record(engine, engine->shards_ready);
+    for (size_t i = 0; status == PST_OK && i < count; i++) {
+        uint32_t group = plan == NULL ? (uint32_t)i : plan->steps[i].group;
+        if (engine->groups[group].is_bound)
+            status = pst__gather_issue(engine, group, PST__ANYWHERE, 1);
+    }
+    return status;
+}
+
+static void begin_uses(pst_zero *engine) {
+    pst__pass *pass = &engine->pass;
+    pst__order *order = &engine->order;
+    if (pass->after_backward) memset(order->uses, 0, order->group_count * sizeof *order->uses);
+    if (pass->after_reduce)
+        memset(order->first_uses, 0, order->group_count * sizeof *order->first_uses);
+    pass->after_backward = pass->after_reduce = 0;
+}
+
+pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
+    pst_status status = pst__zero_check(engine, PST__NO_GROUP);
+    if (status != PST_OK) return status;
+    pst__pass *pass = &engine->pass;
+    if (pass->kind == PST__BACKWARD) pst__reduce_abandon(engine);
+    pass->kind = PST__NO_PASS;
+    status = pst__gather_settle(engine);
+    if (status != PST_OK) return status;
+    pass->grad = grad != 0;
+    if (pass->grad) begin_uses(engine);
+    pst__record_begin(engine, pass->grad);
+    pass->kind = PST__FORWARD;
+    pass->plan = pst__record_plan(engine, pass->grad);
+    pass->position = 0;
+    engine->stats.forwards++;
+    return engine->options.stage < 3 ? gather_stale(engine) : PST_OK;
+}
+
+pst_status pst_zero_end_forward(pst_zero *engine) {
+    pst_status status = pst__zero_check(engine, PST__NO_GROUP);
+    if (status != PST_OK) return status;
+    pst__pass *pass = &engine->pass;
+    if (pass->kind != PST__FORWARD)
+        return pst__zero_fail(engine, PST_ESTATE, "%s", "end_forward without begin_forward");
+    finish_following(engine);
+    pass->kind = PST__NO_PASS;
+    pst__history *history = &engine->history[pass->grad];
+    history->forward_count = history->current.count;
+    if (pass->grad) {
+        pass->backward_plan = pass->plan;
+        return PST_OK;
+    }
+    status = pst__gather_settle(engine);
+    return status == PST_OK ? pst__record_complete(engine, 0) : status;
+}
+
+/* ---- backward ----------------------------------------------------------------------------------------------- */
+
+static pst_status check_backward(pst_zero *engine, int reduce) {
+    pst_status status = pst__zero_check(engine, PST__NO_GROUP);
+    if (status != PST_OK) return status;
+    if (engine->pass.kind != PST__NO_PASS)
+        return pst__zero_fail(engine, PST_ESTATE, "%s",
+                              engine->pass.kind == PST__FORWARD
+                                  ? "begin_backward before end_forward"
+                                  : "begin_backward in a backward");
+    if (reduce && engine->options.gradient_target == NULL)
+        return pst__zero_fail(engine, PST_EINVAL, "%s",
+                              "a backward that reduces needs options.gradient_target");
+    return PST_OK;
+}
+
+pst_status pst_zero_begin_backward(pst_zero *engine, int reduce) {
+    pst_status status = check_backward(engine, reduce);
+    if (status != PST_OK) return status;
+    pst__order *order = &engine->order;
+    pst__backward_build(&order->gathers, order->uses, order->group_count, engine->need);
+    for (size_t i = 0; i < engine->group_count; i++)
+        engine->held[i] = engine->groups[i].state != PST__SHARDED;
+    engine->issued = 0;
+    engine->history[1].current.count = engine->history[1].forward_count;
+    engine->pass.kind = PST__BACKWARD;
+    engine->pass.reduce = reduce != 0;
+    if (reduce) pst__reduce_begin(engine);
+    return PST_OK;
+}
+
+pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *const *sources,
+                              pst_dtype sources_dtype) {
+    pst_status status = pst__zero_check(engine, group);
+    if (status != PST_OK) return status;
+    if (sources == NULL || pst_dtype_size(sources_dtype) == 0)
+        return pst__zero_fail(engine, PST_EINVAL, "group '%s': gradients need sources and a dtype",
+                              engine->groups[group].name);
+    if (engine->pass.kind != PST__BACKWARD || !engine->pass.reduce)
+        return pst__zero_fail(engine, PST_ESTATE,
+                              "group '%s': gradients outside of a backward that reduces",
+                              engine->groups[group].name);
+    return pst__reduce_report(engine, group, sources, sources_dtype);
+}
+
+/* Groups that this rank never reached are gathered all the same, since others may have reached them:
+ * the ranks' collectives have to match. */
+static pst_status finish_backward(pst_zero *engine) {
+    pst_status status =
+        gather_in_order(engine, engine->order.gathers.count, engine->order.gathers.count);
+    if (status == PST_OK && engine->pass.reduce) status = pst__reduce_end(engine);
+    if (status == PST_OK) status = pst__gather_settle(engine);
+    return status;
+}
+
+pst_status pst_zero_end_backward(pst_zero *engine) {
+    pst_status status = pst__zero_check(engine, PST__NO_GROUP);
+    if (status != PST_OK) return status;
+    pst__pass *pass = &engine->pass;
+    if (pass->kind != PST__BACKWARD)
+        return pst__zero_fail(engine, PST_ESTATE, "%s", "end_backward without begin_backward");
+    status = finish_backward(engine);
+    pass->kind = PST__NO_PASS;
+    pass->after_backward = 1;
+    pass->after_reduce |= pass->reduce;
+    engine->stats.backwards++;
+    return status == PST_OK ? pst__record_complete(engine, 1) : status;
+}
