@@ -1,0 +1,191 @@
+#include "sched/device/host_kernels.h"
+
+#include "sched/device/half.h"
+
+/* Elements are brought to fp32 (fp64 where one side is float64) in pieces that stay in the cache,
+ * worked on there, and brought to the destination's dtype. */
+#define BLOCK 512u
+
+static int is_floating(pst_dtype dtype) {
+    return dtype == PST_FLOAT32 || dtype == PST_FLOAT64 || dtype == PST_FLOAT16 ||
+           dtype == PST_BFLOAT16;
+}
+
+/* ---- loading and storing a block
+ * --------------------------------------------------------------------- */
+
+#define LOADER(name, wide, type, convert)                                                          \
+    static void name(wide *restrict to, const void *restrict from, size_t count) {                 \
+        const type *restrict source = from;                                                        \
+        for (size_t i = 0; i < count; i++)                                                         \
+            to[i] = (wide)convert(source[i]);                                                      \
+    }
+#define STORER(name, wide, type, convert)                                                          \
+    static void name(void *restrict to, const wide *restrict from, size_t count) {                 \
+        type *restrict destination = to;                                                           \
+        for (size_t i = 0; i < count; i++)                                                         \
+            destination[i] = (type)convert(from[i]);                                               \
+    }
+
+LOADER(load_f32, float, float, )
+LOADER(load_f64, float, double, )
+LOADER(load_f16, float, uint16_t, pst__from_float16)
+LOADER(load_bf16, float, uint16_t, pst__from_bfloat16)
+STORER(store_f32, float, float, )
+STORER(store_f64, float, double, )
+STORER(store_f16, float, uint16_t, pst__to_float16)
+STORER(store_bf16, float, uint16_t, pst__to_bfloat16)
+LOADER(wide_load_f32, double, float, )
+LOADER(wide_load_f64, double, double, )
+LOADER(wide_load_f16, double, uint16_t, pst__from_float16)
+LOADER(wide_load_bf16, double, uint16_t, pst__from_bfloat16)
+STORER(wide_store_f32, double, float, )
+STORER(wide_store_f64, double, double, )
+STORER(wide_store_f16, double, uint16_t, pst__double_to_float16)
+STORER(wide_store_bf16, double, uint16_t, pst__double_to_bfloat16)
+
+static void (*const load[])(float *restrict, const void *restrict, size_t) = {
+    [PST_FLOAT32] = load_f32,
+    [PST_FLOAT64] = load_f64,
+    [PST_FLOAT16] = load_f16,
+    [PST_BFLOAT16] = load_bf16,
+};
+static void (*const store[])(void *restrict, const float *restrict, size_t) = {
+    [PST_FLOAT32] = store_f32,
+    [PST_FLOAT64] = store_f64,
+    [PST_FLOAT16] = store_f16,
+    [PST_BFLOAT16] = store_bf16,
+};
+static void (*const wide_load[])(double *restrict, const void *restrict, size_t) = {
+    [PST_FLOAT32] = wide_load_f32,
+    [PST_FLOAT64] = wide_load_f64,
+    [PST_FLOAT16] = wide_load_f16,
+    [PST_BFLOAT16] = wide_load_bf16,
+};
+static void (*const wide_store[])(void *restrict, const double *restrict, size_t) = {
+    [PST_FLOAT32] = wide_store_f32,
+    [PST_FLOAT64] = wide_store_f64,
+    [PST_FLOAT16] = wide_store_f16,
+    [PST_BFLOAT16] = wide_store_bf16,
+};
+
+static const unsigned char *element(const void *base, size_t index, pst_dtype dtype) {
+    return (const unsigned char *)base + index * pst_dtype_size(dtype);
+}
+
+static size_t block_at(size_t done, size_t count) {
+    return count - done < BLOCK ? count - done : BLOCK;
+}
+
+/* ---- cast, scale, copy
+ * ---------------------------------------------------------------------------------- */
+
+static void cast_narrow(const pst_cast *piece, float scale) {
+    float block[BLOCK];
+    for (size_t done = 0; done < piece->count; done += BLOCK) {
+        const size_t count = block_at(done, piece->count);
+        load[piece->source_dtype](block, element(piece->source, done, piece->source_dtype), count);
+        for (size_t i = 0; i < count; i++)
+            block[i] *= scale;
+        store[piece->destination_dtype](
+            (void *)(uintptr_t)element(piece->destination, done, piece->destination_dtype), block,
+            count);
+    }
+}
+
+static void cast_wide(const pst_cast *piece, double scale) {
+    double block[BLOCK];
+    for (size_t done = 0; done < piece->count; done += BLOCK) {
+        const size_t count = block_at(done, piece->count);
+        wide_load[piece->source_dtype](block, element(piece->source, done, piece->source_dtype),
+                                       count);
+        for (size_t i = 0; i < count; i++)
+            block[i] *= scale;
+        wide_store[piece->destination_dtype](
+            (void *)(uintptr_t)element(piece->destination, done, piece->destination_dtype), block,
+            count);
+    }
+}
+
+pst_status pst__host_cast(const pst_cast *piece, double scale) {
+    const size_t size = pst_dtype_size(piece->destination_dtype);
+    if (size == 0) return PST_EUNSUPPORTED;
+    if (piece->count == 0) return PST_OK;
+    if (piece->source == NULL) {
+        memset(piece->destination, 0, piece->count * size);
+        return PST_OK;
+    }
+    if (piece->source_dtype == piece->destination_dtype && scale == 1.0) {
+        memcpy(piece->destination, piece->source, piece->count * size);
+        return PST_OK;
+    }
+    if (!is_floating(piece->source_dtype) || !is_floating(piece->destination_dtype))
+        return PST_EUNSUPPORTED;
+    if (piece->source_dtype == PST_FLOAT64 || piece->destination_dtype == PST_FLOAT64)
+        cast_wide(piece, scale);
+    else
+        cast_narrow(piece, (float)scale);
+    return PST_OK;
+}
+
+/* ---- sum of several sources
+ * --------------------------------------------------------------------------------- */
+
+static void sum_narrow(const pst_sum *sum) {
+    float total[BLOCK], block[BLOCK];
+    const float scale = (float)sum->scale;
+    for (size_t done = 0; done < sum->count; done += BLOCK) {
+        const size_t count = block_at(done, sum->count);
+        void *to = (void *)(uintptr_t)element(sum->destination, done, sum->destination_dtype);
+        for (size_t i = 0; i < count; i++)
+            total[i] = 0;
+        for (size_t k = 0; k < sum->source_count; k++) {
+            load[sum->source_dtype](block, element(sum->sources[k], done, sum->source_dtype),
+                                    count);
+            for (size_t i = 0; i < count; i++)
+                total[i] = k == 0 ? block[i] : total[i] + block[i];
+        }
+        for (size_t i = 0; i < count; i++)
+            total[i] *= scale;
+        if (sum->accumulate) {
+            load[sum->destination_dtype](block, to, count);
+            for (size_t i = 0; i < count; i++)
+                total[i] += block[i];
+        }
+        store[sum->destination_dtype](to, total, count);
+    }
+}
+
+static void sum_wide(const pst_sum *sum) {
+    double total[BLOCK], block[BLOCK];
+    for (size_t done = 0; done < sum->count; done += BLOCK) {
+        const size_t count = block_at(done, sum->count);
+        void *to = (void *)(uintptr_t)element(sum->destination, done, sum->destination_dtype);
+        for (size_t i = 0; i < count; i++)
+            total[i] = 0;
+        for (size_t k = 0; k < sum->source_count; k++) {
+            wide_load[sum->source_dtype](block, element(sum->sources[k], done, sum->source_dtype),
+                                         count);
+            for (size_t i = 0; i < count; i++)
+                total[i] = k == 0 ? block[i] : total[i] + block[i];
+        }
+        for (size_t i = 0; i < count; i++)
+            total[i] *= sum->scale;
+        if (sum->accumulate) {
+            wide_load[sum->destination_dtype](block, to, count);
+            for (size_t i = 0; i < count; i++)
+                total[i] += block[i];
+        }
+        wide_store[sum->destination_dtype](to, total, count);
+    }
+}
+
+pst_status pst__host_sum(const pst_sum *sum) {
+    if (!is_floating(sum->source_dtype) || !is_floating(sum->destination_dtype))
+        return PST_EUNSUPPORTED;
+    if (sum->source_dtype == PST_FLOAT64 || sum->destination_dtype == PST_FLOAT64)
+        sum_wide(sum);
+    else
+        sum_narrow(sum);
+    return PST_OK;
+}

@@ -1,0 +1,321 @@
+#include "sched/growing.h"
+
+#include "sched/trace_hooks.h"
+
+/* What closes a list: from then on the task's launch or end is known. */
+static pst__link closed;
+
+static pst__grown *grown_of(pst__node *node) {
+    return (pst__grown *)(void *)node;
+}
+
+/* ---- blocks
+ * ---------------------------------------------------------------------------------------------- */
+
+void pst__grown_init_tasks(pst_graph *graph) {
+    pst__slab_init(&graph->tasks, &graph->runtime->heap, sizeof(pst__grown),
+                   graph->runtime->task_capacity);
+}
+
+/* The adding thread's: moves what other threads have given back to its own list. */
+static pst__grown *take_spare(pst_graph *graph) {
+    if (graph->spare == NULL) {
+        ck_stack_entry_t *entry = ck_stack_batch_pop_upmc(&graph->released);
+        while (entry != NULL) {
+            pst__grown *block =
+                (pst__grown *)(void *)((char *)entry - offsetof(pst__grown, released));
+            entry = entry->next;
+            block->next = graph->spare;
+            graph->spare = block;
+        }
+    }
+    pst__grown *block = graph->spare;
+    if (block != NULL) graph->spare = block->next;
+    return block;
+}
+
+/* A block keeps its event from one task to the next when both are on the same device. */
+static pst__grown *take_block(pst_graph *graph) {
+    pst__grown *block = take_spare(graph);
+    if (block == NULL) return pst__slab_take(&graph->tasks);
+    pst_event *event = block->detail.event;
+    pst_device *device = block->detail.event_device;
+    block->node = (pst__node){.word = 0};
+    block->detail = (pst__detail){.event = event, .event_device = device};
+    block->early = block->late = NULL;
+    block->links = NULL;
+    block->link_count = 0;
+    return block;
+}
+
+static void free_links(const pst_graph *graph, pst__grown *task) {
+    if (task->links != task->own_links)
+        pst__heap_free(&graph->runtime->heap, task->links, task->link_count * sizeof *task->links);
+    task->links = NULL;
+    task->link_count = 0;
+}
+
+static void drop(pst__grown *task) {
+    /* Release: what this thread did with the block comes before its next use; acquire: the last one
+     * sees what the others did. */
+    if (pst__sub_acq_rel(&task->references, 1) != 1) return;
+    pst_graph *graph = task->node.graph;
+    free_links(graph, task);
+    ck_stack_push_upmc(&graph->released, &task->released);
+}
+
+void pst__grown_drop(pst__node *node) {
+    drop(grown_of(node));
+}
+
+static void free_block(void *context, void *memory) {
+    pst__grown *task = memory;
+    free_links(context, task);
+    if (task->detail.event != NULL)
+        task->detail.event_device->ops->event_destroy(task->detail.event_device,
+                                                      task->detail.event);
+}
+
+void pst__grown_free_all(pst_graph *graph) {
+    pst__slab_each(&graph->tasks, free_block, graph);
+    pst__slab_free(&graph->tasks);
+}
+
+void pst_task_release(pst_task task) {
+    if (task.graph == NULL || task.graph->kind != PST_GRAPH_GROWING || task.id == 0) return;
+    drop((pst__grown *)(uintptr_t)task.id);
+}
+
+/* ---- edges
+ * --------------------------------------------------------------------------------------------------
+ */
+
+/* 0 when the list is closed already. Release: the source's thread sees the link's fields (its swap
+ * acquires); acquire: a closed list tells of what the source did before. */
+static int push_link(pst__link **list, pst__link *link) {
+    pst__link *head = pst__load_acquire(list);
+    do {
+        if (head == &closed) return 0;
+        link->next = head;
+    } while (!pst__cas_acq_rel(list, &head, link));
+    return 1;
+}
+
+static pst__link *close_list(pst__link **list) {
+    /* Pairs with both orders of push_link. */
+    pst__link *link = pst__swap_acq_rel(list, &closed);
+    pst__link *oldest = NULL;
+    while (link != NULL && link != &closed) {
+        pst__link *next = link->next;
+        link->next = oldest;
+        oldest = link;
+        link = next;
+    }
+    return oldest;
+}
+
+static void release_list(pst__advance *advance, pst__grown *task, pst__link **list,
+                         pst_status status) {
+    pst__link *link = close_list(list);
+    while (link != NULL) {
+        pst__link *next = link->next; /* the link is the target's: gone once it has arrived */
+        pst__node *target = &link->target->node;
+        if (task->detail.launched_at != 0 && advance->lane != NULL && target->lane != advance->lane)
+            link->flow = pst__hook_edge(advance->lane, &task->node, target);
+        pst__advance_arrive(advance, target, 1, status);
+        link = next;
+    }
+}
+
+void pst__grown_release(pst__advance *advance, pst__node *node, pst__phase phase,
+                        pst_status status) {
+    pst__grown *task = grown_of(node);
+    if (phase != PST__WHEN_DONE) release_list(advance, task, &task->early, status);
+    if (phase != PST__WHEN_LAUNCHED) release_list(advance, task, &task->late, status);
+}
+
+/* Is the launch of the source enough for a target on this lane? A gate's event is on a device that
+ * only its opening tells: those on asynchronous lanes all wait for the gate's launch. */
+static pst__link **list_for(pst__grown *source, const pst_lane *lane) {
+    const int early = source->node.lane == NULL ? 0 : pst__is_early(&source->node, lane);
+    return early ? &source->early : &source->late;
+}
+
+/* Adds the edge, or tells that the source has gone by already: 1, with its error in *status. */
+static uint32_t connect(pst__link *link, pst__grown *source, pst__grown *target,
+                        pst_status *status) {
+    pst_lane *lane = target->node.lane;
+    link->target = target;
+    link->name = source->detail.name;
+    if (lane->asynchronous && source->node.lane != lane) {
+        link->source = source;
+        (void)pst__add_relaxed(&source->references, 1); /* the caller's handle holds it meanwhile */
+    }
+    if (push_link(list_for(source, lane), link)) return 0;
+    const pst_status seen = pst__word_status(pst__load_acquire(&source->node.word));
+    if (seen < 0 && *status == PST_OK) *status = seen;
+    return 1;
+}
+
+pst_status pst__grown_wait_events(pst__node *node, const pst_lane *lane) {
+    const pst__grown *task = grown_of(node);
+    for (uint32_t i = 0; i < task->link_count; i++) {
+        const pst__grown *source = task->links[i].source;
+        if (source == NULL || !source->detail.event_recorded ||
+            source->detail.event_device != lane->device)
+            continue;
+        pst_status status =
+            lane->device->ops->stream_wait(lane->device, lane->stream, source->detail.event);
+        if (status != PST_OK) return status;
+    }
+    return PST_OK;
+}
+
+void pst__grown_forget_predecessors(pst__node *node) {
+    pst__grown *task = grown_of(node);
+    for (uint32_t i = 0; i < task->link_count; i++) {
+        pst__grown *source = task->links[i].source;
+        task->links[i].source = NULL;
+        if (source != NULL) drop(source);
+    }
+}
+
+/* ---- adding
+ * ----------------------------------------------------------------------------------------------------
+ */
+
+static pst_status no_memory(const pst_graph *graph, const char *name) {
+    return pst__runtime_fail(graph->runtime, PST_ENOMEM, "graph %s: task %s: no memory",
+                             graph->name, name == NULL ? "" : name);
+}
+
+static pst_status reserve_links(const pst_graph *graph, pst__grown *task, size_t count) {
+    task->links = task->own_links;
+    if (count > PST__LINKS_INLINE) {
+        task->links = pst__heap_alloc(&graph->runtime->heap, count * sizeof *task->links);
+        if (task->links == NULL) return PST_ENOMEM;
+    }
+    task->link_count = (uint32_t)count;
+    return PST_OK;
+}
+
+/* Asynchronous devices: whoever holds a handle may ask for the event, and so may a callback's poll.
+ */
+static pst_status reserve_event(pst__grown *task, const pst_lane *lane, int wanted) {
+    pst__detail *detail = &task->detail;
+    if (detail->event != NULL && detail->event_device != lane->device) {
+        detail->event_device->ops->event_destroy(detail->event_device, detail->event);
+        detail->event = NULL;
+    }
+    if (!lane->asynchronous || !wanted) return PST_OK;
+    task->node.flags |= PST__NODE_EVENT;
+    detail->event_device = lane->device;
+    return detail->event != NULL ? PST_OK
+                                 : lane->device->ops->event_create(lane->device, 0, &detail->event);
+}
+
+static void put_back(pst_graph *graph, pst__grown *task) {
+    if (task->links != task->own_links) free_links(graph, task);
+    task->next = graph->spare;
+    graph->spare = task;
+}
+
+/* After a cancel tasks are refused until all that were canceled have ended; then work goes on. */
+static pst_status begin_adding(pst_graph *graph) {
+    pst_status poison = pst_runtime_status(graph->runtime);
+    if (poison != PST_OK)
+        return pst__runtime_fail(graph->runtime, poison,
+                                 "graph %s takes no more tasks: the runtime was stopped",
+                                 graph->name);
+    pst__run *run = &graph->runs[0];
+    if (pst__load_relaxed(&graph->stop) == PST_OK || pst__load_acquire(&run->unfinished) != 0)
+        return PST_OK;
+    ck_spinlock_lock(&graph->lock);
+    pst__store_relaxed(&graph->stop, PST_OK);
+    if (run->status == PST_ECANCELED) run->status = PST_OK;
+    ck_spinlock_unlock(&graph->lock);
+    return PST_OK;
+}
+
+static void fill(pst_graph *graph, pst__grown *task, const pst_task_options *options,
+                 uint32_t references) {
+    pst__node *node = &task->node;
+    node->start = options->work.start;
+    node->argument = options->work.argument;
+    node->graph = graph;
+    node->lane = options->lane;
+    node->detail = &task->detail;
+    node->flags = PST__NODE_GROWING | (node->flags & PST__NODE_EVENT);
+    pst__detail_fill(&task->detail, options);
+    /* One more than it has predecessors, so that it waits for the end of this call. */
+    node->pending = (uint32_t)options->after_count + 1;
+    task->references = references;
+}
+
+/* From the first push on the task is everybody's, and after the arrival it may be gone. */
+static void submit(pst_graph *graph, pst__grown *task, const pst_task_options *options) {
+    pst__advance advance = {.lane = NULL};
+    pst_status status = PST_OK;
+    uint32_t arrived = 1;
+    (void)pst__add_relaxed(&graph->runs[0].unfinished, 1);
+    if (options->lane->order == PST_LANE_BY_SUBMISSION)
+        pst__arrivals_push(&options->lane->arrivals, &task->node);
+    for (size_t i = 0; i < options->after_count; i++)
+        arrived +=
+            connect(&task->links[i], (pst__grown *)(uintptr_t)options->after[i].id, task, &status);
+    pst__advance_arrive(&advance, &task->node, arrived, status);
+}
+
+pst_status pst__grown_add(pst_graph *graph, const pst_task_options *options, pst_task *handle) {
+    pst_status status = begin_adding(graph);
+    if (status != PST_OK) return status;
+    pst__grown *task = take_block(graph);
+    if (task == NULL) return no_memory(graph, options->name);
+    const uint32_t references = handle == NULL ? 1 : 2;
+    status = reserve_links(graph, task, options->after_count);
+    if (status == PST_OK)
+        status = reserve_event(task, options->lane, handle != NULL || options->done != NULL);
+    if (status != PST_OK) {
+        put_back(graph, task);
+        return no_memory(graph, options->name);
+    }
+    fill(graph, task, options, references);
+    if (handle != NULL) *handle = (pst_task){graph, (uint64_t)(uintptr_t)task};
+    submit(graph, task, options);
+    return PST_OK;
+}
+
+/* ---- gates
+ * -------------------------------------------------------------------------------------------------------
+ */
+
+pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *handle) {
+    pst_status status = begin_adding(graph);
+    if (status != PST_OK) return status;
+    pst__grown *gate = take_block(graph);
+    if (gate == NULL) return no_memory(graph, name);
+    gate->node.graph = graph;
+    gate->node.detail = &gate->detail;
+    gate->node.flags = PST__NODE_GROWING | PST__NODE_GATE;
+    gate->node.pending = gate->node.predecessors = 1;
+    gate->detail.name = name;
+    gate->references = 2;
+    (void)pst__add_relaxed(&graph->runs[0].unfinished, 1);
+    ck_spinlock_lock(&graph->lock);
+    gate->previous = NULL;
+    gate->next = graph->open_gates;
+    if (gate->next != NULL) gate->next->previous = gate;
+    graph->open_gates = gate;
+    ck_spinlock_unlock(&graph->lock);
+    *handle = (pst_task){graph, (uint64_t)(uintptr_t)gate};
+    return PST_OK;
+}
+
+void pst__grown_delist_gate(pst__node *node) {
+    pst__grown *gate = grown_of(node);
+    if (gate->previous != NULL)
+        gate->previous->next = gate->next;
+    else
+        node->graph->open_gates = gate->next;
+    if (gate->next != NULL) gate->next->previous = gate->previous;
+}

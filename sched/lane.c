@@ -1,0 +1,181 @@
+#include "sched/worker.h"
+
+/* ---- creation -----------------------------------------------------------------------------------
+ */
+
+static pst_status check_options(pst_runtime *runtime, const pst_lane_options *options) {
+    if (options == NULL || options->size != sizeof *options)
+        return pst__runtime_fail(runtime, PST_EINVAL, "pst_lane_create: %s",
+                                 "options are missing or their `size` is not "
+                                 "sizeof(pst_lane_options)");
+    const char *name = options->name;
+    if (name == NULL || name[0] == '\0')
+        return pst__runtime_fail(runtime, PST_EINVAL, "pst_lane_create: %s",
+                                 "give the lane a name");
+    if ((unsigned)options->mode > PST_LANE_BORROWED || (unsigned)options->order > 1)
+        return pst__runtime_fail(runtime, PST_EINVAL, "lane %s: unknown mode %d or order %d", name,
+                                 (int)options->mode, (int)options->order);
+    const pst_lane *shared = options->share_with;
+    if ((options->mode == PST_LANE_SHARED) != (shared != NULL))
+        return pst__runtime_fail(runtime, PST_EINVAL,
+                                 "lane %s: `share_with` belongs to mode SHARED and to no other",
+                                 name);
+    if (shared != NULL && (shared->runtime != runtime || shared->mode != PST_LANE_WORKER))
+        return pst__runtime_fail(runtime, PST_EINVAL,
+                                 "lane %s: cannot share with lane %s, which has no worker of its "
+                                 "own or belongs to another runtime",
+                                 name, shared->name);
+    return PST_OK;
+}
+
+static pst_status get_stream(pst_lane *lane, const pst_lane_options *options) {
+    const pst_device_ops *ops = lane->device->ops;
+    if (ops->api_version != PST_DEVICE_API_VERSION)
+        return pst__runtime_fail(lane->runtime, PST_EUNSUPPORTED,
+                                 "lane %s: device %s has interface version %u, this library %u",
+                                 lane->name, ops->name, ops->api_version, PST_DEVICE_API_VERSION);
+    lane->stream = options->stream;
+    if (lane->stream != NULL) return PST_OK;
+    lane->owns_stream = 1;
+    return lane->mode == PST_LANE_BORROWED
+               ? ops->stream_wrap(lane->device, NULL, &lane->stream)
+               : ops->stream_create(lane->device, options->priority, &lane->stream);
+}
+
+static pst_status fill(pst_lane *lane, const pst_lane_options *options) {
+    pst_runtime *runtime = lane->runtime;
+    lane->name = pst__heap_text(&runtime->heap, options->name);
+    if (lane->name == NULL) return PST_ENOMEM;
+    lane->device = options->device == NULL ? runtime->host : options->device;
+    lane->asynchronous = !(lane->device->ops->caps & PST_DEVICE_STREAM_IS_WORKER);
+    lane->mode = options->mode;
+    lane->order = options->order;
+    pst_status status = get_stream(lane, options);
+    if (status != PST_OK) return status;
+    if (lane->asynchronous)
+        status = lane->device->ops->event_create(lane->device, 0, &lane->tail_event);
+    if (status != PST_OK) return status;
+    status = pst__track_create(runtime->trace, PST__TRACK_LANE, lane->name, &lane->track);
+    if (status != PST_OK || lane->mode != PST_LANE_WORKER) return status;
+    return pst__worker_create(runtime, &lane->worker);
+}
+
+/* A borrowed lane of an asynchronous device has events to poll: any worker may do it. */
+static void adopt_borrowed(pst_runtime *runtime, pst__worker *worker) {
+    for (pst_lane *lane = runtime->lanes; lane != NULL; lane = lane->next)
+        if (lane->mode == PST_LANE_BORROWED && lane->asynchronous && lane->worker == NULL)
+            pst__worker_adopt(worker, lane);
+}
+
+static void enlist(pst_lane *lane, const pst_lane_options *options) {
+    pst_runtime *runtime = lane->runtime;
+    ck_spinlock_lock(&runtime->lock);
+    lane->next = runtime->lanes;
+    /* Release: pairs with the acquire of those that walk the list without the lock. */
+    pst__store_release(&runtime->lanes, lane);
+    if (lane->mode == PST_LANE_WORKER) {
+        pst__worker *worker = lane->worker;
+        worker->next = runtime->workers;
+        pst__store_release(&runtime->workers, worker);
+        pst__worker_adopt(worker, lane);
+        adopt_borrowed(runtime, worker);
+    } else if (lane->mode == PST_LANE_SHARED) {
+        pst__worker_adopt(options->share_with->worker, lane);
+    } else if (lane->mode == PST_LANE_BORROWED && runtime->workers != NULL) {
+        adopt_borrowed(runtime, runtime->workers);
+    }
+    ck_spinlock_unlock(&runtime->lock);
+}
+
+pst_status pst_lane_create(pst_runtime *runtime, const pst_lane_options *options,
+                           pst_lane **created) {
+    if (runtime == NULL || created == NULL) return PST_EINVAL;
+    *created = NULL;
+    pst_status status = check_options(runtime, options);
+    if (status != PST_OK) return status;
+    pst_lane *lane = pst__heap_alloc(&runtime->heap, sizeof *lane);
+    if (lane == NULL)
+        return pst__runtime_fail(runtime, PST_ENOMEM, "lane %s: no memory", options->name);
+    lane->runtime = runtime;
+    ck_stack_init(&lane->arrivals.stack);
+    status = fill(lane, options);
+    if (status != PST_OK) {
+        pst__lane_destroy(lane);
+        return pst__runtime_fail(runtime, status, "lane %s could not be created: %s", options->name,
+                                 pst_status_text(status));
+    }
+    enlist(lane, options);
+    *created = lane;
+    return PST_OK;
+}
+
+void pst__lane_destroy(pst_lane *lane) {
+    pst_runtime *runtime = lane->runtime;
+    if (lane->device != NULL) {
+        const pst_device_ops *ops = lane->device->ops;
+        if (lane->tail_event != NULL) ops->event_destroy(lane->device, lane->tail_event);
+        if (lane->owns_stream && lane->stream != NULL)
+            ops->stream_destroy(lane->device, lane->stream);
+    }
+    pst__heap_free_text(&runtime->heap, lane->name);
+    pst__heap_free(&runtime->heap, lane, sizeof *lane);
+}
+
+pst_stream *pst_lane_stream(const pst_lane *lane) {
+    return lane == NULL ? NULL : lane->stream;
+}
+
+const char *pst_lane_name(const pst_lane *lane) {
+    return lane == NULL ? "" : lane->name;
+}
+
+/* ---- whose turn
+ * ------------------------------------------------------------------------------------ */
+
+void pst__lane_notify(pst_lane *lane) {
+    /* Acquire: pairs with the release in pst__worker_adopt, which may come late for a borrowed
+     * lane. */
+    pst__worker *worker = pst__load_acquire(&lane->worker);
+    if (worker != NULL)
+        pst__park_wake(&worker->park);
+    else
+        pst__runtime_wake_waiters(lane->runtime);
+}
+
+void pst_lane_wake(pst_lane *lane) {
+    if (lane != NULL) pst__lane_notify(lane);
+}
+
+void pst__lane_disown(pst_lane *lane, int changed, const pst__worker *self) {
+    /* Release: pairs with the acquire in pst__lane_try_own. */
+    pst__store_release(&lane->owned, 0);
+    if (self != NULL && self == pst__load_relaxed(&lane->worker)) return;
+    /* Orders the store above with the look below: whoever pushed and woke the worker, which then
+     * found the lane owned, has pushed before that; see pst__worker's turn. */
+    pst__fence_store_load();
+    if (changed || !pst__arrivals_empty(&lane->arrivals)) pst__lane_notify(lane);
+}
+
+pst_event *pst__lane_event_of(pst_lane *lane, pst__node *node) {
+    const pst_device_ops *ops = lane->device->ops;
+    pst_event *event = NULL;
+    while (!pst__lane_try_own(lane))
+        ck_pr_stall();
+    pst__detail *detail = node->detail;
+    const int in_flight = pst__word_state(pst__load_relaxed(&node->word)) == PST__TASK_LAUNCHED;
+    if (!lane->asynchronous && !in_flight) {
+        event = lane->runtime->done_event;
+    } else if (detail->event != NULL ||
+               ops->event_create(lane->device, 0, &detail->event) == PST_OK) {
+        detail->event_device = lane->device;
+        event = detail->event;
+        if (in_flight && !detail->event_recorded) {
+            if (ops->event_record(lane->device, event, lane->stream) == PST_OK)
+                detail->event_recorded = 1;
+            else
+                event = NULL;
+        }
+    }
+    pst__lane_disown(lane, 0, NULL);
+    return event;
+}

@@ -1,0 +1,102 @@
+/* A lane: an in-order queue on one stream, served by whoever owns it at the moment. */
+#ifndef PST_SCHED_LANE_H
+#define PST_SCHED_LANE_H
+
+#include "sched/queue.h"
+#include "sched/runtime.h"
+
+typedef struct pst__run pst__run;
+
+/* Tasks launched and ended that their run does not know of yet: counted by a lane while it has a
+ * turn, so that not every task costs an atomic operation. */
+typedef struct pst__tally {
+    pst_graph *graph;
+    pst__run *run;
+    uint32_t launched, finished;
+} pst__tally;
+
+struct pst_lane {
+    /* fixed after creation */
+    pst_runtime *runtime;
+    char *name;
+    pst_device *device;
+    pst_stream *stream;
+    int owns_stream;
+    int asynchronous; /* the device keeps the stream's order itself */
+    pst_lane_mode mode;
+    pst_lane_order order;
+    pst__track *track;
+    pst_lane *next;           /* of the runtime */
+    pst__worker *worker;      /* NULL: pumped; set once, also later (borrowed lanes) */
+    pst_lane *next_of_worker; /* of the worker */
+
+    /* any thread */
+    _Alignas(PST__CACHE_LINE) pst__arrivals arrivals;
+    uint32_t owned; /* 1 while a thread serves the lane */
+
+    /* the owner's */
+    _Alignas(PST__CACHE_LINE) pst__fifo ready;
+    pst__node *current;                    /* a host device's launch that is pending */
+    pst__node *flight_first, *flight_last; /* launched and not done, on an asynchronous device */
+    pst__node *watched;    /* the oldest in flight that has an event: the one that is polled */
+    pst__node *tail;       /* in flight when tail_event was recorded */
+    pst_event *tail_event; /* completion of the last tasks, which need no event themselves */
+    int needs_poll;        /* something launched, or a wait, is to be asked again */
+    pst__tally tally;
+};
+
+/* Takes the lane if nobody owns it. */
+static inline int pst__lane_try_own(pst_lane *lane) {
+    uint32_t expected = 0;
+    /* Relaxed look first, so that a busy lane's line is not taken from its owner. The exchange
+     * acquires what the last owner released in pst__lane_disown. */
+    return pst__load_relaxed(&lane->owned) == 0 && pst__cas_acq_rel(&lane->owned, &expected, 1);
+}
+
+/* Hands the lane back. Its worker may have looked away while it was owned: a thread that is not the
+ * worker wakes it when it changed something or when something has arrived meanwhile. */
+void pst__lane_disown(pst_lane *lane, int changed, const pst__worker *self);
+
+/* One turn of the lane, which the caller owns: arrivals, completions, then at most `budget`
+ * launches. Never blocks. 1 when something was done. */
+int pst__lane_turn(pst_lane *lane, uint32_t budget);
+
+/* Wakes whoever serves the lane. */
+void pst__lane_notify(pst_lane *lane);
+
+/* 1 when a stream of this lane can wait for events of `device`. */
+static inline int pst__lane_waits_on(const pst_lane *lane, const pst_device *device) {
+    return lane != NULL && lane->asynchronous && lane->device == device;
+}
+
+/* Counts tasks of a run. The graph may be gone when this returns: the caller holds nothing of it.
+ */
+void pst__run_count(pst_graph *graph, pst__run *run, uint32_t launched, uint32_t finished);
+
+/* The same at the end of the lane's turn, for the lane's owner. */
+static inline void pst__lane_count_flush(pst_lane *lane) {
+    pst__tally tally = lane->tally;
+    if (tally.run == NULL) return;
+    lane->tally = (pst__tally){NULL, NULL, 0, 0};
+    pst__run_count(tally.graph, tally.run, tally.launched, tally.finished);
+}
+
+static inline void pst__lane_count(pst_lane *lane, pst_graph *graph, pst__run *run,
+                                   uint32_t launched, uint32_t finished) {
+    if (lane->tally.run != run) {
+        pst__lane_count_flush(lane);
+        lane->tally.graph = graph;
+        lane->tally.run = run;
+    }
+    lane->tally.launched += launched;
+    lane->tally.finished += finished;
+}
+
+/* The event that stands for the launched node, which is on an asynchronous or host lane, recording
+ * it now if nobody foresaw the question. NULL: no memory, or the device failed. May spin until the
+ * lane's owner ends its turn. */
+pst_event *pst__lane_event_of(pst_lane *lane, pst__node *node);
+
+void pst__lane_destroy(pst_lane *lane);
+
+#endif

@@ -1,0 +1,206 @@
+#include "sched/runtime.h"
+
+#include "base/clock.h"
+#include "sched/device/host.h"
+#include "sched/graph.h"
+#include "sched/worker.h"
+
+#define DEFAULT_SPIN          2000u
+#define DEFAULT_TRACE_RECORDS 65536u
+#define DEFAULT_TASK_CAPACITY 1024u
+#define PUMP_BUDGET           64u
+
+/* ---- creation
+ * -------------------------------------------------------------------------------------- */
+
+static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options) {
+    runtime->rank = options->rank;
+    runtime->world_size = options->world_size == 0 ? 1 : options->world_size;
+    runtime->spin = options->spin == 0 ? DEFAULT_SPIN : options->spin;
+    runtime->deadline_ns = options->deadline_ns;
+    runtime->task_capacity =
+        options->task_capacity == 0 ? DEFAULT_TASK_CAPACITY : options->task_capacity;
+    ck_spinlock_init(&runtime->lock);
+    ck_ec_init(&runtime->waiting.count, 0);
+    pst__error_init(&runtime->error, options->log, options->log_context);
+    pst_status status = pst__trace_create(
+        &runtime->heap, &runtime->error, runtime->rank, runtime->world_size,
+        options->trace_records == 0 ? DEFAULT_TRACE_RECORDS : options->trace_records,
+        &runtime->trace);
+    if (status != PST_OK) return status;
+    status = pst__host_create(&runtime->heap, &runtime->host);
+    if (status != PST_OK) return status;
+    return runtime->host->ops->event_create(runtime->host, 0, &runtime->done_event);
+}
+
+static void free_runtime(pst_runtime *runtime) {
+    if (runtime->done_event != NULL)
+        runtime->host->ops->event_destroy(runtime->host, runtime->done_event);
+    if (runtime->host != NULL) runtime->host->ops->destroy(runtime->host);
+    if (runtime->trace != NULL) pst__trace_destroy(runtime->trace);
+    const pst__heap heap = runtime->heap;
+    pst__heap_free(&heap, runtime, sizeof *runtime);
+}
+
+pst_status pst_runtime_create(const pst_runtime_options *given, pst_runtime **created) {
+    if (created == NULL) return PST_EINVAL;
+    *created = NULL;
+    const pst_runtime_options defaults = {.size = sizeof defaults};
+    const pst_runtime_options *options = given == NULL ? &defaults : given;
+    if (options->size != sizeof *options || options->rank < 0 || options->world_size < 0)
+        return PST_EINVAL;
+    pst__heap heap;
+    pst_status status = pst__heap_init(&heap, &options->allocator);
+    if (status != PST_OK) return status;
+    pst_runtime *runtime = pst__heap_alloc(&heap, sizeof *runtime);
+    if (runtime == NULL) return PST_ENOMEM;
+    runtime->heap = heap;
+    status = fill(runtime, options);
+    if (status != PST_OK) {
+        free_runtime(runtime);
+        return status;
+    }
+    *created = runtime;
+    return PST_OK;
+}
+
+/* ---- accessors
+ * --------------------------------------------------------------------------------------- */
+
+pst_device *pst_runtime_host(pst_runtime *runtime) {
+    return runtime == NULL ? NULL : runtime->host;
+}
+
+pst__heap *pst__runtime_heap(pst_runtime *runtime) {
+    return &runtime->heap;
+}
+
+pst__error *pst__runtime_error(pst_runtime *runtime) {
+    return &runtime->error;
+}
+
+pst__trace *pst__runtime_trace(pst_runtime *runtime) {
+    return runtime->trace;
+}
+
+int pst__runtime_rank(const pst_runtime *runtime) {
+    return runtime->rank;
+}
+
+int pst__runtime_world_size(const pst_runtime *runtime) {
+    return runtime->world_size;
+}
+
+uint64_t pst__runtime_deadline(const pst_runtime *runtime) {
+    return runtime->deadline_ns;
+}
+
+size_t pst_runtime_error(const pst_runtime *runtime, char *buffer, size_t size) {
+    if (runtime == NULL || (buffer == NULL && size > 0)) return 0;
+    /* The text's lock is taken for reading, too. */
+    return pst__error_get((pst__error *)(uintptr_t)&runtime->error, buffer, size);
+}
+
+pst_status pst_runtime_status(const pst_runtime *runtime) {
+    if (runtime == NULL) return PST_EINVAL;
+    /* Acquire: pairs with pst__runtime_stop, so that poison_at is seen as well. */
+    return (pst_status)pst__load_acquire(&runtime->poison);
+}
+
+/* ---- the end of all work
+ * ------------------------------------------------------------------------------ */
+
+/* Poisons without a text. 0 if it was poisoned already. */
+static int stop_all(pst_runtime *runtime, pst_status status) {
+    int none = PST_OK;
+    ck_spinlock_lock(&runtime->lock);
+    if (runtime->poison == PST_OK) pst__store_relaxed(&runtime->poison_at, pst__now());
+    /* Pairs with the acquire in pst_runtime_status. */
+    const int first = pst__cas_acq_rel(&runtime->poison, &none, (int)status);
+    if (first)
+        for (pst_graph *graph = runtime->graphs; graph != NULL; graph = graph->next)
+            pst__graph_cancel(graph, status);
+    ck_spinlock_unlock(&runtime->lock);
+    for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next)
+        pst__lane_notify(lane);
+    pst__runtime_wake_waiters(runtime);
+    return first;
+}
+
+void pst_runtime_poison(pst_runtime *runtime, pst_status status, const char *text) {
+    if (runtime == NULL || status >= 0) return;
+    if (stop_all(runtime, status) && text != NULL)
+        (void)pst__runtime_fail(runtime, status, "the runtime was stopped: %s", text);
+}
+
+int pst__runtime_is_idle(pst_runtime *runtime) {
+    int idle = 1;
+    ck_spinlock_lock(&runtime->lock);
+    for (pst_graph *graph = runtime->graphs; graph != NULL && idle; graph = graph->next)
+        /* Acquire: pairs with pst__run_count. */
+        idle = pst__load_acquire(&graph->runs[0].unfinished) == 0 &&
+               pst__load_acquire(&graph->runs[1].unfinished) == 0;
+    ck_spinlock_unlock(&runtime->lock);
+    return idle;
+}
+
+static void drain(pst_runtime *runtime) {
+    while (!pst__runtime_is_idle(runtime)) {
+        const uint32_t count = pst__park_count(&runtime->waiting);
+        (void)pst__add_acq_rel(&runtime->waiters, 1);
+        if (!pst__runtime_help(runtime, PUMP_BUDGET) && !pst__runtime_is_idle(runtime))
+            pst__park_wait(&runtime->waiting, count, 200000);
+        (void)pst__sub_acq_rel(&runtime->waiters, 1);
+    }
+}
+
+void pst_runtime_destroy(pst_runtime *runtime) {
+    if (runtime == NULL) return;
+    (void)stop_all(runtime, PST_ECANCELED);
+    drain(runtime);
+    while (runtime->workers != NULL) {
+        pst__worker *next = runtime->workers->next;
+        pst__worker_destroy(runtime->workers);
+        runtime->workers = next;
+    }
+    while (runtime->graphs != NULL) {
+        pst_graph *next = runtime->graphs->next;
+        pst__graph_free(runtime->graphs);
+        runtime->graphs = next;
+    }
+    while (runtime->lanes != NULL) {
+        pst_lane *next = runtime->lanes->next;
+        pst__lane_destroy(runtime->lanes);
+        runtime->lanes = next;
+    }
+    free_runtime(runtime);
+}
+
+/* ---- pumping
+ * ------------------------------------------------------------------------------------------- */
+
+void pst__runtime_wake_waiters(pst_runtime *runtime) {
+    pst__fence_store_load();
+    if (pst__load_relaxed(&runtime->waiters) != 0) pst__park_wake(&runtime->waiting);
+}
+
+int pst__runtime_help(pst_runtime *runtime, uint32_t budget) {
+    int changed = 0;
+    /* Acquire: pairs with the release in pst_lane_create. */
+    for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next) {
+        if (!pst__lane_try_own(lane)) continue;
+        const int did = pst__lane_turn(lane, budget);
+        pst__lane_disown(lane, did, NULL);
+        changed |= did;
+    }
+    return changed;
+}
+
+pst_status pst_run_once(pst_runtime *runtime, int *idle) {
+    if (runtime == NULL) return PST_EINVAL;
+    const int changed = pst__runtime_help(runtime, PUMP_BUDGET);
+    if (changed && idle == NULL) return PST_OK;
+    const int is_idle = pst__runtime_is_idle(runtime);
+    if (idle != NULL) *idle = is_idle;
+    return changed || is_idle ? PST_OK : PST_PENDING;
+}

@@ -1,0 +1,66 @@
+/* The runtime's struct, and what the layers above may ask of it. */
+#ifndef PST_SCHED_RUNTIME_H
+#define PST_SCHED_RUNTIME_H
+
+#include "base/error.h"
+#include "base/heap.h"
+#include "sched/park.h"
+#include "tracing/trace.h"
+
+#include <penstock/graph.h>
+
+typedef struct pst__worker pst__worker;
+
+struct pst_runtime {
+    pst__heap heap;
+    pst__error error;
+    pst__trace *trace;
+    pst_device *host;
+    pst_event *done_event; /* of the host device, never recorded: counts as done for ever */
+    int rank, world_size;
+    uint32_t spin;
+    uint64_t deadline_ns;
+    size_t task_capacity;
+
+    ck_spinlock_t lock;   /* of the lists below; held for list surgery and for a cancel's walk */
+    pst_lane *lanes;      /* newest first; lanes are only added, so readers walk without the lock */
+    pst__worker *workers; /* the same */
+    pst_graph *graphs;
+    uint64_t graph_ids;
+
+    int poison;         /* the first pst_runtime_poison's status */
+    uint64_t poison_at; /* pst__now() then */
+
+    pst__park waiting; /* where pst_task_wait and its kin sleep */
+    uint32_t waiters;  /* how many of them look at `waiting` */
+};
+
+/* ---- for mem/ and ops/: any thread, the runtime owns what is returned --------------------------
+ */
+
+pst__heap *pst__runtime_heap(pst_runtime *runtime);
+pst__error *pst__runtime_error(pst_runtime *runtime);
+pst__trace *pst__runtime_trace(pst_runtime *runtime);
+int pst__runtime_rank(const pst_runtime *runtime);
+int pst__runtime_world_size(const pst_runtime *runtime);
+uint64_t pst__runtime_deadline(const pst_runtime *runtime); /* ns; 0: no limit */
+
+/* ---- within sched/ ------------------------------------------------------------------------------
+ */
+
+/* Wakes the threads that wait for something, if there are any. The caller has published it; the
+ * fence orders that with the look at `waiters`, and pairs with the one in pst__wait_until, which
+ * registers first and then looks for what was published. */
+void pst__runtime_wake_waiters(pst_runtime *runtime);
+
+/* 1 when no graph has unfinished tasks. */
+int pst__runtime_is_idle(pst_runtime *runtime);
+
+/* One turn over all lanes that nobody owns; 1 when something was done. */
+int pst__runtime_help(pst_runtime *runtime, uint32_t budget);
+
+/* The names after the rank in every error text of this layer. */
+#define pst__runtime_fail(runtime, status, format, ...)                                            \
+    pst__fail(&(runtime)->error, (status), "rank %d: " format, (runtime)->rank, __VA_ARGS__)
+
+#endif

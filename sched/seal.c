@@ -1,0 +1,195 @@
+/* Sealing: from the lists of building to the flat arrays of replaying. */
+#include "sched/advance.h"
+
+/* ---- the edges
+ * ------------------------------------------------------------------------------------------ */
+
+static pst_status make_edges(pst_graph *graph) {
+    pst__node *nodes = graph->nodes;
+    graph->edges = pst__heap_alloc(&graph->runtime->heap, graph->pair_count * sizeof *graph->edges);
+    if (graph->edges == NULL) return PST_ENOMEM;
+    for (size_t i = 0; i <= graph->node_count; i++)
+        nodes[i].first_edge = 0;
+    for (size_t i = 0; i < graph->pair_count; i++)
+        nodes[graph->pairs[i].from].first_edge++;
+    uint32_t end = 0;
+    for (size_t i = 0; i <= graph->node_count; i++)
+        nodes[i].first_edge = end += nodes[i].first_edge;
+    /* Filled from the end, so that each first_edge comes down to where its node's edges begin. */
+    for (size_t i = graph->pair_count; i-- > 0;)
+        graph->edges[--nodes[graph->pairs[i].from].first_edge] = graph->pairs[i].to;
+    return PST_OK;
+}
+
+static int is_cross(const pst_graph *graph, const pst__pair *pair) {
+    return graph->nodes[pair->from].lane != graph->nodes[pair->to].lane;
+}
+
+/* Predecessors on other lanes: whom streams wait for, and where the trace draws arrows. */
+static pst_status make_cross(pst_graph *graph) {
+    const pst__heap *heap = &graph->runtime->heap;
+    size_t count = 0;
+    for (size_t i = 0; i < graph->pair_count; i++)
+        count += (size_t)is_cross(graph, &graph->pairs[i]);
+    graph->cross_count = count;
+    if (count == 0) return PST_OK;
+    graph->cross_first =
+        pst__heap_alloc(heap, (graph->node_count + 1) * sizeof *graph->cross_first);
+    graph->cross = pst__heap_alloc(heap, count * sizeof *graph->cross);
+    if (graph->cross_first == NULL || graph->cross == NULL) return PST_ENOMEM;
+    for (size_t i = 0; i < graph->pair_count; i++)
+        if (is_cross(graph, &graph->pairs[i])) graph->cross_first[graph->pairs[i].to]++;
+    uint32_t end = 0;
+    for (size_t i = 0; i <= graph->node_count; i++)
+        graph->cross_first[i] = end += graph->cross_first[i];
+    for (size_t i = graph->pair_count; i-- > 0;)
+        if (is_cross(graph, &graph->pairs[i]))
+            graph->cross[--graph->cross_first[graph->pairs[i].to]] = graph->pairs[i].from;
+    return PST_OK;
+}
+
+/* ---- flags and events
+ * -------------------------------------------------------------------------------------- */
+
+static void flag_nodes(pst_graph *graph) {
+    pst__node *nodes = graph->nodes;
+    for (size_t i = 0; i < graph->node_count; i++) {
+        pst__node *node = &nodes[i];
+        node->pending = node->predecessors;
+        node->flags =
+            (node->flags & PST__NODE_GATE) != 0 ? PST__NODE_GATE | PST__NODE_LATE : PST__NODE_LOCAL;
+        if (node->lane != NULL && node->lane->asynchronous && node->detail->done != NULL)
+            node->flags |= PST__NODE_EVENT;
+    }
+    for (size_t i = 0; i < graph->pair_count; i++) {
+        pst__node *from = &nodes[graph->pairs[i].from], *to = &nodes[graph->pairs[i].to];
+        if (from->lane == to->lane) continue;
+        to->flags &= ~(unsigned)PST__NODE_LOCAL & 0x3fu;
+        if (from->lane == NULL || !from->lane->asynchronous) continue;
+        from->flags |= PST__NODE_EVENT;
+        if (!pst__is_early(from, to->lane)) from->flags |= PST__NODE_LATE;
+    }
+    for (size_t i = 0; i < graph->outer_count; i++) {
+        pst__node *node = &nodes[graph->outer[i].task];
+        if (graph->outer[i].is_wait && node->lane != NULL && node->lane->asynchronous)
+            node->flags |= PST__NODE_EVENT;
+    }
+}
+
+static pst_status make_events(pst_graph *graph) {
+    for (size_t i = 0; i < graph->node_count; i++) {
+        pst__node *node = &graph->nodes[i];
+        if (!(node->flags & PST__NODE_EVENT) || node->detail->event != NULL) continue;
+        pst_device *device = node->lane->device;
+        pst_status status = device->ops->event_create(device, 0, &node->detail->event);
+        if (status != PST_OK) return status;
+        node->detail->event_device = device;
+    }
+    return PST_OK;
+}
+
+/* ---- batches
+ * ----------------------------------------------------------------------------------------------------
+ */
+
+/* Does a launch hand this node to its lane at once? */
+static int starts_in_batch(const pst__node *node) {
+    return node->lane != NULL &&
+           (node->lane->order == PST_LANE_BY_SUBMISSION || node->predecessors == 0);
+}
+
+static pst__batch *batch_of(const pst_graph *graph, const pst_lane *lane) {
+    for (size_t i = 0; i < graph->batch_count; i++)
+        if (graph->batches[i].item.lane == lane) return &graph->batches[i];
+    return NULL;
+}
+
+static size_t count_lanes(const pst_lane *first) {
+    size_t count = 0;
+    for (const pst_lane *lane = first; lane != NULL; lane = lane->next)
+        count++;
+    return count;
+}
+
+/* A batch for every lane of the runtime, empty where the graph has no task on it. */
+static pst_status make_batches(pst_graph *graph) {
+    const pst__heap *heap = &graph->runtime->heap;
+    /* Acquire: pairs with the release in pst_lane_create; later lanes have no task of this graph.
+     */
+    pst_lane *lane = pst__load_acquire(&graph->runtime->lanes);
+    graph->batch_count = count_lanes(lane);
+    graph->batch_index_count = 0;
+    for (size_t i = 0; i < graph->node_count; i++)
+        graph->batch_index_count += (size_t)starts_in_batch(&graph->nodes[i]);
+    graph->batches = pst__heap_alloc(heap, graph->batch_count * sizeof *graph->batches);
+    graph->batch_indices =
+        pst__heap_alloc(heap, graph->batch_index_count * sizeof *graph->batch_indices);
+    if (graph->batches == NULL || graph->batch_indices == NULL) return PST_ENOMEM;
+    for (size_t b = 0; b < graph->batch_count; b++, lane = lane->next) {
+        pst__node *item = &graph->batches[b].item;
+        item->graph = graph;
+        item->lane = lane;
+        item->flags = PST__NODE_BATCH;
+    }
+    return PST_OK;
+}
+
+static void fill_batches(pst_graph *graph) {
+    pst__batch *batch = NULL;
+    for (size_t i = 0; i < graph->node_count; i++) {
+        const pst__node *node = &graph->nodes[i];
+        if (!starts_in_batch(node)) continue;
+        if (batch == NULL || batch->item.lane != node->lane) batch = batch_of(graph, node->lane);
+        batch->count++;
+    }
+    const uint32_t *next = graph->batch_indices;
+    for (size_t b = 0; b < graph->batch_count; b++) {
+        graph->batches[b].indices = next;
+        next += graph->batches[b].count;
+        graph->batches[b].cursor = 0;
+    }
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        const pst__node *node = &graph->nodes[i];
+        if (!starts_in_batch(node)) continue;
+        if (batch->item.lane != node->lane) batch = batch_of(graph, node->lane);
+        graph->batch_indices[(size_t)(batch->indices - graph->batch_indices) + batch->cursor++] = i;
+    }
+}
+
+/* ---- the call
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+static pst_status make_arrays(pst_graph *graph) {
+    /* A graph without tasks still has the node that ends the last one's edges. */
+    pst_status status =
+        pst__heap_grow(&graph->runtime->heap, (void **)&graph->nodes, &graph->node_capacity,
+                       graph->node_count + 1, sizeof *graph->nodes);
+    if (status == PST_OK) status = make_edges(graph);
+    if (status == PST_OK) status = make_cross(graph);
+    if (status != PST_OK) return status;
+    flag_nodes(graph);
+    status = make_events(graph);
+    if (status == PST_OK) status = make_batches(graph);
+    if (status == PST_OK) fill_batches(graph);
+    return status;
+}
+
+pst_status pst_graph_seal(pst_graph *graph) {
+    if (graph == NULL) return PST_EINVAL;
+    pst_status status = pst__graph_check_building(graph, "(seal)");
+    if (status == PST_OK) status = pst__graph_check_cycles(graph);
+    if (status == PST_ECYCLE || status == PST_ESTATE) return status;
+    if (status == PST_OK) status = make_arrays(graph);
+    if (status != PST_OK) {
+        pst__graph_free_sealed_arrays(graph);
+        return pst__runtime_fail(graph->runtime, status, "graph %s could not be sealed: %s",
+                                 graph->name, pst_status_text(status));
+    }
+    pst__heap_free(&graph->runtime->heap, graph->pairs,
+                   graph->pair_capacity * sizeof *graph->pairs);
+    graph->pairs = NULL;
+    graph->pair_capacity = 0;
+    graph->sealed = 1;
+    return PST_OK;
+}

@@ -1,0 +1,66 @@
+#include "sched/trace_hooks.h"
+
+/* An arrow's name in the trace: the same on both ends. */
+static uint64_t flow_id(const pst__node *from, const pst__node *to, uint64_t number) {
+    const uint64_t parts[] = {from->graph->id, number, (uint64_t)(uintptr_t)from,
+                              (uint64_t)(uintptr_t)to};
+    uint64_t id = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        id = (id ^ parts[i]) * 0x9e3779b97f4a7c15u ^ id >> 29;
+    return id | 1u;
+}
+
+static void begin_arrows(const pst_lane *lane, const pst__node *node, uint64_t number,
+                         uint64_t time) {
+    const pst_graph *graph = node->graph;
+    if (graph->cross_first == NULL) return;
+    for (uint32_t e = node->first_edge; e < node[1].first_edge; e++) {
+        const pst__node *to = &graph->nodes[graph->edges[e]];
+        if (to->lane != NULL && to->lane != lane)
+            pst__trace_flow(lane->track, flow_id(node, to, number), time, 0);
+    }
+}
+
+static void end_arrows(const pst_lane *lane, const pst__node *node, uint64_t number,
+                       uint64_t time) {
+    const pst_graph *graph = node->graph;
+    if (graph->cross_first == NULL) return;
+    const uint32_t index = pst__node_index(node);
+    for (uint32_t c = graph->cross_first[index]; c < graph->cross_first[index + 1]; c++) {
+        const pst__node *from = &graph->nodes[graph->cross[c]];
+        if (from->lane != NULL) pst__trace_flow(lane->track, flow_id(from, node, number), time, 1);
+    }
+}
+
+static void end_grown_arrows(const pst_lane *lane, const pst__node *node, uint64_t time) {
+    const pst__grown *task = (const pst__grown *)(const void *)node;
+    for (uint32_t i = 0; i < task->link_count; i++)
+        if (task->links[i].flow != 0) pst__trace_flow(lane->track, task->links[i].flow, time, 1);
+}
+
+void pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, uint64_t begin) {
+    pst__track *thread = pst__track_of_thread(lane->runtime->trace);
+    if (thread != NULL)
+        pst__trace_slice(thread, pst__node_name(node), begin, pst__now(), pst__node_ticket(node),
+                         0);
+    if (node->flags & PST__NODE_GROWING) {
+        end_grown_arrows(lane, node, begin);
+    } else {
+        begin_arrows(lane, node, number, begin);
+        end_arrows(lane, node, number, begin);
+    }
+}
+
+void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin) {
+    const uint64_t bytes = node->detail == NULL ? 0 : node->detail->bytes;
+    pst__trace_slice(lane->track, pst__node_name(node), begin, pst__now(), pst__node_ticket(node),
+                     bytes);
+}
+
+uint64_t pst__hook_edge(pst_lane *lane, const pst__node *from, const pst__node *to) {
+    if (!pst__trace_on(lane->runtime->trace)) return 0;
+    const uint64_t begin = from->detail->launched_at;
+    const uint64_t id = flow_id(from, to, begin);
+    pst__trace_flow(lane->track, id, begin, 0);
+    return id;
+}

@@ -1,0 +1,314 @@
+/* A lane's turn: what has arrived, what is done, what can be launched. */
+#include "sched/growing.h"
+#include "sched/trace_hooks.h"
+
+#include <inttypes.h>
+
+/* ---- the head of the queue
+ * ------------------------------------------------------------------------ */
+
+/* The node to launch next, which stays in the queue; NULL when there is none yet. */
+static pst__node *head_of(const pst_lane *lane) {
+    pst__node *item = lane->ready.first;
+    if (item == NULL) return NULL;
+    if (item->flags & PST__NODE_BATCH) {
+        const pst__batch *batch = (const pst__batch *)(const void *)item;
+        item = &item->graph->nodes[batch->indices[batch->cursor]];
+    }
+    if (lane->order == PST_LANE_BY_SUBMISSION && !pst__node_is_ready(item)) return NULL;
+    return item;
+}
+
+static void take_head(pst_lane *lane) {
+    pst__node *item = lane->ready.first;
+    if (item->flags & PST__NODE_BATCH) {
+        pst__batch *batch = (pst__batch *)(void *)item;
+        if (++batch->cursor < batch->count) return;
+    }
+    pst__fifo_remove_first(&lane->ready);
+}
+
+/* ---- launching
+ * -------------------------------------------------------------------------------------- */
+
+/* The status with which the node ends without running, PST_OK if it is to run. Relaxed: a cancel
+ * makes no promise about tasks that are being launched at that moment. */
+static pst_status stop_of(const pst__node *node) {
+    pst_status inherited = pst__pending_status(pst__load_relaxed(&node->pending));
+    return inherited < 0 ? inherited : (pst_status)pst__load_relaxed(&node->graph->stop);
+}
+
+static pst_status wait_cross_events(const pst__node *node, const pst_lane *lane) {
+    const pst_graph *graph = node->graph;
+    if (graph->cross_first == NULL) return PST_OK;
+    const uint32_t index = pst__node_index(node);
+    for (uint32_t c = graph->cross_first[index]; c < graph->cross_first[index + 1]; c++) {
+        const pst__node *from = &graph->nodes[graph->cross[c]];
+        if (!pst__is_early(from, lane)) continue;
+        pst_status status =
+            lane->device->ops->stream_wait(lane->device, lane->stream, from->detail->event);
+        if (status != PST_OK) return status;
+    }
+    return PST_OK;
+}
+
+/* The waits before a launch. PST_PENDING: not yet, ask again. */
+static pst_status wait_before(const pst__node *node, const pst_lane *lane) {
+    const pst__detail *detail = node->detail;
+    if (detail == NULL) return PST_OK;
+    /* Still in flight from the launch before. */
+    if (pst__word_state(node->word) == PST__TASK_LAUNCHED) return PST_PENDING;
+    for (uint32_t i = 0; i < detail->after_count; i++) {
+        pst_status status =
+            lane->device->ops->stream_wait(lane->device, lane->stream, detail->after[i]);
+        if (status != PST_OK) return status;
+    }
+    if (!lane->asynchronous) return PST_OK;
+    return node->flags & PST__NODE_GROWING ? pst__grown_wait_events((pst__node *)node, lane)
+                                           : wait_cross_events(node, lane);
+}
+
+static pst_status call_launch(const pst__node *node, const pst_lane *lane) {
+    if (node->start == NULL) return PST_OK;
+    const pst_work work = {node->start, node->detail == NULL ? NULL : node->detail->test,
+                           node->argument};
+    return lane->device->ops->launch(lane->device, lane->stream, &work);
+}
+
+static void report_failure(const pst__node *node, const pst_lane *lane, pst_status status) {
+    pst_runtime *runtime = lane->runtime;
+    char before[256];
+    (void)pst__error_get(&runtime->error, before, sizeof before);
+    const char *detail =
+        lane->device->ops->error_text == NULL ? NULL : lane->device->ops->error_text(lane->device);
+    (void)pst__runtime_fail(
+        runtime, status, "lane %s: task %s (ticket %" PRIu64 ") of graph %s failed: %s%s%s%s%s%s",
+        lane->name, pst__node_name(node), pst__node_ticket(node), node->graph->name,
+        pst_status_text(status), detail == NULL ? "" : "; device: ", detail == NULL ? "" : detail,
+        before[0] == '\0' ? "" : " [last text before: ", before, before[0] == '\0' ? "" : "]");
+}
+
+static void end_failed(pst__advance *advance, pst__node *node, uint64_t number, pst_status status,
+                       pst__phase phase) {
+    report_failure(node, advance->lane, status);
+    pst__node_end(advance, node, number, PST__TASK_FAILED, status, phase);
+}
+
+static void into_flight(pst_lane *lane, pst__node *node) {
+    node->detail->flight_next = NULL;
+    if (lane->flight_first == NULL)
+        lane->flight_first = node;
+    else
+        lane->flight_last->detail->flight_next = node;
+    lane->flight_last = node;
+}
+
+/* The device has it. Its event is recorded before successors may ask their streams to wait. */
+static void launched_on_device(pst__advance *advance, pst__node *node, uint64_t number) {
+    pst_lane *lane = advance->lane;
+    pst_status status = PST_OK;
+    if (node->flags & PST__NODE_EVENT)
+        status = lane->device->ops->event_record(lane->device, node->detail->event, lane->stream);
+    if (status < 0) {
+        /* The work runs and nobody can tell when it ends: nothing after it is in order. */
+        pst_runtime_poison(lane->runtime, status, "an event could not be recorded");
+        end_failed(advance, node, number, status, PST__ALL);
+        return;
+    }
+    node->detail->event_recorded = (node->flags & PST__NODE_EVENT) != 0;
+    into_flight(lane, node);
+    pst__store_release(&node->word, pst__word(number, PST__TASK_LAUNCHED, PST_OK));
+    pst__lane_count(lane, node->graph, pst__graph_run(node->graph, number), 1, 0);
+    if (pst__load_relaxed(&lane->runtime->waiters) != 0) pst__runtime_wake_waiters(lane->runtime);
+    pst__advance_release(advance, node, PST__WHEN_LAUNCHED, PST_OK);
+}
+
+/* A host launch that will say later how it went. */
+static void launched_pending(pst__advance *advance, pst__node *node, uint64_t number) {
+    pst_lane *lane = advance->lane;
+    lane->current = node;
+    pst__store_release(&node->word, pst__word(number, PST__TASK_LAUNCHED, PST_OK));
+    pst__lane_count(lane, node->graph, pst__graph_run(node->graph, number), 1, 0);
+}
+
+static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
+    pst_lane *lane = advance->lane;
+    const uint64_t begin = pst__hook_begin(lane);
+    if (node->detail != NULL) {
+        node->detail->event_recorded = 0;
+        node->detail->launched_at = begin;
+    }
+    pst_status status = call_launch(node, lane);
+    if (begin != 0) pst__hook_launched(lane, node, number, begin);
+    if (status == PST_PENDING &&
+        (lane->asynchronous || node->detail == NULL || node->detail->test == NULL))
+        status = PST_EINVAL;
+    if (status < 0) {
+        end_failed(advance, node, number, status, PST__ALL);
+    } else if (lane->asynchronous) {
+        launched_on_device(advance, node, number);
+    } else if (status == PST_PENDING) {
+        launched_pending(advance, node, number);
+    } else {
+        if (begin != 0) pst__hook_done(lane, node, begin);
+        pst__node_end(advance, node, number, PST__TASK_DONE, PST_OK, PST__ALL);
+    }
+}
+
+/* Launches the head, or ends it if it is not to run. 0 when there is nothing to launch yet. */
+static int advance_head(pst__advance *advance) {
+    pst_lane *lane = advance->lane;
+    pst__node *node = head_of(lane);
+    if (node == NULL) return 0;
+    const pst_status stop = stop_of(node);
+    const pst_status waits = stop < 0 ? PST_OK : wait_before(node, lane);
+    if (waits == PST_PENDING) {
+        lane->needs_poll = 1;
+        return 0;
+    }
+    take_head(lane);
+    const uint64_t number = node->graph->number;
+    pst__store_relaxed(&node->pending, node->predecessors);
+    if (node->flags & PST__NODE_GROWING) pst__grown_forget_predecessors(node);
+    if (stop < 0)
+        pst__node_end(advance, node, number, PST__TASK_CANCELED, stop, PST__ALL);
+    else if (waits < 0)
+        end_failed(advance, node, number, waits, PST__ALL);
+    else
+        launch(advance, node, number);
+    if (advance->gates.first != NULL) pst__advance_finish(advance);
+    return 1;
+}
+
+/* ---- completions
+ * -------------------------------------------------------------------------------------- */
+
+/* After a poison launched work is given the runtime's deadline to end, and then abandoned. */
+static int is_abandoned(const pst_runtime *runtime) {
+    return pst__load_acquire(&runtime->poison) != PST_OK && runtime->deadline_ns != 0 &&
+           pst__now() - pst__load_relaxed(&runtime->poison_at) > runtime->deadline_ns;
+}
+
+static int end_current(pst__advance *advance) {
+    pst_lane *lane = advance->lane;
+    pst__node *node = lane->current;
+    pst_status status = lane->device->ops->progress(lane->device, lane->stream);
+    if (status == PST_PENDING && is_abandoned(lane->runtime))
+        status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
+    if (status == PST_PENDING) {
+        lane->needs_poll = 1;
+        return 0;
+    }
+    lane->current = NULL;
+    const uint64_t number = pst__word_number(node->word);
+    if (node->detail->launched_at != 0) pst__hook_done(lane, node, node->detail->launched_at);
+    if (status < 0)
+        end_failed(advance, node, number, status, PST__ALL);
+    else
+        pst__node_end(advance, node, number, PST__TASK_DONE, PST_OK, PST__ALL);
+    pst__advance_finish(advance);
+    return 1;
+}
+
+static pst_event *event_in_flight(const pst_lane *lane, const pst__node *node) {
+    if (node->detail->event_recorded) return node->detail->event;
+    return node == lane->tail ? lane->tail_event : NULL;
+}
+
+/* The last tasks in flight have no event of their own: one for all of them is recorded, when
+ * nothing can be launched behind them for now. */
+static void mark_tail(pst_lane *lane) {
+    if (lane->flight_first == NULL || lane->tail != NULL ||
+        lane->flight_last->detail->event_recorded)
+        return;
+    const pst_device_ops *ops = lane->device->ops;
+    if (ops->event_record(lane->device, lane->tail_event, lane->stream) == PST_OK)
+        lane->tail = lane->flight_last;
+    lane->needs_poll = 1;
+}
+
+static void end_oldest(pst__advance *advance, pst_status status) {
+    pst_lane *lane = advance->lane;
+    pst__node *node = lane->flight_first;
+    const uint64_t number = node->lane == NULL ? node->graph->number : pst__word_number(node->word);
+    lane->flight_first = node->detail->flight_next;
+    if (node == lane->tail) lane->tail = NULL;
+    if (node->detail->launched_at != 0) pst__hook_done(lane, node, node->detail->launched_at);
+    pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
+                  PST__WHEN_DONE);
+}
+
+static pst__node *find_watched(const pst_lane *lane) {
+    pst__node *node = lane->flight_first;
+    while (node != NULL && event_in_flight(lane, node) == NULL)
+        node = node->detail->flight_next;
+    return node;
+}
+
+/* A failure after the launch: what the device did from there on is unknown. */
+static void lose_flights(pst__advance *advance, pst_status status) {
+    pst_lane *lane = advance->lane;
+    report_failure(lane->flight_first, lane, status);
+    pst_runtime_poison(lane->runtime, status, NULL);
+    while (lane->flight_first != NULL)
+        end_oldest(advance, status);
+}
+
+/* Ends the tasks up to the oldest one that has an event, if that is done. */
+static int end_flights(pst__advance *advance) {
+    pst_lane *lane = advance->lane;
+    if (lane->flight_first == NULL) return 0;
+    if (lane->watched == NULL) lane->watched = find_watched(lane);
+    if (lane->watched == NULL) return 0;
+    pst__node *last = lane->watched;
+    pst_status status = lane->device->ops->event_query(lane->device, event_in_flight(lane, last));
+    if (status == PST_PENDING && is_abandoned(lane->runtime))
+        status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
+    if (status == PST_PENDING) {
+        lane->needs_poll = 1;
+        return 0;
+    }
+    lane->watched = NULL;
+    if (status < 0) {
+        lose_flights(advance, status);
+    } else {
+        for (pst__node *ended = NULL; ended != last;) {
+            ended = lane->flight_first;
+            end_oldest(advance, PST_OK);
+        }
+    }
+    pst__advance_finish(advance);
+    return 1;
+}
+
+/* ---- the turn
+ * ------------------------------------------------------------------------------------------- */
+
+/* On a borrowed lane only gates arrive, each with its event recorded: they are in flight at once.
+ */
+static void gates_into_flight(pst_lane *lane) {
+    while (lane->ready.first != NULL) {
+        pst__node *gate = lane->ready.first;
+        pst__fifo_remove_first(&lane->ready);
+        into_flight(lane, gate);
+    }
+}
+
+int pst__lane_turn(pst_lane *lane, uint32_t budget) {
+    pst__advance advance = {.lane = lane};
+    int changed = 0;
+    lane->needs_poll = 0;
+    if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
+    if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
+    if (lane->current != NULL) changed |= end_current(&advance);
+    while (end_flights(&advance))
+        changed = 1;
+    if (lane->mode != PST_LANE_BORROWED) {
+        while (budget-- > 0 && lane->current == NULL && advance_head(&advance))
+            changed = 1;
+        if (lane->current != NULL || lane->flight_first != NULL) lane->needs_poll = 1;
+        mark_tail(lane);
+    }
+    pst__lane_count_flush(lane);
+    return changed;
+}

@@ -1,0 +1,92 @@
+#include "sched/worker.h"
+
+#include <string.h>
+
+#define TURN_BUDGET 256u /* launches of a lane before the worker looks at the next one */
+
+/* A launch that waits for the outside is asked again after this long, doubling up to the second
+ * figure: training needs the cores more than we do. pst_lane_wake ends such a sleep at once. */
+#define POLL_FIRST_NS 50000u
+#define POLL_LAST_NS  1000000u
+
+typedef struct look {
+    int changed; /* something was done */
+    int pending; /* something is to be asked again soon */
+} look;
+
+static look serve(pst__worker *self) {
+    look seen = {0, 0};
+    /* Acquire: pairs with the release in pst__worker_adopt. */
+    for (pst_lane *lane = pst__load_acquire(&self->lanes); lane != NULL;
+         lane = lane->next_of_worker) {
+        if (!pst__lane_try_own(lane)) {
+            seen.pending = 1; /* a helper has it: nobody knows what it leaves */
+            continue;
+        }
+        seen.changed |= pst__lane_turn(lane, TURN_BUDGET);
+        seen.pending |= lane->needs_poll;
+        pst__lane_disown(lane, 0, self);
+    }
+    return seen;
+}
+
+/* Turns until one does something, at most `spin`, fewer while the outside has to finish first. */
+static int spin(pst__worker *self) {
+    for (uint32_t i = 0; i < self->runtime->spin; i++) {
+        look seen = serve(self);
+        if (seen.changed) return 1;
+        if (seen.pending || pst__load_relaxed(&self->stop)) return 0;
+        ck_pr_stall();
+    }
+    return 0;
+}
+
+static void *run(void *argument) {
+    pst__worker *self = argument;
+    uint64_t poll_ns = POLL_FIRST_NS;
+    /* Acquire: pairs with the release in pst__worker_destroy. */
+    while (!pst__load_acquire(&self->stop)) {
+        if (spin(self)) {
+            poll_ns = POLL_FIRST_NS;
+            continue;
+        }
+        /* The count first, then a last look, then the sleep: what comes in between ends it. */
+        const uint32_t count = pst__park_count(&self->park);
+        look seen = serve(self);
+        if (seen.changed || pst__load_acquire(&self->stop)) continue;
+        pst__park_wait(&self->park, count, seen.pending ? poll_ns : PST__FOREVER);
+        poll_ns = seen.pending && poll_ns < POLL_LAST_NS ? poll_ns * 2 : poll_ns;
+    }
+    return NULL;
+}
+
+pst_status pst__worker_create(pst_runtime *runtime, pst__worker **created) {
+    pst__worker *worker = pst__heap_alloc(&runtime->heap, sizeof *worker);
+    if (worker == NULL) return PST_ENOMEM;
+    worker->runtime = runtime;
+    ck_ec_init(&worker->park.count, 0);
+    int error = pthread_create(&worker->thread, NULL, run, worker);
+    if (error != 0) {
+        pst__heap_free(&runtime->heap, worker, sizeof *worker);
+        return pst__runtime_fail(runtime, PST_ESYSTEM, "a worker thread could not be started: %s",
+                                 strerror(error));
+    }
+    *created = worker;
+    return PST_OK;
+}
+
+void pst__worker_adopt(pst__worker *worker, pst_lane *lane) {
+    lane->next_of_worker = worker->lanes;
+    /* Both release the lane's fields: to the worker's walk, and to pst__lane_notify. */
+    pst__store_release(&lane->worker, worker);
+    pst__store_release(&worker->lanes, lane);
+    pst__park_wake(&worker->park);
+}
+
+void pst__worker_destroy(pst__worker *worker) {
+    pst_runtime *runtime = worker->runtime;
+    pst__store_release(&worker->stop, 1);
+    pst__park_wake(&worker->park);
+    (void)pthread_join(worker->thread, NULL);
+    pst__heap_free(&runtime->heap, worker, sizeof *worker);
+}

@@ -1,0 +1,25 @@
+/* A worker: the thread that serves one lane or several. */
+#ifndef PST_SCHED_WORKER_H
+#define PST_SCHED_WORKER_H
+
+#include "sched/lane.h"
+
+#include <pthread.h>
+
+struct pst__worker {
+    pst_runtime *runtime;
+    pst__worker *next;
+    pst_lane *lanes; /* newest first; lanes are only added */
+    pst__park park;
+    uint32_t stop;
+    pthread_t thread;
+};
+
+/* Starts a worker that has no lane yet. PST_ENOMEM, PST_ESYSTEM. */
+pst_status pst__worker_create(pst_runtime *runtime, pst__worker **worker);
+/* Puts a lane under a worker. The caller holds the runtime's lock. */
+void pst__worker_adopt(pst__worker *worker, pst_lane *lane);
+/* Ends the thread and frees the worker. */
+void pst__worker_destroy(pst__worker *worker);
+
+#endif
