@@ -41,9 +41,8 @@ struct pst__trace {
     unsigned track_count;
     unsigned thread_count; /* tracks made by pst__track_of_thread */
     pst__name *names;
-    pthread_mutex_t
-        lock;          /* guards names, the track list, rings being made; never taken to record */
-    pthread_key_t key; /* the calling thread's track */
+    pthread_mutex_t lock; /* guards names, the list of tracks, rings being made */
+    pthread_key_t key;    /* the calling thread's track */
     pst__heap heap;
     pst__error *error;
 };
