@@ -29,8 +29,7 @@ struct pst_arena {
     pst_arena_stats stats;
 };
 
-/* ---- creating -----------------------------------------------------------------------------------
- */
+/* ---- creating ------------------------------------------------------------------------------- */
 
 static const char *intern_counter(pst__trace *trace, const char *name) {
     char text[128];
@@ -103,8 +102,7 @@ pst_device *pst__arena_device(const pst_arena *arena) {
     return arena->options.device;
 }
 
-/* ---- growing ------------------------------------------------------------------------------------
- */
+/* ---- growing -------------------------------------------------------------------------------- */
 
 static pst_status fail_no_metadata(const pst_arena *arena) {
     return pst__fail(arena->error, PST_ENOMEM, "arena %s: no memory for its metadata", arena->name);
@@ -202,8 +200,7 @@ void pst_arena_trim(pst_arena *arena) {
     }
 }
 
-/* ---- leases -------------------------------------------------------------------------------------
- */
+/* ---- leases --------------------------------------------------------------------------------- */
 
 static void count_leased(pst_arena *arena) {
     if (arena->stats.leased > arena->stats.peak) arena->stats.peak = arena->stats.leased;
@@ -319,8 +316,7 @@ pst_status pst__arena_find(const pst_arena *arena, const void *memory, pst_lease
     return PST_EINVAL;
 }
 
-/* ---- stats --------------------------------------------------------------------------------------
- */
+/* ---- stats ---------------------------------------------------------------------------------- */
 
 void pst_arena_get_stats(const pst_arena *arena, pst_arena_stats *stats) {
     *stats = arena->stats;

@@ -32,8 +32,7 @@ struct pst_buckets {
     pst_buckets_stats stats;
 };
 
-/* ---- creating -----------------------------------------------------------------------------------
- */
+/* ---- creating ------------------------------------------------------------------------------- */
 
 static pst_status check_options(pst__error *error, const pst_buckets_options *given,
                                 pst_buckets_options *options) {
@@ -84,8 +83,7 @@ pst_status pst_buckets_create(pst_runtime *runtime, const pst_buckets_options *g
     return PST_OK;
 }
 
-/* ---- the list -----------------------------------------------------------------------------------
- */
+/* ---- the list ------------------------------------------------------------------------------- */
 
 static void remove_bucket(pst_buckets *buckets, bucket *removed) {
     buckets->stats.buckets--;
@@ -128,8 +126,7 @@ static size_t count_regular(const pst_buckets *buckets, pst_dtype dtype) {
     return count;
 }
 
-/* ---- choosing a bucket
- * ---------------------------------------------------------------------------- */
+/* ---- choosing a bucket ---------------------------------------------------------------------- */
 
 /* The events behind which an idle bucket may be filled. */
 static size_t waits_of(bucket *item, pst_event ***events) {
@@ -198,8 +195,7 @@ static pst_status next_bucket(pst_buckets *buckets, pst_dtype dtype, size_t padd
     return status;
 }
 
-/* ---- slots --------------------------------------------------------------------------------------
- */
+/* ---- slots ---------------------------------------------------------------------------------- */
 
 static pst_status wait_for_memory(pst_buckets *buckets, bucket *item, pst_stream *stream) {
     pst_device *device = buckets->device;
@@ -271,8 +267,7 @@ pst_status pst_buckets_slot(pst_buckets *buckets, pst_dtype dtype, size_t bytes,
     return PST_OK;
 }
 
-/* ---- flush and retire
- * ----------------------------------------------------------------------------- */
+/* ---- flush and retire ----------------------------------------------------------------------- */
 
 pst_status pst_buckets_flush(pst_buckets *buckets, pst_dtype dtype, pst_bucket *flushed) {
     bucket *item = filling_bucket(buckets, dtype);

@@ -66,8 +66,7 @@ static size_t lower_bound(planner *plan) {
     return most;
 }
 
-/* ---- placing ------------------------------------------------------------------------------------
- */
+/* ---- placing -------------------------------------------------------------------------------- */
 
 static int alive_together(const item *a, const item *b) {
     return a->first <= b->last && b->first <= a->last;
@@ -145,8 +144,7 @@ static void find_best(planner *plan, pst_plan_result *result) {
     }
 }
 
-/* ---- in and out ---------------------------------------------------------------------------------
- */
+/* ---- in and out ----------------------------------------------------------------------------- */
 
 /* Copies the intervals that need memory. Sizes stay below half of what can be counted, since equal
  * sizes may take up to twice their bytes while being placed. */

@@ -22,8 +22,7 @@ void pst__pool_free(pst__pool *pool) {
     pst__pieces_free(pool->heap, &pool->pending);
 }
 
-/* ---- nodes ------------------------------------------------------------------------------------
- */
+/* ---- nodes ---------------------------------------------------------------------------------- */
 
 static void put_spare(pst__pool *pool, pst__piece *piece) {
     piece->next_spare = pool->spare;
@@ -55,8 +54,7 @@ static pst_status reserve(pst__pool *pool, size_t more) {
     return PST_OK;
 }
 
-/* ---- states -----------------------------------------------------------------------------------
- */
+/* ---- states --------------------------------------------------------------------------------- */
 
 /* The set by size that holds pieces of this state, or NULL. */
 static pst__pieces *set_of(pst__pool *pool, pst__piece_state state) {
@@ -98,8 +96,7 @@ void pst__pool_quarantine(pst__pool *pool, pst__piece *piece) {
     pool->quarantined += piece->bytes;
 }
 
-/* ---- splitting and merging ----------------------------------------------------------------------
- */
+/* ---- splitting and merging ------------------------------------------------------------------ */
 
 static size_t index_of(const pst__pool *pool, const pst__piece *piece) {
     return pst__pieces_find(&pool->by_offset, piece);
@@ -150,8 +147,7 @@ static void make_free(pst__pool *pool, pst__piece *piece) {
     if (left != NULL && left->state == PST__PIECE_FREE) absorb(pool, left, piece);
 }
 
-/* ---- events -------------------------------------------------------------------------------------
- */
+/* ---- events --------------------------------------------------------------------------------- */
 
 /* Adds those of `events` that are not in the list; 0 when they do not fit. */
 static int add_events(pst_event **list, size_t *count, pst_event *const *events, size_t more) {
@@ -189,8 +185,7 @@ void pst__pool_settle(pst__pool *pool) {
     }
 }
 
-/* ---- taking
- * --------------------------------------------------------------------------------------- */
+/* ---- taking --------------------------------------------------------------------------------- */
 
 static pst__piece *best_fit(const pst__pieces *set, size_t bytes) {
     size_t at = pst__pieces_find(set, &(pst__piece){.bytes = bytes});
@@ -292,8 +287,7 @@ pst_status pst__pool_take_at(pst__pool *pool, size_t offset, size_t bytes, pst__
     return claim(pool, offset, bytes, leased, reason);
 }
 
-/* ---- giving
- * --------------------------------------------------------------------------------------- */
+/* ---- giving --------------------------------------------------------------------------------- */
 
 pst__piece *pst__pool_find_leased(const pst__pool *pool, size_t offset) {
     pst__piece *piece = piece_at(pool, offset);
@@ -314,8 +308,7 @@ void pst__pool_give(pst__pool *pool, pst__piece *piece, pst_event *event) {
         set_state(pool, piece, PST__PIECE_PENDING);
 }
 
-/* ---- segments
- * ------------------------------------------------------------------------------------- */
+/* ---- segments ------------------------------------------------------------------------------- */
 
 pst_status pst__pool_add(pst__pool *pool, size_t offset, size_t bytes) {
     pst_status status = reserve(pool, 1);

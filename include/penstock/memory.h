@@ -22,20 +22,21 @@ typedef struct pst_interval {
 } pst_interval;
 
 typedef struct pst_plan_result {
-    size_t peak;        /* bytes that the offsets need */
-    size_t lower_bound; /* the largest sum of sizes (rounded up to the alignment) alive in one step */
+    size_t peak; /* bytes that the offsets need */
+    size_t
+        lower_bound; /* the largest sum of sizes (rounded up to the alignment) alive in one step */
 } pst_plan_result;
 
 /* Gives every interval an offset so that no two which are alive together overlap: the best of a few
- * placements, each greedy by size, with sizes that are nearly equal taken as equal in varying degree;
- * ties by first step and then by index. Equal input gives equal offsets on every rank. Intervals of
- * 0 bytes get offset 0. Any thread, as long as the intervals are one thread's. PST_EINVAL (last <
- * first, sizes whose sum overflows; the text names the interval), PST_ENOMEM; on error no offset is
- * changed. */
+ * placements, each greedy by size, with sizes that are nearly equal taken as equal in varying
+ * degree; ties by first step and then by index. Equal input gives equal offsets on every rank.
+ * Intervals of 0 bytes get offset 0. Any thread, as long as the intervals are one thread's.
+ * PST_EINVAL (last < first, sizes whose sum overflows; the text names the interval), PST_ENOMEM; on
+ * error no offset is changed. */
 PST_API pst_status pst_plan_offsets(pst_runtime *runtime, pst_interval *intervals, size_t count,
                                     pst_plan_result *result);
 
-/* ---- arena: a list of segments of device memory ----------------------------------------------- */
+/* ---- arena: a list of segments of device memory --------------------------------------------- */
 
 typedef struct pst_arena pst_arena;
 
@@ -44,8 +45,9 @@ typedef struct pst_arena_options {
     const char *name;
     pst_device *device; /* NULL: the runtime's host device */
     pst_memory_kind kind;
-    size_t segment_bytes; /* of segments after the first; 0: 64 MiB; a larger request gets its own */
-    size_t limit_bytes;   /* the arena never grows beyond; 0: no limit */
+    size_t
+        segment_bytes;  /* of segments after the first; 0: 64 MiB; a larger request gets its own */
+    size_t limit_bytes; /* the arena never grows beyond; 0: no limit */
     /* (optional) where segments come from instead of device->ops->alloc, e.g. torch's allocator */
     pst_status (*segment_alloc)(void *context, size_t bytes, void **memory);
     void (*segment_free)(void *context, void *memory, size_t bytes);
@@ -82,24 +84,25 @@ typedef struct pst_lease {
     size_t after_count;
 } pst_lease;
 
-/* Best fit over free pieces; pieces whose events are done first, then those that are still in use by
- * a device (the lease then names their events), then neighbours of either sort together. Grows the
- * arena by a segment when nothing fits. 0 bytes give an empty lease (memory NULL). Never waits for an
- * event; blocks only in the device's alloc. PST_ENOMEM with the sizes in the text. */
+/* Best fit over free pieces; pieces whose events are done first, then those that are still in use
+ * by a device (the lease then names their events), then neighbours of either sort together. Grows
+ * the arena by a segment when nothing fits. 0 bytes give an empty lease (memory NULL). Never waits
+ * for an event; blocks only in the device's alloc. PST_ENOMEM with the sizes in the text. */
 PST_API pst_status pst_arena_acquire(pst_arena *arena, size_t bytes, pst_lease *lease);
 
-/* The piece [offset, offset + bytes) of a plan; the arena is grown to hold it. PST_EBUSY, with a text
- * naming the range and the reason, when a lease or the quarantine holds a part of it, when it waits
- * for more events than a lease can name, or when it spans segments; the caller then uses
+/* The piece [offset, offset + bytes) of a plan; the arena is grown to hold it. PST_EBUSY, with a
+ * text naming the range and the reason, when a lease or the quarantine holds a part of it, when it
+ * waits for more events than a lease can name, or when it spans segments; the caller then uses
  * pst_arena_acquire. PST_EINVAL (offset not aligned), PST_ENOMEM. */
 PST_API pst_status pst_arena_acquire_at(pst_arena *arena, size_t offset, size_t bytes,
                                         pst_lease *lease);
 
-/* Ends a lease: the piece may be used again after `event`, which is recorded already and comes after
- * all uses. NULL: now, or, for a lease that was never used, after what it waited for itself. The arena
- * asks the device for the event's completion: keep the event alive until the arena is destroyed (it
- * may be recorded again; the piece then waits for that). A piece whose event fails goes to
- * quarantine. Releasing what is no lease is reported through the error text and changes nothing. */
+/* Ends a lease: the piece may be used again after `event`, which is recorded already and comes
+ * after all uses. NULL: now, or, for a lease that was never used, after what it waited for itself.
+ * The arena asks the device for the event's completion: keep the event alive until the arena is
+ * destroyed (it may be recorded again; the piece then waits for that). A piece whose event fails
+ * goes to quarantine. Releasing what is no lease is reported through the error text and changes
+ * nothing. */
 PST_API void pst_arena_release(pst_arena *arena, const pst_lease *lease, pst_event *event);
 
 /* Ends a lease and keeps the piece out of use until the arena is destroyed (after a failure nobody
@@ -120,7 +123,7 @@ typedef struct pst_arena_stats {
 PST_API void pst_arena_get_stats(const pst_arena *arena, pst_arena_stats *stats);
 PST_API void pst_arena_reset_peak(pst_arena *arena); /* to what is leased now */
 
-/* ---- buckets: where gradients wait for their reduction ---------------------------------------- */
+/* ---- buckets: where gradients wait for their reduction -------------------------------------- */
 
 /* Two buffers a dtype, filled in turn: while one is being reduced the other fills. A bucket is
  * rank-major: for each of `ranks` ranks a chunk, so that slot s of rank r lies at
@@ -131,8 +134,9 @@ typedef struct pst_buckets_options {
     size_t size;      /* sizeof(pst_buckets_options) */
     pst_arena *arena; /* outlives the buckets */
     size_t ranks;
-    size_t chunk_bytes; /* capacity of a rank's chunk; a larger slot gets a bucket of its own size */
-    size_t alignment;   /* of slots, a power of two up to PST_ARENA_ALIGNMENT; 0: 128 */
+    size_t
+        chunk_bytes;  /* capacity of a rank's chunk; a larger slot gets a bucket of its own size */
+    size_t alignment; /* of slots, a power of two up to PST_ARENA_ALIGNMENT; 0: 128 */
 } pst_buckets_options;
 
 typedef struct pst_slot {
@@ -160,11 +164,11 @@ PST_API pst_status pst_buckets_create(pst_runtime *runtime, const pst_buckets_op
 PST_API void pst_buckets_destroy(pst_buckets *buckets);
 
 /* Room for `bytes` > 0 a rank (whole elements) in the current bucket of this dtype. Waits, in the
- * order of `stream`, for the memory's earlier use: where the stream is its worker this is PST_PENDING
- * until that is over, and the caller asks again. The slot's padding is zeroed on `stream` by the
- * device; its own bytes are the caller's to fill. PST_EBUSY when it does not fit into what is left:
- * the caller flushes and asks again. PST_EINVAL, PST_ENOMEM and what the device returns. Only with
- * PST_OK is anything taken. */
+ * order of `stream`, for the memory's earlier use: where the stream is its worker this is
+ * PST_PENDING until that is over, and the caller asks again. The slot's padding is zeroed on
+ * `stream` by the device; its own bytes are the caller's to fill. PST_EBUSY when it does not fit
+ * into what is left: the caller flushes and asks again. PST_EINVAL, PST_ENOMEM and what the device
+ * returns. Only with PST_OK is anything taken. */
 PST_API pst_status pst_buckets_slot(pst_buckets *buckets, pst_dtype dtype, size_t bytes,
                                     pst_stream *stream, pst_slot *slot);
 
@@ -172,9 +176,9 @@ PST_API pst_status pst_buckets_slot(pst_buckets *buckets, pst_dtype dtype, size_
  * an extra one while both are in use; counted). PST_ESTATE when nothing is in it. */
 PST_API pst_status pst_buckets_flush(pst_buckets *buckets, pst_dtype dtype, pst_bucket *bucket);
 
-/* The bucket's reduction is over behind `event` (NULL: now; lives as in pst_arena_release): its memory
- * may be filled again. Extra buckets and those of their own size go back to the arena. Retiring what
- * is not flushed is reported through the error text and changes nothing. */
+/* The bucket's reduction is over behind `event` (NULL: now; lives as in pst_arena_release): its
+ * memory may be filled again. Extra buckets and those of their own size go back to the arena.
+ * Retiring what is not flushed is reported through the error text and changes nothing. */
 PST_API void pst_buckets_retire(pst_buckets *buckets, uint64_t id, pst_event *event);
 
 /* Gives the memory of retired buckets back to the arena (after the last backward part that
@@ -182,8 +186,8 @@ PST_API void pst_buckets_retire(pst_buckets *buckets, uint64_t id, pst_event *ev
 PST_API void pst_buckets_trim(pst_buckets *buckets);
 
 typedef struct pst_buckets_stats {
-    size_t buckets;    /* with memory now */
-    size_t bytes;      /* of their memory */
+    size_t buckets; /* with memory now */
+    size_t bytes;   /* of their memory */
     uint64_t flushes;
     uint64_t extra;    /* buckets beyond two of a dtype, made because both were in use */
     uint64_t own_size; /* buckets made for a slot larger than chunk_bytes */
@@ -191,11 +195,11 @@ typedef struct pst_buckets_stats {
 
 PST_API void pst_buckets_get_stats(const pst_buckets *buckets, pst_buckets_stats *stats);
 
-/* ---- pinned memory ------------------------------------------------------------------------------ */
+/* ---- pinned memory -------------------------------------------------------------------------- */
 
-/* A cache of pinned host memory: registered in pieces of at least `piece_bytes` (0: 256 MiB) because
- * page-locking is slow, handed out in exact sizes (rounded to 512 bytes, never to powers of two). All
- * functions but create and destroy may be called by any thread at any time. */
+/* A cache of pinned host memory: registered in pieces of at least `piece_bytes` (0: 256 MiB)
+ * because page-locking is slow, handed out in exact sizes (rounded to 512 bytes, never to powers of
+ * two). All functions but create and destroy may be called by any thread at any time. */
 typedef struct pst_pinned pst_pinned;
 
 /* device NULL: the runtime's host device. Registers nothing yet. PST_ENOMEM, PST_ESYSTEM; then
