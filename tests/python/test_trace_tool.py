@@ -532,3 +532,18 @@ def test_files_of_the_library_merge_by_their_collectives(samples, tmp_path):
     rank = tool.report(tmp_path / "merged.json")["ranks"][1]
     assert rank["exposed_us"] == pytest.approx(50, abs=1e-2)
     assert rank["lanes"]["gather"]["bytes"] == 2 * 1048576
+
+
+def test_the_scheduler_draws_its_edges_as_arrows_between_lanes(tmp_path):
+    program = BUILD / "tests" / "example_two_lanes"
+    if not program.exists():
+        pytest.skip(f"{program} is not built: run ./dev build, or set PENSTOCK_BUILD")
+    path = tmp_path / "two_lanes.json"
+    subprocess.run([program, path], check=True, capture_output=True)
+    lanes = tool.load(path).of_rank(0)
+    names = {tid: track.name for (_, tid), track in tool.load(path).tracks.items()}
+    arrows = [event for event in check_file(path)["traceEvents"] if event["ph"] in "sf"]
+    ends = {(event["ph"], names[event["tid"]]) for event in arrows}
+    assert {track.name for track in lanes if track.is_lane} == {"load", "sum"}
+    assert ("s", "load") in ends
+    assert ("f", "sum") in ends
