@@ -22,9 +22,8 @@ typedef struct pst_interval {
 } pst_interval;
 
 typedef struct pst_plan_result {
-    size_t peak; /* bytes that the offsets need */
-    size_t
-        lower_bound; /* the largest sum of sizes (rounded up to the alignment) alive in one step */
+    size_t peak;        /* bytes that the offsets need */
+    size_t lower_bound; /* the largest sum of aligned sizes alive in one step */
 } pst_plan_result;
 
 /* Gives every interval an offset so that no two which are alive together overlap: the best of a few
@@ -45,9 +44,8 @@ typedef struct pst_arena_options {
     const char *name;
     pst_device *device; /* NULL: the runtime's host device */
     pst_memory_kind kind;
-    size_t
-        segment_bytes;  /* of segments after the first; 0: 64 MiB; a larger request gets its own */
-    size_t limit_bytes; /* the arena never grows beyond; 0: no limit */
+    size_t segment_bytes; /* of segments that growing adds, at least; 0: 64 MiB */
+    size_t limit_bytes;   /* the arena never grows beyond; 0: no limit */
     /* (optional) where segments come from instead of device->ops->alloc, e.g. torch's allocator */
     pst_status (*segment_alloc)(void *context, size_t bytes, void **memory);
     void (*segment_free)(void *context, void *memory, size_t bytes);
@@ -134,9 +132,8 @@ typedef struct pst_buckets_options {
     size_t size;      /* sizeof(pst_buckets_options) */
     pst_arena *arena; /* outlives the buckets */
     size_t ranks;
-    size_t
-        chunk_bytes;  /* capacity of a rank's chunk; a larger slot gets a bucket of its own size */
-    size_t alignment; /* of slots, a power of two up to PST_ARENA_ALIGNMENT; 0: 128 */
+    size_t chunk_bytes; /* of a rank's chunk; a larger slot gets a bucket of its own size */
+    size_t alignment;   /* of slots, a power of two up to PST_ARENA_ALIGNMENT; 0: 128 */
 } pst_buckets_options;
 
 typedef struct pst_slot {
