@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const bench_system *const systems[] = {&bench_penstock, &bench_penstock_growing,
                                               &bench_onetbb, &bench_openmp};
@@ -47,11 +48,12 @@ static int take_round(const bench_results *results, size_t round) {
 }
 
 static int take_all(const bench_results *results) {
+    int show = isatty(STDERR_FILENO);
     for (size_t round = 0; round < results->rounds; round++) {
-        fprintf(stderr, "\rround %zu of %zu", round + 1, results->rounds);
+        if (show) fprintf(stderr, "\rround %zu of %zu", round + 1, results->rounds);
         if (take_round(results, round) != 0) return -1;
     }
-    fprintf(stderr, "\r%40s\r", "");
+    if (show) fprintf(stderr, "\r%40s\r", "");
     return 0;
 }
 

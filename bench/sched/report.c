@@ -42,7 +42,7 @@ static void print_row(const bench_results *results, size_t system, bench_mode mo
     printf("  %-20s", results->systems[system]->name);
     for (size_t threads = 1; threads <= BENCH_THREAD_COUNTS; threads++)
         for (int shape = 0; shape < BENCH_SHAPE_COUNT; shape++)
-            printf("%13.0f", median(results, system, (bench_shape)shape, threads, mode));
+            printf("%15.0f", median(results, system, (bench_shape)shape, threads, mode));
     printf("\n");
 }
 
@@ -50,7 +50,7 @@ static void print_heading(const bench_results *results) {
     printf("ns a task, median of %zu, %zu tasks\n%-22s", results->rounds, results->tasks, "");
     for (size_t threads = 1; threads <= BENCH_THREAD_COUNTS; threads++)
         for (int shape = 0; shape < BENCH_SHAPE_COUNT; shape++)
-            printf("%11s/%zu", bench_shape_name((bench_shape)shape), threads);
+            printf("%13s/%zu", bench_shape_name((bench_shape)shape), threads);
     printf("   (/threads)\n");
 }
 
