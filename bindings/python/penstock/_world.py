@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import timedelta
 from typing import Any
 
@@ -42,13 +43,10 @@ class World:
         self.size = dist.get_world_size(group)
         self.mesh = DeviceMesh.from_group(group, "cpu")
         # Operations run on threads of the engine, so they need queues that nobody else uses.
-        self.gather, self.reduce = (_private_group(group, timeout) for _ in range(2))
+        self.gather, self.reduce = (_private_group(group, self, timeout) for _ in range(2))
 
     def close(self) -> None:
-        """Give back the private process groups."""
-        if self.gather is not None and dist.is_initialized():
-            dist.destroy_process_group(self.gather)
-            dist.destroy_process_group(self.reduce)
+        """Give up the private process groups."""
         self.gather = self.reduce = None
 
     def as_sharded(self, local: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -66,10 +64,22 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _private_group(group: Any, timeout: float) -> Any:
-    return dist.new_group(
-        dist.get_process_group_ranks(group),
-        timeout=timedelta(seconds=timeout),
-        backend="gloo",
-        use_local_synchronization=True,
+_made: defaultdict[str, int] = defaultdict(int)
+
+
+def _private_group(group: Any, world: World, timeout: float) -> Any:
+    """A gloo group of the same ranks that torch.distributed does not know.
+
+    It ends with its last user, also when the caller's groups were destroyed before.
+    """
+    name = f"penstock/{group.group_name}/{_made[group.group_name]}"
+    _made[group.group_name] += 1  # all ranks make the same groups, so they find the same names
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    backend = dist.ProcessGroupGloo(
+        store, world.rank, world.size, timeout=timedelta(seconds=timeout)
     )
+    private = dist.ProcessGroup(store, world.rank, world.size)
+    private._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    private._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    private._set_group_name(name)
+    return private
