@@ -1,0 +1,149 @@
+/* Gathers: whole parameters, uses, releases, updates. */
+#include "world.h"
+
+static const int worlds[] = {1, 2, 4};
+
+static void on_all_worlds(const model *model, rank_body body) {
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
+        run_ranks(worlds[i], model, body, NULL);
+}
+
+static void use_everything(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (int pass = 0; pass < 3; pass++) {
+        forward(state, 0);
+        CHECK_FINE();
+        update(state);
+        CHECK_FINE();
+    }
+}
+
+static void gathers_whole_parameters_of_odd_sizes(void **unused) {
+    (void)unused;
+    for (int stage = 1; stage <= 3; stage++) {
+        model model = odd_model(stage);
+        on_all_worlds(&model, use_everything);
+    }
+}
+
+static void casts_on_gather(void **unused) {
+    (void)unused;
+    for (int stage = 2; stage <= 3; stage++) {
+        model model = odd_model(stage);
+        model.gather_dtype = PST_BFLOAT16;
+        on_all_worlds(&model, use_everything);
+    }
+}
+
+static void gathers_over_one_communicator(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    model.one_comm = 1;
+    on_all_worlds(&model, use_everything);
+}
+
+static void gathers_when_pumped(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    model.pumped = 1;
+    on_all_worlds(&model, use_everything);
+}
+
+static void nest_uses(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_begin_forward(state->engine, 0));
+    begin_use(state, 0);
+    CHECK_FINE();
+    use(state, 0);
+    CHECK_FINE();
+    void *memory;
+    CHECK_OK(pst_zero_wait(state->engine, state->groups[0], &memory)); /* the outer use is open */
+    CHECK(stats_of(state).gathers == 1);
+    end_use(state, 0);
+    CHECK_FINE();
+    CHECK(pst_zero_wait(state->engine, state->groups[0], &memory) == PST_ESTATE);
+    CHECK(pst_zero_release(state->engine, state->groups[0]) == PST_ESTATE);
+    use(state, 0);
+    CHECK_FINE();
+    CHECK(stats_of(state).gathers == 2);
+    CHECK_OK(pst_zero_end_forward(state->engine));
+}
+
+static void counts_uses_and_gathers_again_after_the_last(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    on_all_worlds(&model, nest_uses);
+}
+
+static void stay_and_refresh(rank_state *state) {
+    size_t groups = state->model->group_count;
+    build_engine(state);
+    CHECK_FINE();
+    forward(state, 0);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_gather(state->engine, state->groups[1]));
+    void *before, *after;
+    CHECK_OK(pst_zero_wait(state->engine, state->groups[1], &before));
+    CHECK_OK(pst_zero_release(state->engine, state->groups[1]));
+    CHECK(stats_of(state).gathers == groups);
+    forward(state, 0); /* nothing changed: nothing is gathered */
+    CHECK_FINE();
+    CHECK(stats_of(state).gathers == groups);
+    update(state);
+    CHECK_FINE();
+    forward(state, 0);
+    CHECK_FINE();
+    CHECK(stats_of(state).gathers == 2 * groups);
+    CHECK_OK(pst_zero_gather(state->engine, state->groups[1]));
+    CHECK_OK(pst_zero_wait(state->engine, state->groups[1], &after));
+    CHECK(before == after);
+    CHECK_OK(pst_zero_release(state->engine, state->groups[1]));
+}
+
+static void stages_1_and_2_keep_memory_and_gather_what_changed(void **unused) {
+    (void)unused;
+    for (int stage = 1; stage <= 2; stage++) {
+        model model = odd_model(stage);
+        on_all_worlds(&model, stay_and_refresh);
+    }
+}
+
+static void refuse_before_bind(rank_state *state) {
+    CHECK_OK(create_engine(state));
+    CHECK_OK(add_parameter(state, 0, &state->model->shapes[1]));
+    pst_group_options options = {.size = sizeof options,
+                                 .name = "lonely",
+                                 .parameters = state->parameters,
+                                 .parameter_count = 1};
+    CHECK_OK(pst_zero_add_group(state->engine, &options, &state->groups[0]));
+    CHECK(pst_zero_begin_forward(state->engine, 0) == PST_ESTATE);
+    CHECK_OK(pst_zero_seal(state->engine));
+    CHECK(pst_zero_seal(state->engine) == PST_ESTATE);
+    CHECK_OK(pst_zero_begin_forward(state->engine, 0));
+    CHECK(pst_zero_gather(state->engine, state->groups[0]) == PST_ESTATE);
+    char text[256];
+    (void)pst_runtime_error(state->runtime, text, sizeof text);
+    CHECK(strstr(text, "'lonely'") != NULL);
+    CHECK(pst_zero_gather(state->engine, 7) == PST_EINVAL);
+}
+
+static void names_the_group_without_a_shard(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    run_ranks(1, &model, refuse_before_bind, NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gathers_whole_parameters_of_odd_sizes),
+        cmocka_unit_test(casts_on_gather),
+        cmocka_unit_test(gathers_over_one_communicator),
+        cmocka_unit_test(gathers_when_pumped),
+        cmocka_unit_test(counts_uses_and_gathers_again_after_the_last),
+        cmocka_unit_test(stages_1_and_2_keep_memory_and_gather_what_changed),
+        cmocka_unit_test(names_the_group_without_a_shard),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
