@@ -54,7 +54,7 @@ pst_status pst__operation_take(pst_zero *engine, pst__lane_index lane,
         taken = operation_create(engine);
     *operation = taken;
     if (taken == NULL) return pst__zero_fail(engine, PST_ENOMEM, "%s", "no memory for a collective");
-    operation_reset(taken, &engine->queues[lane]);
+    operation_reset(taken, pst__queue_of(engine, lane));
     return PST_OK;
 }
 

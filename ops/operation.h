@@ -24,6 +24,11 @@ struct pst__operation {
     struct pst__operation *next;
 };
 
+/* The same queue for both directions where they share a communicator. */
+static inline pst__queue *pst__queue_of(pst_zero *engine, pst__lane_index lane) {
+    return &engine->queues[engine->one_comm ? PST__GATHER_LANE : lane];
+}
+
 /* An unused operation of this lane's communicator, its collective zeroed. */
 pst_status pst__operation_take(pst_zero *engine, pst__lane_index lane, pst__operation **operation);
 void pst__operation_give(pst_zero *engine, pst__operation *operation);

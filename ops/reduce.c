@@ -269,7 +269,7 @@ static pst_status exchange_presence(pst_zero *engine) {
 }
 
 static pst_status wait_all(pst_zero *engine) {
-    pst__queue *queue = &engine->queues[engine->one_comm ? PST__GATHER_LANE : PST__REDUCE_LANE];
+    const pst__queue *queue = pst__queue_of(engine, PST__REDUCE_LANE);
     for (pst__operation *operation = queue->oldest; operation != NULL;
          operation = operation->next) {
         pst_status status = pst__operation_wait(operation, "wait gradients",
@@ -281,7 +281,7 @@ static pst_status wait_all(pst_zero *engine) {
 
 /* The host reads what the presence exchange wrote. */
 static pst_status wait_presence(pst_zero *engine) {
-    pst__queue *queue = &engine->queues[engine->one_comm ? PST__GATHER_LANE : PST__REDUCE_LANE];
+    const pst__queue *queue = pst__queue_of(engine, PST__REDUCE_LANE);
     if (queue->newest == NULL || queue->oldest == NULL) return PST_OK;
     pst_launch launch = {engine->graph, 0};
     return pst__operation_lost(engine, pst_task_wait(launch, queue->newest->task, NULL));

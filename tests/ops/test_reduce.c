@@ -1,0 +1,425 @@
+/* Reductions: means over ranks, orders, missing and late gradients, buckets. */
+#include "world.h"
+
+static const int worlds[] = {1, 2, 4};
+
+static void on_all_worlds(const model *model, rank_body body) {
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
+        run_ranks(worlds[i], model, body, NULL);
+}
+
+static float mean_of_step_1(const rank_state *state, size_t parameter, size_t element) {
+    return mean_gradient(state->world, ~0u, 1, parameter, element);
+}
+
+static float mean_of_steps_1_and_2(const rank_state *state, size_t parameter, size_t element) {
+    return mean_of_step_1(state, parameter, element) +
+           mean_gradient(state->world, ~0u, 2, parameter, element);
+}
+
+static float twice_step_1(const rank_state *state, size_t parameter, size_t element) {
+    float mean = mean_of_step_1(state, parameter, element);
+    return mean + mean;
+}
+
+static float nothing(const rank_state *state, size_t parameter, size_t element) {
+    (void)state, (void)parameter, (void)element;
+    return 0.0f;
+}
+
+/* ---- values ---------------------------------------------------------------------------------------------- */
+
+static void train_twice(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (int pass = 0; pass < 3; pass++) {
+        forward(state, 1);
+        CHECK_FINE();
+        backward(state, 1);
+        CHECK_FINE();
+        check_gradients(state, mean_of_step_1);
+        CHECK_FINE();
+        fresh_targets(state);
+        update(state);
+        CHECK_FINE();
+    }
+    for (size_t p = 0; p < state->model->parameter_count; p++)
+        CHECK(pst_zero_has_gradient(state->engine, state->parameters[p]) ==
+              state->model->shapes[p].trainable);
+}
+
+static void reduces_to_the_mean_in_rank_order(void **unused) {
+    (void)unused;
+    for (int stage = 1; stage <= 3; stage++) {
+        model model = odd_model(stage);
+        on_all_worlds(&model, train_twice);
+    }
+}
+
+static void reduces_over_one_communicator(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    model.one_comm = 1;
+    on_all_worlds(&model, train_twice);
+}
+
+static void splits_into_buckets_and_takes_larger_groups(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    model.bucket_bytes = 256;
+    on_all_worlds(&model, train_twice);
+}
+
+static void accumulate(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (uint64_t step = 1; step <= 2; step++) {
+        forward(state, 1);
+        CHECK_FINE();
+        backward(state, step);
+        CHECK_FINE();
+    }
+    check_gradients(state, mean_of_steps_1_and_2);
+}
+
+static void accumulates_over_two_backwards(void **unused) {
+    (void)unused;
+    model model = odd_model(2);
+    on_all_worlds(&model, accumulate);
+}
+
+static void reduce_in_bf16(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    forward(state, 1);
+    CHECK_FINE();
+    backward(state, 1);
+    CHECK_FINE();
+    for (size_t p = 0; p < state->model->parameter_count; p++)
+        CHECK(pst_zero_has_gradient(state->engine, state->parameters[p]) ==
+              state->model->shapes[p].trainable);
+    for (size_t g = 0; g < state->model->group_count; g++)
+        for (size_t p = state->model->first[g]; p < state->model->first[g + 1]; p++) {
+            pst_parameter_layout layout;
+            CHECK_OK(pst_zero_parameter_layout(state->engine, state->groups[g],
+                                               state->parameters[p], &layout));
+            if (!state->model->shapes[p].trainable) continue;
+            size_t width = state->model->shapes[p].row_elements;
+            for (size_t i = 0; i < layout.shard_rows * width; i++) {
+                float exact = mean_of_step_1(state, p, layout.first_row * width + i);
+                float found = state->targets[g][layout.gradient_offset / sizeof(float) + i];
+                CHECK(found - exact < 0.01f && exact - found < 0.01f);
+            }
+        }
+}
+
+static void reduces_in_another_dtype(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    model.reduce_dtype = PST_BFLOAT16;
+    model.gather_dtype = PST_BFLOAT16;
+    on_all_worlds(&model, reduce_in_bf16);
+}
+
+/* ---- who has a gradient ------------------------------------------------------------------------------------ */
+
+static float without_the_last_rank(const rank_state *state, size_t parameter, size_t element) {
+    unsigned have = (1u << (state->world - 1)) - 1u;
+    return mean_gradient(state->world, parameter < 2 ? have : ~0u, 1, parameter, element);
+}
+
+static void skip_on_the_last_rank(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (int pass = 0; pass < 3; pass++) {
+        fresh_targets(state);
+        forward(state, 1);
+        CHECK_FINE();
+        make_gradients(state, 1);
+        CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+        for (size_t g = state->model->group_count; g-- > 0;) {
+            if (g == 0 && state->rank == state->world - 1) continue; /* never reached here */
+            backward_use(state, g);
+            CHECK_FINE();
+        }
+        CHECK_OK(pst_zero_end_backward(state->engine));
+        check_gradients(state, without_the_last_rank);
+        CHECK_FINE();
+        CHECK(pst_zero_has_gradient(state->engine, state->parameters[0]) == (state->world > 1));
+    }
+}
+
+static void a_rank_that_never_reaches_a_group_sends_zeros(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    on_all_worlds(&model, skip_on_the_last_rank);
+}
+
+static void skip_everywhere(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (int pass = 0; pass < 3; pass++) {
+        fresh_targets(state);
+        forward(state, 1);
+        CHECK_FINE();
+        make_gradients(state, 1);
+        CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+        backward_use(state, 2);
+        CHECK_FINE();
+        CHECK_OK(pst_zero_end_backward(state->engine));
+        CHECK(!pst_zero_has_gradient(state->engine, state->parameters[0]));
+        CHECK(pst_zero_has_gradient(state->engine, state->parameters[5]));
+        check_gradient(state, 0, 0, nothing);
+        CHECK_FINE();
+        check_gradient(state, 2, 5, mean_of_step_1);
+        CHECK_FINE();
+    }
+}
+
+static void no_rank_has_a_gradient(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    on_all_worlds(&model, skip_everywhere);
+}
+
+/* After the first backward the ranks agree that nobody needs groups 0 and 1 there. */
+static void count_gathers(rank_state *state) {
+    skip_everywhere(state);
+    CHECK_FINE();
+    uint64_t before = stats_of(state).gathers;
+    forward(state, 1);
+    CHECK_FINE();
+    uint64_t in_forward = stats_of(state).gathers - before;
+    make_gradients(state, 1);
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    backward_use(state, 2);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_end_backward(state->engine));
+    CHECK(in_forward == 3);
+    CHECK(stats_of(state).gathers - before == 3); /* group 2 was kept */
+}
+
+static void groups_that_nobody_needs_leave_the_backward(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    on_all_worlds(&model, count_gathers);
+}
+
+/* ---- orders -------------------------------------------------------------------------------------------------- */
+
+static void report_in_another_order(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    forward(state, 1);
+    CHECK_FINE();
+    make_gradients(state, 1);
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    size_t groups = state->model->group_count;
+    size_t shift = (size_t)state->rank; /* every rank another one */
+    for (size_t i = 0; i < groups; i++) {
+        backward_use(state, (i + shift) % groups);
+        CHECK_FINE();
+    }
+    CHECK_OK(pst_zero_end_backward(state->engine));
+    check_gradients(state, mean_of_step_1);
+    CHECK_FINE();
+    for (size_t g = 0; g < groups; g++)
+        CHECK(state->consumed[g] == 1);
+}
+
+static void ranks_may_report_in_different_orders(void **unused) {
+    (void)unused;
+    for (int one = 0; one <= 1; one++) {
+        model model = odd_model(3);
+        model.one_comm = one;
+        on_all_worlds(&model, report_in_another_order);
+    }
+}
+
+static void hold_back(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    forward(state, 1);
+    CHECK_FINE();
+    make_gradients(state, 1);
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    report(state, 0); /* its turn is last */
+    CHECK_FINE();
+    CHECK(state->consumed[0] == 0);
+    report(state, 2);
+    CHECK_FINE();
+    CHECK(state->consumed[2] == 1 && state->consumed[0] == 0);
+    report(state, 1);
+    CHECK_FINE();
+    CHECK(state->consumed[1] == 1 && state->consumed[0] == 1);
+    CHECK_OK(pst_zero_end_backward(state->engine));
+    check_gradients(state, mean_of_step_1);
+}
+
+static void early_gradients_wait_for_their_turn(void **unused) {
+    (void)unused;
+    model model = odd_model(2);
+    on_all_worlds(&model, hold_back);
+}
+
+static float twice_on_even_ranks(const rank_state *state, size_t parameter, size_t element) {
+    float sum = mean_of_step_1(state, parameter, element);
+    if (parameter < 5) return sum; /* group 2 only */
+    return sum + mean_gradient(state->world, 0x5u, 1, parameter, element);
+}
+
+static void report_late(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    forward(state, 1);
+    CHECK_FINE();
+    make_gradients(state, 1);
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    for (size_t g = 3; g-- > 0;) {
+        report(state, g);
+        CHECK_FINE();
+    }
+    if (state->rank % 2 == 0) report(state, 2);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_end_backward(state->engine));
+    check_gradients(state, twice_on_even_ranks);
+    CHECK_FINE();
+    CHECK(state->consumed[2] == (state->rank % 2 == 0 ? 2 : 1));
+}
+
+static void a_second_report_adds_even_if_one_rank_has_none(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    on_all_worlds(&model, report_late);
+}
+
+static void backward_twice(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    forward(state, 1);
+    CHECK_FINE();
+    backward(state, 1);
+    CHECK_FINE();
+    backward(state, 1);
+    CHECK_FINE();
+    check_gradients(state, twice_step_1);
+}
+
+static void a_second_backward_after_one_forward_adds(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    on_all_worlds(&model, backward_twice);
+}
+
+static void accumulate_locally(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_begin_forward(state->engine, 1));
+    use(state, 0);
+    CHECK_FINE();
+    use(state, 1);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_end_forward(state->engine));
+    CHECK_OK(pst_zero_begin_backward(state->engine, 0));
+    use(state, 1);
+    CHECK_FINE();
+    make_gradients(state, 1);
+    const void *sources[2] = {NULL, NULL};
+    CHECK(pst_zero_gradients(state->engine, state->groups[0], sources, PST_FLOAT32) == PST_ESTATE);
+    use(state, 0);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_end_backward(state->engine));
+    CHECK(stats_of(state).reduces == 0);
+    CHECK_OK(pst_zero_begin_forward(state->engine, 1));
+    use(state, 2);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_end_forward(state->engine));
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    for (size_t g = 3; g-- > 0;) { /* 0 and 1 were used in the forward before only */
+        report(state, g);
+        CHECK_FINE();
+    }
+    CHECK_OK(pst_zero_end_backward(state->engine));
+    check_gradients(state, mean_of_step_1);
+}
+
+static void accumulates_without_communication(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    on_all_worlds(&model, accumulate_locally);
+}
+
+static void break_off(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    forward(state, 1);
+    CHECK_FINE();
+    make_gradients(state, 1);
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    report(state, 2); /* in a bucket, not flushed */
+    CHECK_FINE();
+    report(state, 0); /* waits for its turn */
+    CHECK_FINE();
+    fresh_targets(state);
+    forward(state, 1);
+    CHECK_FINE();
+    CHECK(state->consumed[2] == 1 && state->consumed[0] == 1);
+    backward(state, 1);
+    CHECK_FINE();
+    check_gradients(state, mean_of_step_1);
+}
+
+static void a_backward_that_was_broken_off_is_forgotten(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    on_all_worlds(&model, break_off);
+}
+
+/* ---- buckets ---------------------------------------------------------------------------------------------------- */
+
+static void count_reduces(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    forward(state, 1);
+    CHECK_FINE();
+    backward(state, 1);
+    CHECK_FINE();
+    check_gradients(state, mean_of_step_1);
+    CHECK_FINE();
+    CHECK(stats_of(state).reduces == *(const uint64_t *)state->argument);
+    CHECK(stats_of(state).reduce_bytes == 4 * 8 * 16 * sizeof(float));
+}
+
+static void small_groups_share_a_bucket(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 4, 16); /* 256 bytes a rank's chunk over 2 ranks */
+    uint64_t expected = 1;
+    run_ranks(2, &model, count_reduces, &expected);
+    model.bucket_bytes = 512;
+    expected = 2;
+    run_ranks(2, &model, count_reduces, &expected);
+    model.bucket_bytes = 128;
+    expected = 4;
+    run_ranks(2, &model, count_reduces, &expected);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reduces_to_the_mean_in_rank_order),
+        cmocka_unit_test(reduces_over_one_communicator),
+        cmocka_unit_test(splits_into_buckets_and_takes_larger_groups),
+        cmocka_unit_test(accumulates_over_two_backwards),
+        cmocka_unit_test(reduces_in_another_dtype),
+        cmocka_unit_test(a_rank_that_never_reaches_a_group_sends_zeros),
+        cmocka_unit_test(no_rank_has_a_gradient),
+        cmocka_unit_test(groups_that_nobody_needs_leave_the_backward),
+        cmocka_unit_test(ranks_may_report_in_different_orders),
+        cmocka_unit_test(early_gradients_wait_for_their_turn),
+        cmocka_unit_test(a_second_report_adds_even_if_one_rank_has_none),
+        cmocka_unit_test(a_second_backward_after_one_forward_adds),
+        cmocka_unit_test(accumulates_without_communication),
+        cmocka_unit_test(a_backward_that_was_broken_off_is_forgotten),
+        cmocka_unit_test(small_groups_share_a_bucket),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
