@@ -50,6 +50,7 @@ void pst__advance_release(pst__advance *advance, pst__node *node, pst__phase pha
         pst__grown_release(advance, node, phase, status);
         return;
     }
+    if (phase == PST__WHEN_DONE && !(node->flags & PST__NODE_LATE)) return;
     const pst_graph *graph = node->graph;
     const uint32_t end = node[1].first_edge;
     for (uint32_t e = node->first_edge; e < end; e++) {

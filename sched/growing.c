@@ -115,11 +115,16 @@ static pst__link *close_list(pst__link **list) {
 }
 
 static void release_list(pst__advance *advance, pst__grown *task, pst__link **list,
-                         pst_status status) {
+                         pst__phase phase, pst_status status) {
     pst__link *link = close_list(list);
     while (link != NULL) {
         pst__link *next = link->next; /* the link is the target's: gone once it has arrived */
         pst__node *target = &link->target->node;
+        if (phase == PST__WHEN_LAUNCHED && !pst__is_early(&task->node, target->lane)) {
+            (void)push_link(&task->late, link); /* a gate's event, of another device: wait for it */
+            link = next;
+            continue;
+        }
         if (task->detail.launched_at != 0 && advance->lane != NULL && target->lane != advance->lane)
             link->flow = pst__hook_edge(advance->lane, &task->node, target);
         pst__advance_arrive(advance, target, 1, status);
@@ -130,15 +135,24 @@ static void release_list(pst__advance *advance, pst__grown *task, pst__link **li
 void pst__grown_release(pst__advance *advance, pst__node *node, pst__phase phase,
                         pst_status status) {
     pst__grown *task = grown_of(node);
-    if (phase != PST__WHEN_DONE) release_list(advance, task, &task->early, status);
-    if (phase != PST__WHEN_LAUNCHED) release_list(advance, task, &task->late, status);
+    if (phase != PST__WHEN_DONE) release_list(advance, task, &task->early, phase, status);
+    if (phase != PST__WHEN_LAUNCHED) release_list(advance, task, &task->late, phase, status);
 }
 
-/* Is the launch of the source enough for a target on this lane? A gate's event is on a device that
- * only its opening tells: those on asynchronous lanes all wait for the gate's launch. */
-static pst__link **list_for(pst__grown *source, const pst_lane *lane) {
-    const int early = source->node.lane == NULL ? 0 : pst__is_early(&source->node, lane);
-    return early ? &source->early : &source->late;
+/* Which device a gate's event is on is only known once the gate has been passed, that is, when its
+ * early list is closed: until then targets on asynchronous lanes all stand there. */
+static int push_behind_gate(pst__grown *gate, const pst_lane *lane, pst__link *link) {
+    if (lane->asynchronous) {
+        if (push_link(&gate->early, link)) return 1;
+        if (pst__is_early(&gate->node, lane)) return 0;
+    }
+    return push_link(&gate->late, link);
+}
+
+/* 0 when what the target waits for has come already. */
+static int push_behind(pst__grown *source, const pst_lane *lane, pst__link *link) {
+    if (source->node.lane == NULL) return push_behind_gate(source, lane, link);
+    return push_link(pst__is_early(&source->node, lane) ? &source->early : &source->late, link);
 }
 
 /* Adds the edge, or tells that the source has gone by already: 1, with its error in *status. */
@@ -151,7 +165,7 @@ static uint32_t connect(pst__link *link, pst__grown *source, pst__grown *target,
         link->source = source;
         (void)pst__add_relaxed(&source->references, 1); /* the caller's handle holds it meanwhile */
     }
-    if (push_link(list_for(source, lane), link)) return 0;
+    if (push_behind(source, lane, link)) return 0;
     const pst_status seen = pst__word_status(pst__load_acquire(&source->node.word));
     if (seen < 0 && *status == PST_OK) *status = seen;
     return 1;
@@ -232,7 +246,7 @@ static pst_status begin_adding(pst_graph *graph) {
         return PST_OK;
     ck_spinlock_lock(&graph->lock);
     pst__store_relaxed(&graph->stop, PST_OK);
-    if (run->status == PST_ECANCELED) run->status = PST_OK;
+    if (pst__load_relaxed(&run->status) == PST_ECANCELED) pst__store_relaxed(&run->status, PST_OK);
     ck_spinlock_unlock(&graph->lock);
     return PST_OK;
 }

@@ -28,12 +28,15 @@ static pst_status check_options(pst_runtime *runtime, const pst_lane_options *op
     return PST_OK;
 }
 
+static pst_status lacks(const pst_lane *lane, pst_status status, const char *what) {
+    if (status == PST_OK) return PST_OK;
+    return pst__runtime_fail(lane->runtime, status,
+                             "lane %s: device %s: %s could not be created: %s", lane->name,
+                             lane->device->ops->name, what, pst_status_text(status));
+}
+
 static pst_status get_stream(pst_lane *lane, const pst_lane_options *options) {
     const pst_device_ops *ops = lane->device->ops;
-    if (ops->api_version != PST_DEVICE_API_VERSION)
-        return pst__runtime_fail(lane->runtime, PST_EUNSUPPORTED,
-                                 "lane %s: device %s has interface version %u, this library %u",
-                                 lane->name, ops->name, ops->api_version, PST_DEVICE_API_VERSION);
     lane->stream = options->stream;
     if (lane->stream != NULL) return PST_OK;
     lane->owns_stream = 1;
@@ -42,22 +45,32 @@ static pst_status get_stream(pst_lane *lane, const pst_lane_options *options) {
                : ops->stream_create(lane->device, options->priority, &lane->stream);
 }
 
+static pst_status open_device(pst_lane *lane, const pst_lane_options *options) {
+    const pst_device_ops *ops = lane->device->ops;
+    if (ops->api_version != PST_DEVICE_API_VERSION)
+        return pst__runtime_fail(lane->runtime, PST_EUNSUPPORTED,
+                                 "lane %s: device %s has interface version %u, this library %u",
+                                 lane->name, ops->name, ops->api_version, PST_DEVICE_API_VERSION);
+    lane->asynchronous = !(ops->caps & PST_DEVICE_STREAM_IS_WORKER);
+    pst_status status = get_stream(lane, options);
+    if (status != PST_OK) return lacks(lane, status, "its stream");
+    if (lane->asynchronous) status = ops->event_create(lane->device, 0, &lane->tail_event);
+    return lacks(lane, status, "its event");
+}
+
 static pst_status fill(pst_lane *lane, const pst_lane_options *options) {
     pst_runtime *runtime = lane->runtime;
-    lane->name = pst__heap_text(&runtime->heap, options->name);
-    if (lane->name == NULL) return PST_ENOMEM;
     lane->device = options->device == NULL ? runtime->host : options->device;
-    lane->asynchronous = !(lane->device->ops->caps & PST_DEVICE_STREAM_IS_WORKER);
     lane->mode = options->mode;
     lane->order = options->order;
-    pst_status status = get_stream(lane, options);
-    if (status != PST_OK) return status;
-    if (lane->asynchronous)
-        status = lane->device->ops->event_create(lane->device, 0, &lane->tail_event);
-    if (status != PST_OK) return status;
-    status = pst__track_create(runtime->trace, PST__TRACK_LANE, lane->name, &lane->track);
+    lane->name = pst__heap_text(&runtime->heap, options->name);
+    if (lane->name == NULL)
+        return pst__runtime_fail(runtime, PST_ENOMEM, "lane %s: no memory", options->name);
+    pst_status status = open_device(lane, options);
+    if (status == PST_OK)
+        status = pst__track_create(runtime->trace, PST__TRACK_LANE, lane->name, &lane->track);
     if (status != PST_OK || lane->mode != PST_LANE_WORKER) return status;
-    return pst__worker_create(runtime, &lane->worker);
+    return pst__worker_create(runtime, lane->name, &lane->worker);
 }
 
 /* A borrowed lane of an asynchronous device has events to poll: any worker may do it. */
@@ -101,8 +114,7 @@ pst_status pst_lane_create(pst_runtime *runtime, const pst_lane_options *options
     status = fill(lane, options);
     if (status != PST_OK) {
         pst__lane_destroy(lane);
-        return pst__runtime_fail(runtime, status, "lane %s could not be created: %s", options->name,
-                                 pst_status_text(status));
+        return status;
     }
     enlist(lane, options);
     *created = lane;
@@ -159,6 +171,9 @@ void pst__lane_disown(pst_lane *lane, int changed, const pst__worker *self) {
 pst_event *pst__lane_event_of(pst_lane *lane, pst__node *node) {
     const pst_device_ops *ops = lane->device->ops;
     pst_event *event = NULL;
+    /* Acquire: pairs with the release in pst__node_end. */
+    if (!lane->asynchronous && pst__task_has_ended(pst__word_state(pst__load_acquire(&node->word))))
+        return lane->runtime->done_event;
     while (!pst__lane_try_own(lane))
         ck_pr_stall();
     pst__detail *detail = node->detail;

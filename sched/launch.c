@@ -17,12 +17,15 @@ static pst_status begin_run(pst_graph *graph) {
     pst_status poison = pst_runtime_status(runtime);
     if (poison != PST_OK) return poison;
     if (unlaunched != 0 || unfinished != 0) return PST_EBUSY;
-    run->number = graph->number + 1;
-    run->status = PST_OK;
-    run->unlaunched = run->unfinished = (uint32_t)graph->node_count;
+    /* Relaxed: the number's release publishes them. */
+    const uint32_t count = (uint32_t)graph->node_count;
+    pst__store_relaxed(&run->number, graph->number + 1);
+    pst__store_relaxed(&run->status, PST_OK);
+    pst__store_relaxed(&run->unlaunched, count);
+    pst__store_relaxed(&run->unfinished, count);
     pst__store_relaxed(&graph->stop, PST_OK);
     /* Release: a thread that learns the number finds the run set up. */
-    pst__store_release(&graph->number, run->number);
+    pst__store_release(&graph->number, graph->number + 1);
     return PST_OK;
 }
 

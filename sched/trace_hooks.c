@@ -38,10 +38,19 @@ static void end_grown_arrows(const pst_lane *lane, const pst__node *node, uint64
         if (task->links[i].flow != 0) pst__trace_flow(lane->track, task->links[i].flow, time, 1);
 }
 
+/* The graph and its names may be gone when the trace is written. */
+static const char *traced_name(const pst_lane *lane, const pst__node *node) {
+    pst__detail *detail = node->detail;
+    if (detail == NULL || detail->name == NULL) return "";
+    if (detail->traced_name == NULL)
+        detail->traced_name = pst__trace_intern(lane->runtime->trace, detail->name);
+    return detail->traced_name == NULL ? "" : detail->traced_name;
+}
+
 void pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, uint64_t begin) {
     pst__track *thread = pst__track_of_thread(lane->runtime->trace);
     if (thread != NULL)
-        pst__trace_slice(thread, pst__node_name(node), begin, pst__now(), pst__node_ticket(node),
+        pst__trace_slice(thread, traced_name(lane, node), begin, pst__now(), pst__node_ticket(node),
                          0);
     if (node->flags & PST__NODE_GROWING) {
         end_grown_arrows(lane, node, begin);
@@ -53,8 +62,8 @@ void pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, 
 
 void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin) {
     const uint64_t bytes = node->detail == NULL ? 0 : node->detail->bytes;
-    pst__trace_slice(lane->track, pst__node_name(node), begin, pst__now(), pst__node_ticket(node),
-                     bytes);
+    pst__trace_slice(lane->track, traced_name(lane, node), begin, pst__now(),
+                     pst__node_ticket(node), bytes);
 }
 
 uint64_t pst__hook_edge(pst_lane *lane, const pst__node *from, const pst__node *to) {

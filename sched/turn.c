@@ -215,18 +215,6 @@ static pst_event *event_in_flight(const pst_lane *lane, const pst__node *node) {
     return node == lane->tail ? lane->tail_event : NULL;
 }
 
-/* The last tasks in flight have no event of their own: one for all of them is recorded, when
- * nothing can be launched behind them for now. */
-static void mark_tail(pst_lane *lane) {
-    if (lane->flight_first == NULL || lane->tail != NULL ||
-        lane->flight_last->detail->event_recorded)
-        return;
-    const pst_device_ops *ops = lane->device->ops;
-    if (ops->event_record(lane->device, lane->tail_event, lane->stream) == PST_OK)
-        lane->tail = lane->flight_last;
-    lane->needs_poll = 1;
-}
-
 static void end_oldest(pst__advance *advance, pst_status status) {
     pst_lane *lane = advance->lane;
     pst__node *node = lane->flight_first;
@@ -252,6 +240,21 @@ static void lose_flights(pst__advance *advance, pst_status status) {
     pst_runtime_poison(lane->runtime, status, NULL);
     while (lane->flight_first != NULL)
         end_oldest(advance, status);
+}
+
+/* The last tasks in flight have no event of their own: one for all of them is recorded, when
+ * nothing can be launched behind them for now. */
+static void mark_tail(pst__advance *advance) {
+    pst_lane *lane = advance->lane;
+    if (lane->flight_first == NULL || lane->tail != NULL ||
+        lane->flight_last->detail->event_recorded)
+        return;
+    const pst_device_ops *ops = lane->device->ops;
+    pst_status status = ops->event_record(lane->device, lane->tail_event, lane->stream);
+    if (status < 0)
+        lose_flights(advance, status);
+    else
+        lane->tail = lane->flight_last;
 }
 
 /* Ends the tasks up to the oldest one that has an event, if that is done. */
@@ -306,9 +309,10 @@ int pst__lane_turn(pst_lane *lane, uint32_t budget) {
     if (lane->mode != PST_LANE_BORROWED) {
         while (budget-- > 0 && lane->current == NULL && advance_head(&advance))
             changed = 1;
-        if (lane->current != NULL || lane->flight_first != NULL) lane->needs_poll = 1;
-        mark_tail(lane);
+        mark_tail(&advance);
+        if (lane->current != NULL) lane->needs_poll = 1;
     }
+    if (lane->flight_first != NULL) lane->needs_poll = 1;
     pst__lane_count_flush(lane);
     return changed;
 }

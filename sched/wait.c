@@ -3,7 +3,6 @@
 #include "base/clock.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 
 #define HELP_BUDGET 8u /* launches of a lane between two looks at what is waited for */
 
@@ -16,7 +15,9 @@
 
 static int has_pumped_lane(const pst_runtime *runtime) {
     for (const pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next)
-        if (pst__load_acquire(&lane->worker) == NULL) return 1;
+        if (pst__load_acquire(&lane->worker) == NULL &&
+            (lane->asynchronous || lane->mode != PST_LANE_BORROWED))
+            return 1;
     return 0;
 }
 
@@ -72,16 +73,7 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
 /* ---- a task in a launch
  * ------------------------------------------------------------------------------------ */
 
-typedef struct question {
-    pst_graph *graph;
-    pst__node *node;
-    uint64_t number;
-    int launched_suffices;
-} question;
-
-/* The state of the node in the launch asked about. A node that is in a later launch has ended in
- * this one, and only the launch's own status is still known. */
-static pst__task_state look(const question *asked, pst_status *status) {
+pst__task_state pst__look(const pst__question *asked, pst_status *status) {
     /* Acquire: pairs with the release in pst__node_end; who sees the end sees what the task did. */
     const uint32_t word = pst__load_acquire(&asked->node->word);
     const uint32_t ahead =
@@ -97,9 +89,9 @@ static pst__task_state look(const question *asked, pst_status *status) {
 }
 
 static int has_come(const void *argument) {
-    const question *asked = argument;
+    const pst__question *asked = argument;
     pst_status status;
-    const pst__task_state state = look(asked, &status);
+    const pst__task_state state = pst__look(asked, &status);
     return pst__task_has_ended(state) || (asked->launched_suffices && state == PST__TASK_LAUNCHED);
 }
 
@@ -118,9 +110,10 @@ static pst_status check_number(const pst_launch *launch) {
                              graph->name, launch->number, latest);
 }
 
-static pst_status ask(const pst_launch *launch, pst_task task, question *asked) {
+static pst_status ask(const pst_launch *launch, pst_task task, pst__question *asked) {
     if (launch->graph == NULL) return PST_EINVAL;
-    *asked = (question){launch->graph, pst__graph_node(launch->graph, task), launch->number, 0};
+    *asked =
+        (pst__question){launch->graph, pst__graph_node(launch->graph, task), launch->number, 0};
     if (asked->node == NULL)
         return pst__runtime_fail(launch->graph->runtime, PST_EINVAL,
                                  "graph %s: what is asked about is no task of this graph",
@@ -129,78 +122,27 @@ static pst_status ask(const pst_launch *launch, pst_task task, question *asked) 
 }
 
 pst_status pst_task_test(pst_launch launch, pst_task task) {
-    question asked;
+    pst__question asked;
     pst_status status = ask(&launch, task, &asked);
     if (status != PST_OK) return status;
-    return pst__task_has_ended(look(&asked, &status)) ? status : PST_PENDING;
+    return pst__task_has_ended(pst__look(&asked, &status)) ? status : PST_PENDING;
 }
 
 pst_event *pst_task_event(pst_launch launch, pst_task task) {
-    question asked;
+    pst__question asked;
     pst_status status;
     if (ask(&launch, task, &asked) != PST_OK) return NULL;
     if (asked.node->lane == NULL) return asked.node->detail->event;
-    const pst__task_state state = look(&asked, &status);
+    const pst__task_state state = pst__look(&asked, &status);
     if (state < PST__TASK_LAUNCHED) return NULL;
     return pst__lane_event_of(asked.node->lane, asked.node);
-}
-
-/* ---- what a wait in vain tells
- * -------------------------------------------------------------------------------- */
-
-static int is_unfinished(const question *asked, pst__node *node) {
-    pst_status status;
-    const question other = {asked->graph, node, asked->number, 0};
-    return !pst__task_has_ended(look(&other, &status));
-}
-
-static pst__node *unfinished_predecessor(const question *asked, const pst__node *node) {
-    pst_graph *graph = asked->graph;
-    const uint32_t index = pst__node_index(node);
-    for (size_t i = 0; i < graph->node_count; i++)
-        for (uint32_t e = graph->nodes[i].first_edge; e < graph->nodes[i + 1].first_edge; e++)
-            if (graph->edges[e] == index && is_unfinished(asked, &graph->nodes[i]))
-                return &graph->nodes[i];
-    return NULL;
-}
-
-/* Against the edges to a task that has no unfinished predecessor: all others wait for it. */
-static const pst__node *find_cause(const question *asked) {
-    pst__node *cause = asked->node;
-    if (asked->graph->kind == PST_GRAPH_GROWING) return cause;
-    for (pst__node *before; (before = unfinished_predecessor(asked, cause)) != NULL;)
-        cause = before;
-    return cause;
-}
-
-static const char *what_is_missing(const question *asked, const pst__node *node) {
-    pst_status status;
-    const question other = {asked->graph, (pst__node *)(uintptr_t)node, asked->number, 0};
-    if (look(&other, &status) == PST__TASK_LAUNCHED) return "which is launched and not done";
-    if (node->flags & PST__NODE_GATE) return "a gate that is not open";
-    return pst__node_is_ready(node) ? "which is ready and stands in its lane's queue"
-                                    : "which waits for its predecessors";
-}
-
-static pst_status report_timeout(const question *asked) {
-    const pst__node *node = asked->node, *cause = find_cause(asked);
-    const pst_lane *lane = node->lane, *cause_lane = cause->lane;
-    return pst__runtime_fail(
-        asked->graph->runtime, PST_ETIMEDOUT,
-        "lane %s: task %s (ticket %" PRIu64 ") of graph %s has not come in %.3f s: it waits for %s "
-        "(lane %s, ticket %" PRIu64 "), %s",
-        lane == NULL ? "(gate)" : lane->name, pst__node_name(node), pst__node_ticket(node),
-        asked->graph->name, (double)asked->graph->runtime->deadline_ns / 1e9,
-        cause == node ? "itself" : pst__node_name(cause),
-        cause_lane == NULL ? "(gate)" : cause_lane->name, pst__node_ticket(cause),
-        what_is_missing(asked, cause));
 }
 
 /* ---- the waits
  * ---------------------------------------------------------------------------------------------------
  */
 
-static pst_status check_borrowed(const question *asked, const pst_lane *borrowed) {
+static pst_status check_borrowed(const pst__question *asked, const pst_lane *borrowed) {
     if (borrowed == NULL ||
         (borrowed->mode == PST_LANE_BORROWED && borrowed->runtime == asked->graph->runtime))
         return PST_OK;
@@ -212,7 +154,7 @@ static pst_status check_borrowed(const question *asked, const pst_lane *borrowed
 }
 
 /* The task is launched, or has ended: gives the wait to the stream. */
-static pst_status stream_waits(const question *asked, pst_lane *borrowed) {
+static pst_status stream_waits(const pst__question *asked, pst_lane *borrowed) {
     pst__node *node = asked->node;
     pst_event *event = NULL;
     if (node->lane == NULL) {
@@ -231,7 +173,7 @@ static pst_status stream_waits(const question *asked, pst_lane *borrowed) {
 }
 
 pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed) {
-    question asked;
+    pst__question asked;
     pst_status status = ask(&launch, task, &asked);
     if (status == PST_OK) status = check_borrowed(&asked, borrowed);
     if (status != PST_OK) return status;
@@ -240,9 +182,9 @@ pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed) {
     asked.launched_suffices =
         by_stream && lane != NULL && pst__lane_waits_on(borrowed, lane->device);
     status = pst__wait_until(asked.graph->runtime, has_come, &asked);
-    if (status == PST_ETIMEDOUT) return report_timeout(&asked);
+    if (status == PST_ETIMEDOUT) return pst__report_timeout(&asked);
     if (status != PST_OK) return status;
-    (void)look(&asked, &status);
+    (void)pst__look(&asked, &status);
     if (status == PST_OK && by_stream && (lane == NULL || asked.launched_suffices))
         status = stream_waits(&asked, borrowed);
     return status;
@@ -256,25 +198,16 @@ static int run_is_over(const void *argument) {
            pst__load_relaxed(&run->number) != launch->number;
 }
 
-static pst_status report_launch_timeout(const pst_launch *launch) {
-    pst_graph *graph = launch->graph;
-    question asked = {graph, NULL, launch->number, 0};
-    for (size_t i = 0; i < graph->node_count && asked.node == NULL; i++)
-        if (is_unfinished(&asked, &graph->nodes[i])) asked.node = &graph->nodes[i];
-    if (asked.node != NULL) return report_timeout(&asked);
-    return pst__runtime_fail(
-        graph->runtime, PST_ETIMEDOUT, "graph %s: %u tasks have not ended in %.3f s", graph->name,
-        pst__load_relaxed(&graph->runs[0].unfinished), (double)graph->runtime->deadline_ns / 1e9);
-}
-
 pst_status pst_launch_wait(pst_launch launch) {
     if (launch.graph == NULL) return PST_EINVAL;
     pst_status status = check_number(&launch);
     if (status != PST_OK) return status;
     pst_graph *graph = launch.graph;
     status = pst__wait_until(graph->runtime, run_is_over, &launch);
-    if (status == PST_ETIMEDOUT) return report_launch_timeout(&launch);
+    if (status == PST_ETIMEDOUT) return pst__report_launch_timeout(&launch);
     if (status != PST_OK) return status;
     const pst__run *run = pst__graph_run(graph, launch.number);
-    return run->number == launch.number ? (pst_status)pst__load_relaxed(&run->status) : PST_OK;
+    return pst__load_relaxed(&run->number) == launch.number
+               ? (pst_status)pst__load_relaxed(&run->status)
+               : PST_OK;
 }

@@ -4,9 +4,27 @@
 
 #include "sched/graph.h"
 
+/* What a thread asks about: a node in one launch of its graph. */
+typedef struct pst__question {
+    pst_graph *graph;
+    pst__node *node;
+    uint64_t number;
+    int launched_suffices;
+} pst__question;
+
 /* Serves lanes until `holds` answers other than 0. PST_OK, PST_ETIMEDOUT past the runtime's
  * deadline, or the status of a poisoned runtime. `holds` must be cheap. */
 pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argument),
                            const void *argument);
+
+/* The state of the node in the launch asked about. A node that is in a later launch has ended in
+ * this one, and only the launch's own status is still known. */
+pst__task_state pst__look(const pst__question *asked, pst_status *status);
+
+/* ---- report.c: what a wait in vain tells; both return PST_ETIMEDOUT
+ * ------------------------------- */
+
+pst_status pst__report_timeout(const pst__question *asked);
+pst_status pst__report_launch_timeout(const pst_launch *launch);
 
 #endif

@@ -1,5 +1,6 @@
 #include "sched/worker.h"
 
+#include <signal.h>
 #include <string.h>
 
 #define TURN_BUDGET 256u /* launches of a lane before the worker looks at the next one */
@@ -44,6 +45,7 @@ static int spin(pst__worker *self) {
 static void *run(void *argument) {
     pst__worker *self = argument;
     uint64_t poll_ns = POLL_FIRST_NS;
+    (void)pst__track_bind(self->track); /* without memory the trace lacks this track */
     /* Acquire: pairs with the release in pst__worker_destroy. */
     while (!pst__load_acquire(&self->stop)) {
         if (spin(self)) {
@@ -60,19 +62,39 @@ static void *run(void *argument) {
     return NULL;
 }
 
-pst_status pst__worker_create(pst_runtime *runtime, pst__worker **created) {
-    pst__worker *worker = pst__heap_alloc(&runtime->heap, sizeof *worker);
-    if (worker == NULL) return PST_ENOMEM;
-    worker->runtime = runtime;
+/* Signals are for the threads of the program that we are in: the worker blocks them all. */
+static int start_thread(pst__worker *worker) {
+    sigset_t all, before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(&worker->thread, NULL, run, worker);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+static pst_status fill(pst__worker *worker, const char *name) {
+    pst_runtime *runtime = worker->runtime;
     ck_ec_init(&worker->park.count, 0);
-    int error = pthread_create(&worker->thread, NULL, run, worker);
-    if (error != 0) {
+    pst_status status = pst__track_create(runtime->trace, PST__TRACK_WORKER, name, &worker->track);
+    if (status != PST_OK) return status;
+    const int error = start_thread(worker);
+    if (error == 0) return PST_OK;
+    return pst__runtime_fail(runtime, PST_ESYSTEM,
+                             "lane %s: its worker thread could not be started: %s", name,
+                             strerror(error));
+}
+
+pst_status pst__worker_create(pst_runtime *runtime, const char *name, pst__worker **created) {
+    pst__worker *worker = pst__heap_alloc(&runtime->heap, sizeof *worker);
+    if (worker == NULL)
+        return pst__runtime_fail(runtime, PST_ENOMEM, "lane %s: no memory for its worker", name);
+    worker->runtime = runtime;
+    pst_status status = fill(worker, name);
+    if (status == PST_OK)
+        *created = worker;
+    else
         pst__heap_free(&runtime->heap, worker, sizeof *worker);
-        return pst__runtime_fail(runtime, PST_ESYSTEM, "a worker thread could not be started: %s",
-                                 strerror(error));
-    }
-    *created = worker;
-    return PST_OK;
+    return status;
 }
 
 void pst__worker_adopt(pst__worker *worker, pst_lane *lane) {

@@ -11,12 +11,14 @@ struct pst__worker {
     pst__worker *next;
     pst_lane *lanes; /* newest first; lanes are only added */
     pst__park park;
+    pst__track *track;
     uint32_t stop;
     pthread_t thread;
 };
 
-/* Starts a worker that has no lane yet. PST_ENOMEM, PST_ESYSTEM. */
-pst_status pst__worker_create(pst_runtime *runtime, pst__worker **worker);
+/* Starts a worker that has no lane yet; `name` is for its track in the trace. PST_ENOMEM,
+ * PST_ESYSTEM, with a text. */
+pst_status pst__worker_create(pst_runtime *runtime, const char *name, pst__worker **worker);
 /* Puts a lane under a worker. The caller holds the runtime's lock. */
 void pst__worker_adopt(pst__worker *worker, pst_lane *lane);
 /* Ends the thread and frees the worker. */

@@ -1,0 +1,126 @@
+/* Why a wait was in vain: the text names the task, and the one that all others wait for. */
+#include "sched/growing.h"
+#include "sched/wait.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#define TEXT_BYTES 512
+
+static int is_unfinished(const pst__question *asked, pst__node *node) {
+    pst_status status;
+    const pst__question other = {asked->graph, node, asked->number, 0};
+    return !pst__task_has_ended(pst__look(&other, &status));
+}
+
+static double seconds_of(const pst_runtime *runtime) {
+    return (double)runtime->deadline_ns / 1e9;
+}
+
+static const char *lane_of(const pst__node *node) {
+    return node->lane == NULL ? "(gate)" : node->lane->name;
+}
+
+/* ---- sealed graphs: against the edges
+ * ---------------------------------------------------------------- */
+
+static pst__node *unfinished_predecessor(const pst__question *asked, const pst__node *node) {
+    pst_graph *graph = asked->graph;
+    const uint32_t index = pst__node_index(node);
+    for (size_t i = 0; i < graph->node_count; i++)
+        for (uint32_t e = graph->nodes[i].first_edge; e < graph->nodes[i + 1].first_edge; e++)
+            if (graph->edges[e] == index && is_unfinished(asked, &graph->nodes[i]))
+                return &graph->nodes[i];
+    return NULL;
+}
+
+static const char *what_is_missing(const pst__question *asked, pst__node *node) {
+    pst_status status;
+    const pst__question other = {asked->graph, node, asked->number, 0};
+    if (pst__look(&other, &status) == PST__TASK_LAUNCHED) return "which is launched and not done";
+    if (node->flags & PST__NODE_GATE) return "a gate that is not open";
+    return pst__node_is_ready(node) ? "which is ready and stands in its lane's queue"
+                                    : "which waits for its predecessors";
+}
+
+/* The task at the beginning: it has no unfinished predecessor. */
+static void describe_cause(const pst__question *asked, char *text) {
+    pst__node *cause = asked->node;
+    for (pst__node *before; (before = unfinished_predecessor(asked, cause)) != NULL;)
+        cause = before;
+    (void)snprintf(text, TEXT_BYTES, "%s (lane %s, ticket %" PRIu64 "), %s",
+                   cause == asked->node ? "itself" : pst__node_name(cause), lane_of(cause),
+                   pst__node_ticket(cause), what_is_missing(asked, cause));
+}
+
+/* ---- growing graphs: the lanes, and gates that are not open
+ * ------------------------------------------- */
+
+static const pst__node *oldest_of(const pst_lane *lane, const char **what) {
+    *what = "launched and not done";
+    if (lane->current != NULL) return lane->current;
+    if (lane->flight_first != NULL) return lane->flight_first;
+    *what = "in its lane's queue";
+    const pst__node *first = lane->ready.first;
+    return first == NULL || (first->flags & PST__NODE_BATCH) ? NULL : first;
+}
+
+static int describe_lane(pst_lane *lane, char *text) {
+    const char *what;
+    if (!pst__lane_try_own(lane)) return 0;
+    const pst__node *node = oldest_of(lane, &what);
+    if (node != NULL)
+        (void)snprintf(text, TEXT_BYTES, "%s (lane %s, ticket %" PRIu64 "), %s",
+                       pst__node_name(node), lane->name, pst__node_ticket(node), what);
+    pst__lane_disown(lane, 0, NULL);
+    return node != NULL;
+}
+
+static int describe_gate(pst_graph *graph, char *text) {
+    ck_spinlock_lock(&graph->lock);
+    const pst__grown *gate = graph->open_gates;
+    if (gate != NULL)
+        (void)snprintf(text, TEXT_BYTES, "%s, a gate that is not open",
+                       pst__node_name(&gate->node));
+    ck_spinlock_unlock(&graph->lock);
+    return gate != NULL;
+}
+
+static void describe_oldest(pst_graph *graph, char *text) {
+    for (pst_lane *lane = pst__load_acquire(&graph->runtime->lanes); lane != NULL;
+         lane = lane->next)
+        if (describe_lane(lane, text)) return;
+    if (!describe_gate(graph, text))
+        (void)snprintf(text, TEXT_BYTES, "a lane that another thread serves");
+}
+
+/* ---- the reports
+ * ------------------------------------------------------------------------------------------- */
+
+pst_status pst__report_timeout(const pst__question *asked) {
+    const pst__node *node = asked->node;
+    char cause[TEXT_BYTES];
+    if (asked->graph->kind == PST_GRAPH_SEALED)
+        describe_cause(asked, cause);
+    else
+        describe_oldest(asked->graph, cause);
+    return pst__runtime_fail(asked->graph->runtime, PST_ETIMEDOUT,
+                             "lane %s: task %s (ticket %" PRIu64
+                             ") of graph %s has not come in %.3f s: it waits for %s",
+                             lane_of(node), pst__node_name(node), pst__node_ticket(node),
+                             asked->graph->name, seconds_of(asked->graph->runtime), cause);
+}
+
+pst_status pst__report_launch_timeout(const pst_launch *launch) {
+    pst_graph *graph = launch->graph;
+    pst__question asked = {graph, NULL, launch->number, 0};
+    for (size_t i = 0; i < graph->node_count && asked.node == NULL; i++)
+        if (is_unfinished(&asked, &graph->nodes[i])) asked.node = &graph->nodes[i];
+    if (asked.node != NULL) return pst__report_timeout(&asked);
+    char cause[TEXT_BYTES];
+    describe_oldest(graph, cause);
+    return pst__runtime_fail(graph->runtime, PST_ETIMEDOUT,
+                             "graph %s: %u tasks have not ended in %.3f s: they wait for %s",
+                             graph->name, pst__load_relaxed(&graph->runs[0].unfinished),
+                             seconds_of(graph->runtime), cause);
+}
