@@ -96,10 +96,10 @@ static pst_status issue(simulation *sim, pst__plan_step *step, uint32_t group, u
 /* ---- the window: the next groups that fit ----------------------------------------------------------- */
 
 /* 0 when the window is full. */
-static int look_at(simulation *sim, uint32_t group, size_t *alive) {
+static int look_at(simulation *sim, uint32_t group, size_t limit, size_t *alive) {
     const pst__plan_input *input = sim->input;
     if (sim->uses[group] > 0 || sim->seen[group] == sim->windows) return 1;
-    if (sim->window_count == input->ahead) return 0;
+    if (sim->window_count == limit) return 0;
     size_t more = input->bytes[group];
     if (input->budget != 0 && (*alive > input->budget || more > input->budget - *alive)) return 0;
     *alive += more;
@@ -108,15 +108,18 @@ static int look_at(simulation *sim, uint32_t group, size_t *alive) {
     return 1;
 }
 
+/* At a release the group of the next use counts as one more: it will be in use before anything is
+ * gathered again, and what would be gathered then need not be dropped now. */
 static void build_window(simulation *sim, size_t step) {
     size_t alive = sim->bytes_in_use;
-    int room = sim->input->ahead > 0;
+    size_t limit = (size_t)sim->input->ahead + !sim->plan->steps[step].is_use;
+    int room = 1;
     sim->windows++;
     sim->window_count = 0;
     for (size_t i = step + 1; room && i < sim->plan->step_count; i++)
-        if (sim->plan->steps[i].is_use) room = look_at(sim, sim->plan->steps[i].group, &alive);
+        if (sim->plan->steps[i].is_use) room = look_at(sim, sim->plan->steps[i].group, limit, &alive);
     for (size_t i = 0; room && i < sim->backward.count; i++)
-        room = look_at(sim, sim->backward.groups[i], &alive);
+        room = look_at(sim, sim->backward.groups[i], limit, &alive);
 }
 
 /* ---- forward --------------------------------------------------------------------------------------------- */
