@@ -108,23 +108,36 @@ class Unused(Net):
         return self.blocks[1](self.blocks[0](x))
 
 
+class Optional(Block):
+    """Uses its `down` matrix where it is told to."""
+
+    def forward(self, x: torch.Tensor, down: bool = True) -> torch.Tensor:
+        y = torch.tanh(self.up(x))
+        return x + self.scale * (self.down(y) if down else y[..., :WIDTH])
+
+
 class OnOneRank(Net):
-    """The middle block runs on rank 0 alone, and the spare one on the last rank's forward."""
+    """A parameter of a block, a whole block's gradient, and one of the root's, on rank 0 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Optional() for _ in range(4))
+        self.extra = nn.Parameter(torch.rand(1, WIDTH))
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        x = self.blocks[1](self.blocks[0](x), rank == 0)
+        y = self.blocks[2](x)
+        x = y * self.extra if rank == 0 else x + 0 * y.detach()
+        return self.blocks[3](x)
+
+
+class OnAnotherPath(Net):
+    """The middle block is called on rank 0 alone: with whole parameters nowhere else."""
 
     def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
         x = self.blocks[0](x)
         if rank == 0:
             x = self.blocks[1](x)
-        return self.blocks[2](x)
-
-
-class UsedByGradientOnOneRank(Net):
-    """All ranks run all blocks, but elsewhere than on rank 0 the middle one leads to no loss."""
-
-    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
-        x = self.blocks[0](x)
-        y = self.blocks[1](x)
-        x = y if rank == 0 else x + 0 * y.detach()
         return self.blocks[2](x)
 
 
@@ -238,15 +251,27 @@ class MixedBlock(Block):
 
 
 class Mixed(Net):
-    """Blocks with fp32 and fp64 parameters, and a bf16 one."""
+    """Blocks with fp32 and fp64 parameters, and a frozen bf16 one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(MixedBlock() for _ in range(3))
-        self.gain = nn.Parameter(torch.ones(WIDTH, dtype=torch.bfloat16))
+        gain = torch.rand(WIDTH, dtype=torch.bfloat16)
+        self.gain = nn.Parameter(gain, requires_grad=False)
 
     def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
         return super().run_blocks(x, rank) * self.gain.float()
+
+
+class Half(Net):
+    """All parameters in bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to(torch.bfloat16)
+
+    def forward(self, x: torch.Tensor, rank: int = 0) -> torch.Tensor:
+        return super().forward(x.bfloat16(), rank).float()
 
 
 def make(kind: Callable[[], nn.Module], seed: int = 0) -> nn.Module:

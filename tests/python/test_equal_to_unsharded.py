@@ -13,7 +13,6 @@ KINDS = [
     models.Twice,
     models.Unused,
     models.OnOneRank,
-    models.UsedByGradientOnOneRank,
     models.Checkpointed,
     models.CheckpointedReentrant,
     models.CheckpointedInside,

@@ -59,6 +59,7 @@ class Engine:
         self.sync = True  # whether backwards reduce
         self.plans: dict[bool, Plan] = {}  # in force, for training and for evaluation
         self.backward: Backward
+        self._known_versions = self._versions()
         self._ids = {id(p.sharded) for p in self.parameters()}
         model.__dict__[_ATTRIBUTE] = self
         _live.add(self)
@@ -98,8 +99,13 @@ class Engine:
     def _look_at_shards(self) -> None:
         for parameter in self.parameters():
             self._check_parameter(parameter)
-        if any(group.shard._version != group.version for group in self.groups()):
+        if self._versions() != self._known_versions:
             self.updated()
+
+    def _versions(self) -> int:
+        """A number that grows with every in-place operation that torch counts."""
+        shards = [parameter.sharded for parameter in self.parameters()]
+        return sum(shard._version + local_of(shard)._version for shard in shards)
 
     def _check_parameter(self, parameter: Parameter) -> None:
         sharded = parameter.sharded
@@ -122,8 +128,7 @@ class Engine:
 
     def updated(self) -> None:
         """The shards have new values: gathered copies are stale."""
-        for group in self.groups():
-            group.version = group.shard._version
+        self._known_versions = self._versions()
         self.native.updated()
 
     def owns_any(self, optimizer: torch.optim.Optimizer) -> bool:

@@ -244,4 +244,3 @@ def _make_shard(native: Any, world: World, group: Group) -> None:
         parameter.show(parameter.sharded)
     native.attach(group.index, released, messages)
     native.bind_shard(group.index, group.shard)
-    group.version = group.shard._version

@@ -89,8 +89,6 @@ class Group:
         Of gathered parameters, and in which gradients travel.
     shard : torch.Tensor
         This rank's rows of all parameters, flat.
-    version : int
-        Of `shard` when the engine last heard of it.
     gradient_elements : int
         Size of the flat gradient.
     gradient : StorageWeakRef or None
@@ -108,7 +106,6 @@ class Group:
         self.dtype = self.gather_dtype = self.reduce_dtype = dtype
         self.index = -1
         self.shard: torch.Tensor
-        self.version = 0
         self.gradient_elements = 0
         self.gradient: Any = None
         self.fired: set[Parameter] = set()

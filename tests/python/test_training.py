@@ -1,0 +1,412 @@
+"""What training scripts do beyond forward, backward, step: accumulation, evaluation, clipping."""
+
+import equality
+import models
+import penstock
+import pytest
+import torch
+from equality import (
+    accumulate_reference,
+    assert_close,
+    assert_same_gradients,
+    assert_same_parameters,
+    sgd,
+    train_both,
+    whole,
+    world,
+)
+from models import Net, loss_of, make
+
+both_ways = pytest.mark.parametrize("stage", [1, 2, 3])
+
+
+def pair(stage=3, kind=Net, **options):
+    """A model twice: unsharded and sharded."""
+    return make(kind), penstock.shard(make(kind), stage=stage, **options)
+
+
+def finish(reference, sharded):
+    """Compare gradients, step, compare parameters."""
+    assert_same_gradients(sharded, reference, equality.TOLERANCE)
+    for model in (reference, sharded):
+        optimizer = sgd(model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same_parameters(sharded, reference, equality.TOLERANCE)
+    penstock.close(sharded)
+
+
+def accumulate(stage, local):
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    for step in range(3):
+        accumulate_reference(reference, step)
+        if local and step < 2:
+            with penstock.no_sync(sharded):
+                loss_of(sharded, step, rank).backward()
+            assert all(p.grad is None for p in sharded.parameters())
+        else:
+            loss_of(sharded, step, rank).backward()
+    finish(reference, sharded)
+
+
+@both_ways
+@pytest.mark.parametrize("local", [False, True], ids=["sync", "no_sync"])
+def test_gradients_accumulate_over_backwards(worlds, stage, local):
+    worlds(2).run(accumulate, stage, local)
+
+
+def accumulate_then_use_part():
+    """What was accumulated locally is reduced even where the reducing backward does not come."""
+    rank, size = world()
+    reference, sharded = pair()
+
+    def part(model, step, rank):
+        return model.embed(models.batch(step, rank)).square().mean()
+
+    accumulate_reference(reference, 0)
+    for r in range(size):
+        (reference.blocks[0](torch.ones(2, 7) + r).square().mean() / size).backward()
+    with penstock.no_sync(sharded):
+        loss_of(sharded, 0, rank).backward()
+    sharded.blocks[0](torch.ones(2, 7) + rank).square().mean().backward()
+    finish(reference, sharded)
+
+
+def test_local_gradients_are_reduced_by_a_backward_that_does_not_reach_them(worlds):
+    worlds(2).run(accumulate_then_use_part)
+
+
+def accumulate_onto_changed_gradients(stage):
+    """Gradients that the caller zeroed, replaced or dropped between two backwards."""
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    for step in range(2):
+        accumulate_reference(reference, step)
+        loss_of(sharded, step, rank).backward()
+        for model in (reference, sharded):
+            model.head.weight.grad = model.head.weight.grad * 2
+            model.blocks[0].up.weight.grad = None
+            model.blocks[1].zero_grad(set_to_none=False)
+    finish(reference, sharded)
+
+
+@both_ways
+def test_gradients_changed_by_the_caller_are_added_to(worlds, stage):
+    worlds(2).run(accumulate_onto_changed_gradients, stage)
+
+
+def evaluate_between(stage):
+    rank, _ = world()
+
+    def evaluate(model):
+        with torch.no_grad():
+            for step in (7, 8):
+                assert torch.isfinite(loss_of(model, step, rank))
+
+    penstock.close(train_both(Net, steps=4, between=evaluate, stage=stage))
+
+
+@both_ways
+def test_evaluation_between_steps_changes_nothing(worlds, stage):
+    worlds(2).run(evaluate_between, stage)
+
+
+def evaluate_inside(stage):
+    """An evaluation between a forward and its backward."""
+    rank, _ = world()
+
+    def loss(model, step, rank):
+        value = loss_of(model, step, rank)
+        with torch.no_grad():
+            model.eval()
+            loss_of(model, step + 1, rank)
+            model.train()
+        return value
+
+    penstock.close(train_both(Net, loss=loss, stage=stage))
+
+
+@both_ways
+def test_evaluation_between_forward_and_backward_changes_nothing(worlds, stage):
+    worlds(2).run(evaluate_inside, stage)
+
+
+def two_losses(model, step, rank):
+    return loss_of(model, step, rank) + 0.5 * loss_of(model, step + 10, rank)
+
+
+def train_two_forwards(stage):
+    penstock.close(train_both(Net, loss=two_losses, stage=stage))
+
+
+@both_ways
+def test_several_forwards_before_one_backward(worlds, stage):
+    worlds(2).run(train_two_forwards, stage)
+
+
+def forwards_then_backwards(stage):
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    for step in range(2):
+        accumulate_reference(reference, step)
+    values = [loss_of(sharded, step, rank) for step in range(2)]
+    for value in values:
+        value.backward()
+    finish(reference, sharded)
+
+
+@both_ways
+def test_several_forwards_before_several_backwards(worlds, stage):
+    worlds(2).run(forwards_then_backwards, stage)
+
+
+def backward_twice(stage):
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    accumulate_reference(reference, 0)
+    accumulate_reference(reference, 0)
+    value = loss_of(sharded, 0, rank)
+    value.backward(retain_graph=True)
+    value.backward()
+    finish(reference, sharded)
+
+
+@both_ways
+def test_a_retained_graph_goes_backward_again(worlds, stage):
+    worlds(2).run(backward_twice, stage)
+
+
+def clip(stage, foreach):
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    accumulate_reference(reference, 0)
+    loss_of(sharded, 0, rank).backward()
+    norms = [
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3, foreach=foreach)
+        for model in (reference, sharded)
+    ]
+    assert_close("norm", whole(norms[1]), norms[0], equality.TOLERANCE)
+    finish(reference, sharded)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_clip_grad_norm_clips_by_the_norm_over_all_ranks(worlds, foreach):
+    worlds(2).run(clip, 3, foreach)
+
+
+def train_adamw(fused):
+    def adamw(parameters):
+        return torch.optim.AdamW(parameters, lr=1e-2, fused=fused, foreach=not fused)
+
+    penstock.close(train_both(Net, optimizer=adamw, tolerance=2e-3, stage=3))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_adamw_equals_unsharded(worlds, fused):
+    worlds(2).run(train_adamw, fused)
+
+
+def train_with(**options):
+    penstock.close(train_both(Net, **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefetch_ahead": 0},
+        {"prefetch_ahead": 100},
+        {"prefetch_bytes": 1},
+        {"bucket_bytes": 256},
+        {"blocks": []},
+        {"blocks": ["blocks.0", "blocks.2"]},
+        {"verify": False},
+    ],
+    ids=str,
+)
+def test_options_do_not_change_results(worlds, options):
+    worlds(2).run(train_with, **options)
+
+
+def train_half():
+    penstock.close(train_both(models.Half, tolerance=5e-2, stage=3))
+
+
+def test_bf16_parameters_train(worlds):
+    worlds(2).run(train_half)
+
+
+def train_mixed_precision(stage):
+    """bf16 for gathering and gradients, against fp32 throughout."""
+
+    def loss(model, step, rank):
+        return model(models.batch(step, rank), rank).float().square().mean()
+
+    model = train_both(
+        Net,
+        loss=loss,
+        tolerance=5e-2,
+        stage=stage,
+        param_dtype=torch.bfloat16,
+        reduce_dtype=torch.float32,
+    )
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    seen = []
+    model.blocks[0].up.register_forward_hook(lambda m, a, o: seen.append((m.weight.dtype, o.dtype)))
+    model(models.batch(0, 0))
+    assert seen == [(torch.bfloat16, torch.bfloat16)]
+    penstock.close(model)
+
+
+@both_ways
+def test_mixed_precision_trains(worlds, stage):
+    worlds(2).run(train_mixed_precision, stage)
+
+
+class Pair(torch.nn.Module):
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x, rank=0):
+        return self.second(torch.cat([self.first(x), x[..., :2]], -1))
+
+
+def train_two_in_a_row(stage):
+    """Two sharded models, one of which feeds the other: one backward runs through both."""
+    rank, size = world()
+    reference = Pair(make(Net, 1), make(Net, 2))
+    sharded = Pair(*(penstock.shard(make(Net, seed), stage=stage) for seed in (1, 2)))
+    twins = sgd(reference.parameters()), sgd(sharded.parameters())
+    for step in range(3):
+        accumulate_reference(reference, step)
+        loss_of(sharded, step, rank).backward()
+        assert_same_gradients(sharded, reference, equality.TOLERANCE)
+        for each in twins:
+            each.step()
+            each.zero_grad()
+    assert_same_parameters(sharded, reference, equality.TOLERANCE)
+    with pytest.raises(penstock.PenstockError, match="2 sharded models live"):
+        penstock.stats()
+    penstock.close(sharded.first)
+    penstock.close(sharded.second)
+
+
+@both_ways
+def test_two_sharded_models_in_one_process(worlds, stage):
+    worlds(2).run(train_two_in_a_row, stage)
+
+
+def update_unseen(stage):
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    want = [loss_of(reference, 0, rank).item()]
+    got = [loss_of(sharded, 0, rank).item()]
+    with torch.no_grad():
+        for p in reference.parameters():
+            p.mul_(0.5)
+        for p in sharded.parameters():
+            p.mul_(0.5)  # noticed by the version
+    want.append(loss_of(reference, 0, rank).item())
+    got.append(loss_of(sharded, 0, rank).item())
+    with torch.no_grad():
+        for p in reference.parameters():
+            p.mul_(0.5)
+        for p in sharded.parameters():
+            p.to_local().data.mul_(0.5)
+    penstock.invalidate(sharded)
+    want.append(loss_of(reference, 0, rank).item())
+    got.append(loss_of(sharded, 0, rank).item())
+    assert got == pytest.approx(want, rel=1e-5)
+    penstock.close(sharded)
+
+
+@both_ways
+def test_changed_parameters_are_gathered_anew(worlds, stage):
+    worlds(2).run(update_unseen, stage)
+
+
+def break_off(stage):
+    """A backward that raises half-way; the next step is right."""
+    rank, _ = world()
+    reference, sharded = pair(stage)
+
+    def refuse(gradient):
+        raise ValueError("stop here")
+
+    def watch(module, inputs, output):
+        output.register_hook(refuse)
+
+    handle = sharded.blocks[1].register_forward_hook(watch)
+    with pytest.raises(ValueError, match="stop here"):
+        loss_of(sharded, 0, rank).backward()
+    handle.remove()
+    failing = sharded.blocks[2].up.register_forward_pre_hook(lambda m, a: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loss_of(sharded, 0, rank)
+    failing.remove()
+    accumulate_reference(reference, 1)
+    loss_of(sharded, 1, rank).backward()
+    finish(reference, sharded)
+
+
+@both_ways
+def test_a_step_after_one_that_was_broken_off_is_right(worlds, stage):
+    worlds(2).run(break_off, stage)
+
+
+def freeze_later():
+    rank, _ = world()
+    reference, sharded = pair(3)
+    for step in range(3):
+        if step == 1:
+            for model in (reference, sharded):
+                model.blocks[1].requires_grad_(False)
+                model.zero_grad()
+        accumulate_reference(reference, step)
+        loss_of(sharded, step, rank).backward()
+    finish(reference, sharded)
+
+
+def test_parameters_frozen_after_shard_get_no_gradient(worlds):
+    worlds(2).run(freeze_later)
+
+
+def shards_are_dtensors():
+    rank, size = world()
+    reference, sharded = pair(3)
+    for (name, p), twin in zip(sharded.named_parameters(), reference.parameters(), strict=True):
+        rows = twin.detach().chunk(size)
+        mine = rows[rank] if rank < len(rows) else twin[:0]
+        assert p.shape == twin.shape, name
+        assert torch.equal(p.to_local().detach(), mine), name
+    total = sum(p.to_local().untyped_storage().nbytes() for p in {*sharded.parameters()})
+    assert total > 0
+    penstock.close(sharded)
+
+
+def test_every_rank_keeps_its_rows(worlds):
+    worlds(4).run(shards_are_dtensors)
+
+
+def gradients_are_freed():
+    import weakref
+
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    rank, _ = world()
+    sharded = penstock.shard(make(Net), stage=2)
+    loss_of(sharded, 0, rank).backward()
+    storages = {
+        StorageWeakRef(p.grad.to_local().untyped_storage()) for p in sharded.parameters()
+    }
+    assert not any(s.expired() for s in storages)
+    sharded.zero_grad(set_to_none=True)
+    assert all(s.expired() for s in storages)
+    gone = weakref.ref(sharded)
+    penstock.close(sharded)
+    assert gone() is sharded
+
+
+def test_zero_grad_frees_the_gradients(worlds):
+    worlds(2).run(gradients_are_freed)
