@@ -82,6 +82,7 @@ static pst_status build(pipeline *p, pst_graph *graph, pst_lane *loads, pst_lane
     return status ? status : pst_graph_seal(graph);
 }
 
+/* One launch, from the choice of its values to its sum. */
 static pst_status launch(pipeline *p, pst_graph *graph, uint64_t first) {
     pst_launch run;
     pst_status status = pst_graph_launch(graph, &run);
@@ -90,8 +91,9 @@ static pst_status launch(pipeline *p, pst_graph *graph, uint64_t first) {
     p->total = 0;
     status = pst_gate_open(run, p->gate, NULL);
     if (!status) status = pst_task_wait(run, p->chunks[CHUNKS - 1].summed, NULL);
-    if (!status) printf("values from %" PRIu64 ": sum %" PRIu64 "\n", first, p->total);
-    return status;
+    if (status) return status;
+    printf("values from %" PRIu64 ": sum %" PRIu64 "\n", first, p->total);
+    return pst_launch_wait(run); /* then the graph can be launched again */
 }
 
 static pst_status run(pipeline *p, pst_runtime *runtime, pst_graph *graph, const char *trace) {
