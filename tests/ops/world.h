@@ -8,6 +8,7 @@
 
 #include <penstock/penstock.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

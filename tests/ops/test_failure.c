@@ -1,0 +1,310 @@
+/* What goes wrong between ranks ends in an error that names it, on all of them, in time. */
+#include "world.h"
+
+#define SHORT_DEADLINE_NS 300000000u
+
+static int text_has(const rank_state *state, const char *part) {
+    char text[1024];
+    (void)pst_runtime_error(state->runtime, text, sizeof text);
+    return strstr(text, part) != NULL;
+}
+
+/* ---- at seal ------------------------------------------------------------------------------------------------ */
+
+static void seal_with_other_shapes(rank_state *state) {
+    model own = *state->model;
+    own.shapes[1].rows = state->rank == 1 ? 12 : 10;
+    state->model = &own;
+    CHECK_OK(create_engine(state));
+    for (size_t p = 0; p < own.parameter_count; p++)
+        CHECK_OK(add_parameter(state, p, &own.shapes[p]));
+    for (size_t g = 0; g < own.group_count; g++)
+        CHECK_OK(add_group(state, g));
+    CHECK(pst_zero_seal(state->engine) == PST_EMISMATCH);
+    CHECK(text_has(state, "parameter 'p1': rank 0 has 10x5 float32 trainable, rank 1 has 12x5 "
+                          "float32 trainable"));
+    CHECK(pst_zero_begin_forward(state->engine, 0) == PST_ESTATE);
+}
+
+static void seal_names_the_parameter_that_differs(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    run_ranks(2, &model, seal_with_other_shapes, NULL);
+    run_ranks(4, &model, seal_with_other_shapes, NULL);
+}
+
+static void seal_with_another_group(rank_state *state) {
+    model own = *state->model;
+    if (state->rank == 1) own.gather_dtype = PST_BFLOAT16;
+    state->model = &own;
+    CHECK_OK(create_engine(state));
+    CHECK_OK(add_parameter(state, 0, &own.shapes[0]));
+    CHECK_OK(add_parameter(state, 1, &own.shapes[1]));
+    CHECK_OK(add_group(state, 0));
+    CHECK(pst_zero_seal(state->engine) == PST_EMISMATCH);
+    CHECK(text_has(state, "group 'g0': rank 0 has 2 parameters"));
+    CHECK(text_has(state, "gathered as bfloat16"));
+}
+
+static void seal_names_the_group_that_differs(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    run_ranks(2, &model, seal_with_another_group, NULL);
+}
+
+static void seal_with_one_more(rank_state *state) {
+    CHECK_OK(create_engine(state));
+    CHECK_OK(add_parameter(state, 0, &state->model->shapes[0]));
+    if (state->rank == 1) CHECK_OK(add_parameter(state, 1, &state->model->shapes[1]));
+    CHECK(pst_zero_seal(state->engine) == PST_EMISMATCH);
+    CHECK(text_has(state, "nothing more"));
+    CHECK(text_has(state, "parameter 'p1'"));
+}
+
+static void seal_notices_a_parameter_that_a_rank_lacks(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    run_ranks(2, &model, seal_with_one_more, NULL);
+}
+
+/* ---- in a pass ----------------------------------------------------------------------------------------------- */
+
+static int is_trouble(pst_status status) {
+    return status == PST_EMISMATCH || status == PST_EPEER || status == PST_ETIMEDOUT;
+}
+
+static void gather_in_another_order(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    size_t first = (size_t)state->rank;
+    void *memory;
+    CHECK_OK(pst_zero_begin_forward(state->engine, 0));
+    CHECK_OK(pst_zero_gather(state->engine, state->groups[first]));
+    CHECK(pst_zero_wait(state->engine, state->groups[first], &memory) == PST_EMISMATCH);
+    CHECK(text_has(state, "rank 0: all_gather 'g0'"));
+    CHECK(text_has(state, "rank 1: all_gather 'g1'"));
+    CHECK(pst_zero_gather(state->engine, state->groups[0]) == PST_EMISMATCH); /* for good */
+    CHECK(pst_zero_end_forward(state->engine) == PST_EMISMATCH);
+}
+
+static void another_order_of_collectives_is_named(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    run_ranks(2, &model, gather_in_another_order, NULL);
+    model.one_comm = 1;
+    run_ranks(2, &model, gather_in_another_order, NULL);
+}
+
+static void leave_in_mid_step(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    forward(state, 1);
+    CHECK_FINE();
+    if (state->rank == 1) return; /* its engine and communicators are destroyed */
+    make_gradients(state, 1);
+    pst_status status = pst_zero_begin_backward(state->engine, 1);
+    for (size_t g = state->model->group_count; g-- > 0 && status == PST_OK;) {
+        void *memory;
+        status = pst_zero_gather(state->engine, state->groups[g]);
+        if (status == PST_OK) status = pst_zero_wait(state->engine, state->groups[g], &memory);
+        if (status != PST_OK) break;
+        report(state, g);
+        status = pst_zero_release(state->engine, state->groups[g]);
+    }
+    if (status == PST_OK) status = pst_zero_end_backward(state->engine);
+    CHECK(is_trouble(status));
+    state->failure[0] = '\0'; /* `report` may have been the one to notice */
+    CHECK(pst_zero_begin_forward(state->engine, 1) == pst_runtime_status(state->runtime));
+}
+
+static void a_rank_that_leaves_ends_the_others(void **unused) {
+    (void)unused;
+    for (int stage = 1; stage <= 3; stage++) {
+        model model = odd_model(stage);
+        run_ranks(2, &model, leave_in_mid_step, NULL);
+        run_ranks(4, &model, leave_in_mid_step, NULL);
+    }
+}
+
+typedef struct latch {
+    int arrived;
+} latch;
+
+/* Rank 1 stays, but takes no part: it goes when the others have given up. */
+static void stay_silent(rank_state *state) {
+    latch *gone = state->argument;
+    build_engine(state);
+    CHECK_FINE();
+    if (state->rank == 1) {
+        while (__atomic_load_n(&gone->arrived, __ATOMIC_ACQUIRE) < state->world - 1)
+            (void)sched_yield();
+        return;
+    }
+    void *memory;
+    pst_status status = pst_zero_begin_forward(state->engine, 0);
+    if (status == PST_OK) status = pst_zero_gather(state->engine, state->groups[0]);
+    if (status == PST_OK) status = pst_zero_wait(state->engine, state->groups[0], &memory);
+    (void)__atomic_fetch_add(&gone->arrived, 1, __ATOMIC_RELEASE);
+    CHECK(status == PST_ETIMEDOUT || status == PST_ECANCELED);
+    CHECK(text_has(state, "g0"));
+}
+
+static void a_rank_that_takes_no_part_runs_into_the_deadline(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    model.deadline_ns = SHORT_DEADLINE_NS;
+    latch gone = {0};
+    run_ranks(2, &model, stay_silent, &gone);
+}
+
+/* Rank 0 is destroyed with a gather in flight that rank 1 never starts. */
+static void gather_on_one_rank(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    if (state->rank != 0) return;
+    CHECK_OK(pst_zero_begin_forward(state->engine, 1));
+    CHECK_OK(pst_zero_gather(state->engine, state->groups[0]));
+}
+
+static void destroying_in_mid_flight_does_not_hang(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    model.deadline_ns = SHORT_DEADLINE_NS;
+    run_ranks(2, &model, gather_on_one_rank, NULL);
+}
+
+/* ---- misuse ------------------------------------------------------------------------------------------------------ */
+
+static void misuse(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    pst_zero *engine = state->engine;
+    const void *sources[2] = {NULL, NULL};
+    CHECK(pst_zero_end_forward(engine) == PST_ESTATE);
+    CHECK(pst_zero_end_backward(engine) == PST_ESTATE);
+    CHECK_OK(pst_zero_begin_forward(engine, 1));
+    CHECK(pst_zero_begin_backward(engine, 1) == PST_ESTATE);
+    CHECK_OK(pst_zero_end_forward(engine));
+    CHECK(pst_zero_gradients(engine, 0, sources, PST_FLOAT32) == PST_ESTATE);
+    CHECK_OK(pst_zero_begin_backward(engine, 1));
+    CHECK(pst_zero_gradients(engine, 0, sources, PST_FLOAT32) == PST_ESTATE); /* never used */
+    CHECK(text_has(state, "was not used in a forward"));
+    CHECK(pst_zero_gradients(engine, 99, sources, PST_FLOAT32) == PST_EINVAL);
+    CHECK(pst_zero_gradients(engine, 0, NULL, PST_FLOAT32) == PST_EINVAL);
+    CHECK_OK(pst_zero_end_backward(engine));
+    pst_parameter_options parameter = {.size = sizeof parameter, .name = "late", .rows = 1};
+    uint32_t index;
+    CHECK(pst_zero_add_parameter(engine, &parameter, &index) == PST_ESTATE);
+}
+
+static void calls_out_of_order_are_refused(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    run_ranks(1, &model, misuse, NULL);
+}
+
+static void bad_registry(rank_state *state) {
+    CHECK_OK(create_engine(state));
+    CHECK_OK(add_parameter(state, 0, &state->model->shapes[0]));
+    uint32_t parameters[2] = {0, 0}, index;
+    pst_group_options group = {.size = sizeof group, .name = "g", .parameters = parameters};
+    CHECK(pst_zero_add_group(state->engine, &group, &index) == PST_EINVAL);
+    group.parameter_count = 2;
+    CHECK(pst_zero_add_group(state->engine, &group, &index) == PST_EINVAL);
+    CHECK(text_has(state, "parameter 'p0' is in it twice"));
+    parameters[1] = 5;
+    CHECK(pst_zero_add_group(state->engine, &group, &index) == PST_EINVAL);
+    group.parameter_count = 1;
+    CHECK_OK(pst_zero_add_group(state->engine, &group, &index));
+    group.name = "again";
+    CHECK(pst_zero_add_group(state->engine, &group, &index) == PST_EINVAL);
+    CHECK(text_has(state, "'p0' is gathered as float32 by group 'g'"));
+    group.gather_dtype = PST_BFLOAT16; /* a state for each gather dtype */
+    CHECK_OK(pst_zero_add_group(state->engine, &group, &index));
+    group.gather_dtype = PST_DTYPE_COUNT;
+    CHECK(pst_zero_add_group(state->engine, &group, &index) == PST_EINVAL);
+    pst_parameter_options huge = {.size = sizeof huge,
+                                  .name = "huge",
+                                  .rows = SIZE_MAX / 2,
+                                  .row_elements = 8};
+    CHECK_OK(pst_zero_add_parameter(state->engine, &huge, &parameters[0]));
+    group.gather_dtype = PST_FLOAT32;
+    CHECK(pst_zero_add_group(state->engine, &group, &index) == PST_EINVAL);
+}
+
+static void bad_parameters_and_groups_are_named(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    run_ranks(1, &model, bad_registry, NULL);
+}
+
+static pst_status no_target(void *context, uint32_t group, void **memory, int *accumulate) {
+    (void)context, (void)group, (void)memory, (void)accumulate;
+    return PST_ENOMEM;
+}
+
+static void refuse_target(rank_state *state) {
+    pst_zero_options options = {.size = sizeof options,
+                                .stage = 3,
+                                .gather_comm = state->gather,
+                                .reduce_comm = state->reduce,
+                                .gradient_target = no_target};
+    CHECK_OK(pst_zero_create(state->runtime, &options, &state->engine));
+    for (size_t p = 0; p < state->model->parameter_count; p++)
+        CHECK_OK(add_parameter(state, p, &state->model->shapes[p]));
+    for (size_t g = 0; g < state->model->group_count; g++)
+        CHECK_OK(add_group(state, g));
+    CHECK_OK(pst_zero_seal(state->engine));
+    bind_all(state);
+    CHECK_FINE();
+    forward(state, 1);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    CHECK(pst_zero_end_backward(state->engine) == PST_ENOMEM);
+    CHECK(text_has(state, "group 'g2': gradient_target gave no memory"));
+}
+
+static void a_target_that_cannot_be_had_ends_the_training(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    run_ranks(1, &model, refuse_target, NULL);
+}
+
+static void bad_options(rank_state *state) {
+    pst_zero_options options = {.size = sizeof options,
+                                .stage = 4,
+                                .gather_comm = state->gather,
+                                .reduce_comm = state->reduce};
+    CHECK(pst_zero_create(state->runtime, &options, &state->engine) == PST_EINVAL);
+    CHECK(text_has(state, "stage 4"));
+    CHECK(state->engine == NULL);
+    options.stage = 3;
+    options.reduce_comm = NULL;
+    CHECK(pst_zero_create(state->runtime, &options, &state->engine) == PST_EINVAL);
+    options.size = 0;
+    CHECK(pst_zero_create(state->runtime, &options, &state->engine) == PST_EINVAL);
+    CHECK(pst_zero_create(state->runtime, NULL, &state->engine) == PST_EINVAL);
+}
+
+static void bad_options_are_refused(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    run_ranks(1, &model, bad_options, NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(seal_names_the_parameter_that_differs),
+        cmocka_unit_test(seal_names_the_group_that_differs),
+        cmocka_unit_test(seal_notices_a_parameter_that_a_rank_lacks),
+        cmocka_unit_test(another_order_of_collectives_is_named),
+        cmocka_unit_test(a_rank_that_leaves_ends_the_others),
+        cmocka_unit_test(a_rank_that_takes_no_part_runs_into_the_deadline),
+        cmocka_unit_test(destroying_in_mid_flight_does_not_hang),
+        cmocka_unit_test(calls_out_of_order_are_refused),
+        cmocka_unit_test(bad_parameters_and_groups_are_named),
+        cmocka_unit_test(a_target_that_cannot_be_had_ends_the_training),
+        cmocka_unit_test(bad_options_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,124 @@
+/* No memory: at every allocation in turn; and none at all once a step is known. */
+#include "world.h"
+
+typedef struct counting_heap {
+    long allowed; /* allocations until one fails; negative: all succeed */
+    long alive, total;
+} counting_heap;
+
+/* Workers allocate too, and so the counts are atomic. */
+static void *count_alloc(void *context, size_t bytes, size_t alignment) {
+    counting_heap *heap = context;
+    long number = __atomic_add_fetch(&heap->total, 1, __ATOMIC_RELAXED);
+    if (heap->allowed >= 0 && number > heap->allowed) return NULL;
+    (void)__atomic_add_fetch(&heap->alive, 1, __ATOMIC_RELAXED);
+    size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+    return aligned_alloc(alignment, rounded);
+}
+
+static void count_free(void *context, void *memory, size_t bytes, size_t alignment) {
+    (void)bytes, (void)alignment;
+    (void)__atomic_sub_fetch(&((counting_heap *)context)->alive, 1, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+static pst_runtime_options options_with(counting_heap *heap) {
+    return (pst_runtime_options){.size = sizeof(pst_runtime_options),
+                                 .allocator = {count_alloc, count_free, heap},
+                                 .task_capacity = 16,
+                                 .deadline_ns = 10000000000u};
+}
+
+/* ---- failing ------------------------------------------------------------------------------------------------- */
+
+static pst_status build_up(rank_state *state) {
+    const model *model = state->model;
+    pst_status status = create_engine(state);
+    for (size_t p = 0; status == PST_OK && p < model->parameter_count; p++)
+        status = add_parameter(state, p, &model->shapes[p]);
+    for (size_t g = 0; status == PST_OK && g < model->group_count; g++)
+        status = add_group(state, g);
+    if (status == PST_OK) status = pst_zero_seal(state->engine);
+    return status;
+}
+
+static pst_status build_with(counting_heap *heap, const model *model, pst_local_world *meeting,
+                             int channel) {
+    rank_state state = {.world = 1, .model = model};
+    pst_runtime_options options = options_with(heap);
+    pst_status status = pst_runtime_create(&options, &state.runtime);
+    if (status == PST_OK)
+        status = pst_local_comm_create(meeting, state.runtime, 0, channel, &state.gather);
+    if (status == PST_OK)
+        status = pst_local_comm_create(meeting, state.runtime, 0, channel + 1, &state.reduce);
+    if (status == PST_OK) status = build_up(&state);
+    free_rank(&state);
+    return status;
+}
+
+static void every_failing_allocation_is_reported_and_leaks_nothing(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    model.gather_dtype = PST_BFLOAT16;
+    pst_runtime *runtime;
+    pst_local_world *meeting;
+    pst_status status = PST_ENOMEM;
+    long allowed = 0;
+    assert_int_equal(pst_runtime_create(NULL, &runtime), PST_OK);
+    assert_int_equal(pst_local_world_create(runtime, 1, &meeting), PST_OK);
+    for (; status != PST_OK; allowed++) {
+        counting_heap heap = {.allowed = allowed};
+        status = build_with(&heap, &model, meeting, 2 * (int)allowed);
+        if (status != PST_OK) assert_int_equal(status, PST_ENOMEM);
+        assert_int_equal(heap.alive, 0);
+        assert_in_range(allowed, 0, 2000);
+    }
+    assert_true(allowed > 30); /* it really went through all of them */
+    pst_local_world_destroy(meeting);
+    pst_runtime_destroy(runtime);
+}
+
+/* ---- steady state -------------------------------------------------------------------------------------------- */
+
+static void count_in_steady_state(rank_state *state) {
+    counting_heap heap = {.allowed = -1};
+    pst_runtime_options options = options_with(&heap);
+    pst_runtime *plain = state->runtime;
+    state->gather->ops->destroy(state->gather);
+    state->reduce->ops->destroy(state->reduce);
+    state->gather = state->reduce = NULL;
+    CHECK_OK(pst_runtime_create(&options, &state->runtime));
+    CHECK_OK(pst_local_comm_create(state->meeting, state->runtime, 0, 4, &state->gather));
+    CHECK_OK(pst_local_comm_create(state->meeting, state->runtime, 0, 5, &state->reduce));
+    build_engine(state);
+    CHECK_FINE();
+    for (int step = 0; step < 12; step++) {
+        if (step == 6) heap.total = 0;
+        forward(state, 1);
+        CHECK_FINE();
+        backward(state, 1);
+        CHECK_FINE();
+        update(state);
+        CHECK_FINE();
+    }
+    CHECK(heap.total == 0);
+    free_rank(state);
+    *state = (rank_state){.runtime = plain};
+}
+
+static void a_known_step_allocates_nothing(void **unused) {
+    (void)unused;
+    for (int stage = 1; stage <= 3; stage++) {
+        model model = chain_model(stage, 6, 16);
+        model.bucket_bytes = 512;
+        run_ranks(1, &model, count_in_steady_state, NULL);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_failing_allocation_is_reported_and_leaks_nothing),
+        cmocka_unit_test(a_known_step_allocates_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
