@@ -39,9 +39,11 @@ struct flow_graph {
     }
 };
 
+// The limit on threads holds as long as `control` lives: to the end of this process, which measures
+// one number of threads only.
 void measure_both(bench_shape shape, size_t threads, size_t tasks, bench_sample *sample) {
     using oneapi::tbb::global_control;
-    global_control control(global_control::max_allowed_parallelism, threads);
+    static global_control control(global_control::max_allowed_parallelism, threads);
     double begin = bench_now();
     flow_graph graph(shape, tasks);
     graph.run();

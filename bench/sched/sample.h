@@ -10,8 +10,8 @@ typedef struct bench_case {
     size_t threads, tasks;
 } bench_case;
 
-/* Measures in a child process, the second time the same thing is done there; checks that every
- * task ran. Returns 0, or -1 after a message on stderr. */
+/* Measures in a child process, after every shape was run there once; checks that every task ran.
+ * Returns 0, or -1 after a message on stderr. */
 int bench_sample_take(const bench_case *what, bench_sample *sample);
 
 #endif
