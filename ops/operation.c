@@ -5,7 +5,7 @@
 #include "sched/runtime.h"
 
 #include <stdio.h>
-#include <string.h>
+#include <time.h>
 
 static pst__operation *operation_create(pst_zero *engine) {
     pst__operation *operation = pst__heap_alloc(engine->heap, sizeof *operation);
@@ -170,6 +170,13 @@ pst_status pst__operation_submit(pst__operation *operation, size_t bytes,
 
 /* ---- waiting, and taking back ------------------------------------------------------------------------- */
 
+/* A waiter may be ahead of the callback that makes the error's text. */
+static void let_callback_run(const pst__operation *operation) {
+    const struct timespec pause = {0, 50000};
+    for (int i = 0; i < 2000 && !pst__load_acquire(&operation->ended); i++)
+        (void)nanosleep(&pause, NULL); /* the acquire pairs with the release in ended */
+}
+
 pst_status pst__operation_lost(pst_zero *engine, pst_status status) {
     if (status != PST_ETIMEDOUT) return status;
     char text[PST__ERROR_BYTES];
@@ -198,6 +205,7 @@ pst_status pst__operation_wait(pst__operation *operation, const char *name, uint
         *exposed += end - begin;
         trace_wait(engine, operation, name, begin, end);
     }
+    if (status < 0 && status != PST_ETIMEDOUT) let_callback_run(operation);
     return pst__operation_lost(engine, status);
 }
 

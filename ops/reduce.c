@@ -180,7 +180,8 @@ static pst_status report_late(pst_zero *engine, uint32_t index, const void *cons
 pst_status pst__reduce_report(pst_zero *engine, uint32_t index, const void *const *sources,
                               pst_dtype dtype) {
     pst__group *group = &engine->groups[index];
-    if (group->layout.gradient_elements == 0) {
+    if (group->layout.gradient_elements == 0) { /* nothing to send, but to be known */
+        note_presence(engine, group, sources);
         consumed(engine, index);
         return PST_OK;
     }
@@ -228,14 +229,16 @@ static void write_presence(pst_zero *engine) {
     }
 }
 
-/* Groups of this backward's order that no rank needed leave it; who was needed once stays. */
+/* Frozen groups of this backward's order that no rank needed leave it; who was needed once stays. A
+ * group with trainable parameters never leaves: the next backward may reach it on one rank alone. */
 static void learn_need(pst_zero *engine, const unsigned char *needed) {
     for (size_t i = 0; i < engine->group_count; i++) {
         pst__need *need = &engine->need[i];
-        int was_in_order = engine->order.gathers.position[i] != PST__NO_POSITION;
+        int may_leave = engine->groups[i].layout.gradient_elements == 0 &&
+                        engine->order.gathers.position[i] != PST__NO_POSITION;
         if (needed[i])
             *need = PST__NEED_SOME;
-        else if (was_in_order && *need == PST__NEED_UNKNOWN)
+        else if (may_leave && *need == PST__NEED_UNKNOWN)
             *need = PST__NEED_NONE;
     }
     memset(engine->needed_here, 0, engine->group_count);

@@ -182,27 +182,58 @@ static void no_rank_has_a_gradient(void **unused) {
     on_all_worlds(&model, skip_everywhere);
 }
 
-/* After the first backward the ranks agree that nobody needs groups 0 and 1 there. */
-static void count_gathers(rank_state *state) {
-    skip_everywhere(state);
+/* After the first backward the ranks agree that nobody needs the frozen groups 0 and 1 there. */
+static void skip_the_frozen(rank_state *state) {
+    build_engine(state);
     CHECK_FINE();
-    uint64_t before = stats_of(state).gathers;
-    forward(state, 1);
-    CHECK_FINE();
-    uint64_t in_forward = stats_of(state).gathers - before;
-    make_gradients(state, 1);
-    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
-    backward_use(state, 2);
-    CHECK_FINE();
-    CHECK_OK(pst_zero_end_backward(state->engine));
-    CHECK(in_forward == 3);
-    CHECK(stats_of(state).gathers - before == 3); /* group 2 was kept */
+    const uint64_t expected[] = {6, 3, 3}; /* eager; then group 2 is kept for the backward */
+    for (int pass = 0; pass < 3; pass++) {
+        uint64_t before = stats_of(state).gathers;
+        forward(state, 1);
+        CHECK_FINE();
+        make_gradients(state, 1);
+        CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+        backward_use(state, 2);
+        CHECK_FINE();
+        CHECK_OK(pst_zero_end_backward(state->engine));
+        CHECK(stats_of(state).gathers - before == expected[pass]);
+    }
 }
 
-static void groups_that_nobody_needs_leave_the_backward(void **unused) {
+static void need_a_frozen_group_after_all(rank_state *state) {
+    skip_the_frozen(state);
+    CHECK_FINE();
+    for (int pass = 0; pass < 2; pass++) {
+        forward(state, 1);
+        CHECK_FINE();
+        CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+        for (size_t g = 3; g-- > 0;) {
+            backward_use(state, g);
+            CHECK_FINE();
+        }
+        CHECK_OK(pst_zero_end_backward(state->engine));
+    }
+}
+
+static model frozen_model(void) {
+    model model = empty_model(3);
+    for (size_t g = 0; g < 3; g++) {
+        add_shape(&model, 6, 5, g == 2);
+        close_group(&model);
+    }
+    return model;
+}
+
+static void frozen_groups_that_nobody_needs_leave_the_backward(void **unused) {
     (void)unused;
-    model model = odd_model(3);
-    on_all_worlds(&model, count_gathers);
+    model model = frozen_model();
+    on_all_worlds(&model, skip_the_frozen);
+}
+
+static void frozen_groups_may_come_back_into_the_backward(void **unused) {
+    (void)unused;
+    model model = frozen_model();
+    on_all_worlds(&model, need_a_frozen_group_after_all);
 }
 
 /* ---- orders -------------------------------------------------------------------------------------------------- */
@@ -412,7 +443,8 @@ int main(void) {
         cmocka_unit_test(reduces_in_another_dtype),
         cmocka_unit_test(a_rank_that_never_reaches_a_group_sends_zeros),
         cmocka_unit_test(no_rank_has_a_gradient),
-        cmocka_unit_test(groups_that_nobody_needs_leave_the_backward),
+        cmocka_unit_test(frozen_groups_that_nobody_needs_leave_the_backward),
+        cmocka_unit_test(frozen_groups_may_come_back_into_the_backward),
         cmocka_unit_test(ranks_may_report_in_different_orders),
         cmocka_unit_test(early_gradients_wait_for_their_turn),
         cmocka_unit_test(a_second_report_adds_even_if_one_rank_has_none),

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define MOST_GROUPS     24
 #define MOST_PARAMETERS 64
@@ -44,7 +45,7 @@ typedef struct rank_state {
     pst_comm *gather, *reduce;
     pst_zero *engine;
     uint32_t parameters[MOST_PARAMETERS], groups[MOST_GROUPS];
-    char group_names[MOST_GROUPS][16];
+    char group_names[MOST_GROUPS][24];
     pst_group_layout layouts[MOST_GROUPS];
     float *shards[MOST_GROUPS], *targets[MOST_GROUPS];
     int has_target[MOST_GROUPS]; /* gradients of earlier backwards are in it */
