@@ -1,0 +1,29 @@
+/* Seeded random numbers: the seed is printed, PST_SEED in the environment replays it. */
+#ifndef PST_TESTS_SCHED_RANDOM_H
+#define PST_TESTS_SCHED_RANDOM_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+static inline uint64_t random_seed(const char *test) {
+    const char *given = getenv("PST_SEED");
+    const uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
+    printf("%s: PST_SEED=%llu\n", test, (unsigned long long)seed);
+    return seed;
+}
+
+static inline uint64_t mix(uint64_t value) {
+    value += 0x9e3779b97f4a7c15u;
+    value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9u;
+    value = (value ^ value >> 27) * 0x94d049bb133111ebu;
+    return value ^ value >> 31;
+}
+
+static inline uint32_t random_below(uint64_t *state, uint32_t bound) {
+    *state = mix(*state);
+    return (uint32_t)(*state >> 32) % bound;
+}
+
+#endif
