@@ -150,15 +150,23 @@ static void enqueue(pst__queue *queue, pst__operation *operation) {
     queue->newest = operation;
 }
 
+/* Events that are done need no wait. This matters on the host device, where an event may be recorded
+ * again only while no task is to wait for it: there the calling thread's events are done at once. */
+static size_t add_pending(const pst_zero *engine, pst_event *const *events, size_t event_count,
+                          pst_event **all, size_t count) {
+    for (size_t i = 0; i < event_count; i++)
+        if (engine->device->ops->event_query(engine->device, events[i]) != PST_OK)
+            all[count++] = events[i];
+    return count;
+}
+
 pst_status pst__operation_submit(pst__operation *operation, size_t bytes,
                                  pst_event *const *after, size_t after_count) {
     pst_event *all[2 * PST_LEASE_EVENTS + 2];
-    size_t count = 0;
+    const pst_lease *staging = &operation->staging;
     pst_status status = take_staging(operation);
-    for (size_t i = 0; i < after_count; i++)
-        all[count++] = after[i];
-    for (size_t i = 0; i < operation->staging.after_count; i++)
-        all[count++] = operation->staging.after[i];
+    size_t count = add_pending(operation->engine, after, after_count, all, 0);
+    count = add_pending(operation->engine, staging->after, staging->after_count, all, count);
     if (status == PST_OK) status = add_task(operation, bytes, all, count);
     if (status != PST_OK) {
         pst__operation_give(operation->engine, operation);
