@@ -1,0 +1,93 @@
+"""torch.compile on blocks and on the whole model."""
+
+import penstock
+import pytest
+import torch
+from equality import train_both
+from models import CheckpointedInside, Net, make
+
+
+class CompiledBlocks(Net):
+    """`block.compile()`, as one would with FSDP2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.compile(backend="aot_eager")
+
+
+class WrappedBlocks(Net):
+    """`torch.compile(block)` called in place of the block."""
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        for block in self.blocks:
+            if "wrapped" not in block.__dict__:
+                block.__dict__["wrapped"] = torch.compile(block, backend="aot_eager")
+            x = block.wrapped(x)
+        return x
+
+
+class Inductor(Net):
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.blocks[0].compile()
+
+
+class CompiledCheckpointed(CheckpointedInside):
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.compile(backend="aot_eager")
+
+
+def train_compiled(kind, stage):
+    torch._dynamo.reset()
+    penstock.close(train_both(kind, stage=stage))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(
+    "kind", [CompiledBlocks, WrappedBlocks, CompiledCheckpointed, Inductor], ids=lambda k: k.__name__
+)
+def test_compiled_blocks_equal_unsharded(worlds, kind, stage):
+    worlds(2).run(train_compiled, kind, stage)
+
+
+def graphs_of_a_block():
+    """Hooks are not traced, and a second step compiles nothing new."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model = penstock.shard(make(Net))
+    for block in model.blocks[:1]:
+        block.compile(backend=backend, fullgraph=True)
+    for step in range(3):
+        model(torch.ones(2, 5) + step).sum().backward()
+    penstock.close(model)
+    return len(graphs)
+
+
+def test_a_block_is_one_graph_and_compiled_once(worlds):
+    assert worlds(2).run(graphs_of_a_block) == [1, 1]
+
+
+def train_compiled_whole():
+    torch._dynamo.reset()
+    rank = torch.distributed.get_rank()
+    plain, model = make(Net), penstock.shard(make(Net))
+    compiled = torch.compile(model, backend="aot_eager")
+    x = torch.ones(2, 5) + rank
+    for _ in range(2):
+        loss = compiled(x).square().sum()
+        loss.backward()
+        assert torch.allclose(loss, plain(x).square().sum())
+    assert penstock.stats(compiled).forwards >= 2
+    penstock.close(model)
+
+
+def test_a_compiled_model_runs_with_breaks_at_the_hooks(worlds):
+    worlds(2).run(train_compiled_whole)

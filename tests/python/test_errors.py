@@ -1,0 +1,252 @@
+"""What bad input gets: an error that names the object and says what to do; nothing lost or hung."""
+
+import os
+import time
+
+import models
+import penstock
+import pytest
+import torch
+from equality import sgd, world
+from models import Net, loss_of, make
+from penstock import PenstockError
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+
+def refuses(status, text, function, *args, **kwargs):
+    with pytest.raises(PenstockError, match=text) as caught:
+        function(*args, **kwargs)
+    assert caught.value.status == status
+
+
+# ---- one process --------------------------------------------------------------------------------
+
+
+def test_an_unknown_stage_is_refused():
+    refuses("EINVAL", "stage=4.*1, 2 and 3", penstock.shard, make(Net), stage=4)
+
+
+def test_a_model_without_parameters_is_refused():
+    refuses("EINVAL", "Tanh has no parameters", penstock.shard, nn.Tanh())
+
+
+def test_a_sharded_model_is_refused():
+    model = penstock.shard(make(Net))
+    refuses("ESTATE", "Net: it is sharded already", penstock.shard, model)
+    outer = nn.Sequential(nn.Linear(5, 5), model)
+    refuses("ESTATE", "submodule '1' of it is sharded already", penstock.shard, outer)
+    penstock.close(model)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (torch.tensor(1.0), "parameter 'odd' .* is a scalar.*shape \\[1\\]"),
+        (torch.zeros(3, dtype=torch.complex64), "parameter 'odd' .* complex"),
+        (torch.zeros(3, device="meta"), "parameter 'odd' .* meta device.*to_empty"),
+    ],
+    ids=["scalar", "complex", "meta"],
+)
+def test_a_parameter_that_cannot_be_sharded_is_named(tensor, text):
+    model = make(Net)
+    model.odd = nn.Parameter(tensor)
+    refuses("EINVAL", text, penstock.shard, model)
+    model.odd = None
+    assert torch.isfinite(loss_of(penstock.shard(model), 0, 0))
+    penstock.close(model)
+
+
+def test_an_optimizer_built_before_is_refused():
+    model = make(Net)
+    optimizer = sgd(model.parameters())
+    refuses("ESTATE", "SGD holds parameter 'embed.weight'.*after", penstock.shard, model)
+    del optimizer
+    penstock.close(penstock.shard(model))
+
+
+def test_blocks_that_match_nothing_are_refused():
+    refuses("EINVAL", "'layers.*' matches|'layers", penstock.shard, make(Net), blocks=["layers.*"])
+    refuses("EINVAL", "7", penstock.shard, make(Net), blocks=[7])
+
+
+def test_a_refused_model_is_as_before():
+    model = make(Net)
+    before = dict(model.named_parameters())
+    refuses("EINVAL", "layers", penstock.shard, model, blocks=["layers"])
+    assert all(p is before[name] for name, p in model.named_parameters())
+    loss_of(model, 0, 0).backward()
+
+
+def test_a_plain_model_has_no_figures():
+    refuses("ESTATE", "Net is not sharded", penstock.stats, make(Net))
+    refuses("EINVAL", "0 sharded models", penstock.stats)
+
+
+def test_a_closed_model_says_so():
+    model = penstock.shard(make(Net))
+    penstock.close(model)
+    penstock.close(model)
+    refuses("ESTATE", "Net was closed", loss_of, model, 0, 0)
+
+
+def test_a_model_converted_after_shard_says_so():
+    model = penstock.shard(make(Net))
+    model.double()
+    refuses("ESTATE", "'embed.weight' was moved or converted", loss_of, model, 0, 0)
+    penstock.close(model)
+
+
+def test_a_parameter_thawed_after_shard_says_so():
+    model = penstock.shard(make(models.Frozen))
+    model.requires_grad_(True)
+    refuses("ESTATE", "'embed.weight' was frozen", loss_of, model, 0, 0)
+    penstock.close(model)
+
+
+def test_a_trace_needs_a_path():
+    model = penstock.shard(make(Net))
+    with pytest.raises(PenstockError, match="which file"), penstock.trace(model):
+        pass
+    penstock.close(model)
+
+
+def test_a_trace_that_cannot_be_written_names_the_file(tmp_path):
+    model = penstock.shard(make(Net))
+    path = tmp_path / "no" / "such" / "folder.json"
+    with pytest.raises(PenstockError, match="folder.json"), penstock.trace(model, path):
+        pass
+    penstock.close(model)
+
+
+# ---- ranks that differ ----------------------------------------------------------------------------
+
+
+def shard_differing(change):
+    rank, _ = world()
+    model = make(Net)
+    if rank == 1:
+        change(model)
+    before = list(model.parameters())
+    try:
+        penstock.shard(model, timeout=10)
+    except PenstockError as error:
+        assert all(p is q for p, q in zip(model.parameters(), before, strict=True))
+        return error.status, str(error)
+    return "OK", ""
+
+
+def widen(model):
+    model.blocks[1].up = nn.Linear(models.WIDTH, 20)
+
+
+def convert(model):
+    model.blocks[1].up.weight.data = model.blocks[1].up.weight.data.double()
+
+
+def freeze(model):
+    model.blocks[1].up.weight.requires_grad_(False)
+
+
+def shorten(model):
+    del model.blocks[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (widen, "blocks.1.up.weight"),
+        (convert, "blocks.1"),
+        (freeze, "blocks.1.up.weight"),
+        (shorten, "blocks.2|parameters"),
+    ],
+    ids=["shape", "dtype", "frozen", "number"],
+)
+def test_models_that_differ_between_ranks_are_refused(worlds, change, named):
+    import re
+
+    for status, text in worlds(2).run(shard_differing, change):
+        assert status == "EMISMATCH", text
+        assert re.search(named, text), text
+        assert "rank 0" in text and "rank 1" in text, text
+
+
+def run_until_error(kind, steps=3, timeout=20.0, sabotage=None, **options):
+    """Train until something fails; returns (status, text, seconds that the failing step took)."""
+    rank, _ = world()
+    model = penstock.shard(make(kind), timeout=timeout, **options)
+    begin = time.monotonic()
+    try:
+        for step in range(steps):
+            begin = time.monotonic()
+            if step == 1 and sabotage is not None:
+                sabotage(model, rank)
+            loss_of(model, step, rank).backward()
+    except PenstockError as error:
+        return error.status, str(error), time.monotonic() - begin
+    finally:
+        penstock.close(model)
+    return "OK", "", 0.0
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_ranks_that_call_different_blocks_get_an_error(worlds, stage):
+    for status, text, _ in worlds(2).run(run_until_error, models.OnAnotherPath, stage=stage):
+        assert status == "EMISMATCH", text
+        assert "rank 0: " in text and "rank 1: " in text and "different collectives" in text
+
+
+def die(model, rank):
+    if rank == 1:
+        model.blocks[1].register_forward_pre_hook(lambda module, inputs: os._exit(3))
+
+
+def die_in_backward(model, rank):
+    def watch(module, inputs, output):
+        output.register_hook(lambda gradient: os._exit(3))
+
+    if rank == 1:
+        model.blocks[1].register_forward_hook(watch)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("sabotage", [die, die_in_backward])
+def test_the_others_get_an_error_when_a_rank_dies(fresh_world, sabotage, stage):
+    answers = fresh_world(3).collect(run_until_error, Net, sabotage=sabotage, stage=stage)
+    assert answers[1] == (False, "died with exit code 3")
+    for ok, answer in (answers[0], answers[2]):
+        assert ok, answer
+        assert answer[0] in ("EPEER", "ETIMEDOUT"), answer
+
+
+def stall(model, rank):
+    if rank == 1:
+        model.blocks[1].register_forward_pre_hook(lambda module, inputs: time.sleep(8))
+
+
+def test_the_others_get_an_error_when_a_rank_stalls(fresh_world):
+    answers = fresh_world(2).collect(run_until_error, Net, sabotage=stall, timeout=3.0)
+    ok, (status, text, seconds) = answers[0]
+    assert ok and status in ("ETIMEDOUT", "EPEER"), text
+    assert seconds < 8, "the stalled rank was waited for"
+
+
+# ---- the parameters themselves --------------------------------------------------------------------
+
+
+def group_of_others():
+    import torch.distributed as dist
+
+    rank, _ = world()
+    group = dist.new_group([1])
+    if rank == 0:
+        refuses("EINVAL", "not a rank", penstock.shard, make(Net), process_group=group)
+    else:
+        model = penstock.shard(make(Net), process_group=group)
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+        loss_of(model, 0, 0).backward()
+        penstock.close(model)
+
+
+def test_a_process_group_without_this_rank_is_refused(worlds):
+    worlds(2).run(group_of_others)
