@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- an all-gather of equal pieces of host-readable memory ------------------------------------------- */
+/* ---- an all-gather of equal pieces of host-readable memory ----------------------------------- */
 
 typedef struct exchange {
     size_t bytes;
@@ -24,8 +24,7 @@ static void exchange_free(pst_zero *engine, exchange *exchange) {
     if (exchange->own != NULL)
         engine->device->ops->free(engine->device, PST_MEMORY_PINNED, exchange->own,
                                   exchange_size(engine, exchange->bytes));
-    pst__heap_free(engine->heap, exchange->segments,
-                   engine->world * sizeof *exchange->segments);
+    pst__heap_free(engine->heap, exchange->segments, engine->world * sizeof *exchange->segments);
     memset(exchange, 0, sizeof *exchange);
 }
 
@@ -72,7 +71,7 @@ static pst_status gather_bytes(pst_zero *engine, const char *name, exchange *exc
     return pst__operation_lost(engine, status);
 }
 
-/* ---- what a rank has, as lines: subject NUL description NUL ------------------------------------------- */
+/* ---- what a rank has, as lines: subject NUL description NUL ---------------------------------- */
 
 typedef struct text_sink {
     char *text; /* NULL: only count */
@@ -130,7 +129,7 @@ static void put_everything(const pst_zero *engine, text_sink *sink) {
         put_group(engine, &engine->groups[i], sink);
 }
 
-/* ---- comparing -------------------------------------------------------------------------------------------- */
+/* ---- comparing ------------------------------------------------------------------------------- */
 
 /* One line of a rank's text; an empty subject ends it. */
 typedef struct line {
@@ -155,13 +154,12 @@ static pst_status report(pst_zero *engine, line first, size_t rank, line other) 
                      *other.subject ? other.subject : "nothing more", other.description);
 }
 
-static pst_status compare_texts(pst_zero *engine, const char *first, size_t rank,
-                                const char *other, size_t bytes) {
+static pst_status compare_texts(pst_zero *engine, const char *first, size_t rank, const char *other,
+                                size_t bytes) {
     const char *a = first, *b = other;
     for (;;) {
         line one = next_line(&a, first + bytes), two = next_line(&b, other + bytes);
-        if (strcmp(one.subject, two.subject) != 0 ||
-            strcmp(one.description, two.description) != 0)
+        if (strcmp(one.subject, two.subject) != 0 || strcmp(one.description, two.description) != 0)
             return report(engine, one, rank, two);
         if (*one.subject == '\0') return PST_OK;
     }
@@ -221,7 +219,7 @@ pst_status pst__agree_registry(pst_zero *engine) {
     return status == PST_OK && differ ? exchange_texts(engine, longest) : status;
 }
 
-/* ---- plans -------------------------------------------------------------------------------------------------- */
+/* ---- plans ----------------------------------------------------------------------------------- */
 
 static const char *const plan_names[2] = {"plan of evaluation", "plan of training"};
 
@@ -257,8 +255,7 @@ static pst_status wait_for_slot(pst_zero *engine, int grad) {
     pst__queue *queue = &engine->queues[PST__GATHER_LANE];
     for (pst__operation *found = queue->oldest; found != NULL; found = found->next) {
         if (found->work.collective.name != plan_names[grad]) continue;
-        pst_status status =
-            pst_task_wait((pst_launch){engine->graph, 0}, found->task, NULL);
+        pst_status status = pst_task_wait((pst_launch){engine->graph, 0}, found->task, NULL);
         if (status != PST_OK) return pst__operation_lost(engine, status);
     }
     return PST_OK;

@@ -33,7 +33,6 @@ typedef struct pst__group {
 
     pst__gather_state state;
     int is_stale; /* gathered before the shard changed */
-    int ahead;    /* gathered before a use asked for it */
     uint32_t uses;
     pst_lease lease;
     pst_event *released;    /* compute's last use of the lease */
@@ -54,7 +53,11 @@ typedef struct pst__late {
     pst_dtype dtype;
 } pst__late;
 
-typedef enum pst__lane_index { PST__GATHER_LANE = 0, PST__REDUCE_LANE, PST__LANE_COUNT } pst__lane_index;
+typedef enum pst__lane_index {
+    PST__GATHER_LANE = 0,
+    PST__REDUCE_LANE,
+    PST__LANE_COUNT
+} pst__lane_index;
 
 /* A communicator's queue: its lane, its tickets, its collectives in flight (oldest first). */
 typedef struct pst__queue {
@@ -126,8 +129,8 @@ struct pst_zero {
     pst__pass pass;
     pst__history history[2];
     int replay;
-    pst__order order;       /* of uses; orders of backward */
-    pst__need *need;        /* by group: does anybody need it in backward? */
+    pst__order order; /* of uses; orders of backward */
+    pst__need *need;  /* by group: does anybody need it in backward? */
     unsigned char *needed_here;
     unsigned char *held; /* by group: gathered when the backward began */
     size_t issued;       /* positions of the backward order that are behind us */
@@ -150,7 +153,7 @@ struct pst_zero {
 
 #define PST__NO_GROUP UINT32_MAX
 
-/* ---- zero.c ---- */
+/* ---- zero.c ---------------------------------------------------------------------------------- */
 /* PST_EINVAL for an unknown group, PST_ESTATE before seal, the runtime's own error. */
 pst_status pst__zero_check(pst_zero *engine, uint32_t group);
 /* Compute's position now. */
@@ -162,7 +165,7 @@ int pst__zero_quiesce(pst_zero *engine);
     pst__fail((engine)->error, (status), "rank %zu, engine '%s': " format, (engine)->rank,         \
               (engine)->name, __VA_ARGS__)
 
-/* ---- gather.c ---- */
+/* ---- gather.c -------------------------------------------------------------------------------- */
 /* Issues the gather of a group unless it is gathered and up to date. `offset`: where a plan wants
  * it in the arena, or PST__ANYWHERE. */
 pst_status pst__gather_issue(pst_zero *engine, uint32_t group, size_t offset, int ahead);
@@ -174,7 +177,7 @@ pst_status pst__gather_wait(pst_zero *engine, pst__group *group);
  * stage 3 holds nothing gathered. */
 pst_status pst__gather_settle(pst_zero *engine);
 
-/* ---- reduce.c ---- */
+/* ---- reduce.c -------------------------------------------------------------------------------- */
 pst_status pst__reduce_report(pst_zero *engine, uint32_t group, const void *const *sources,
                               pst_dtype dtype);
 void pst__reduce_begin(pst_zero *engine);
@@ -183,10 +186,10 @@ void pst__reduce_abandon(pst_zero *engine);
 /* The rest of a backward's reductions: blocks until compute may read all gradients. */
 pst_status pst__reduce_end(pst_zero *engine);
 
-/* ---- registry.c ---- */
+/* ---- registry.c ------------------------------------------------------------------------------ */
 void pst__registry_free(pst_zero *engine);
 
-/* ---- record.c ---- */
+/* ---- record.c -------------------------------------------------------------------------------- */
 /* Notes a use, a release or a reduction of this pass. */
 pst_status pst__record(pst_zero *engine, pst_zero_op_kind kind, uint32_t group, size_t bytes);
 void pst__record_begin(pst_zero *engine, int grad);
@@ -196,7 +199,7 @@ void pst__record_free(pst_zero *engine);
 /* The plan that a pass of this kind follows, NULL if none. */
 const pst__plan *pst__record_plan(pst_zero *engine, int grad);
 
-/* ---- agree.c ---- */
+/* ---- agree.c --------------------------------------------------------------------------------- */
 pst_status pst__agree_alloc(pst_zero *engine);
 void pst__agree_free(pst_zero *engine);
 /* Compares parameters, groups and options over the ranks. Blocks. */

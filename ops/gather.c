@@ -3,7 +3,8 @@
 
 #include "sched/runtime.h"
 
-/* The communication copy, cast once after an update. It is rewritten only when no gather reads it. */
+/* The communication copy, cast once after an update. It is rewritten only when no gather reads it.
+ */
 static pst_status refresh_copy(pst_zero *engine, pst__group *group) {
     if (group->gather_dtype == group->dtype || !group->copy_is_old) return PST_OK;
     pst_cast piece = {.destination = group->copy.memory,
@@ -100,8 +101,8 @@ pst_status pst__gather_issue(pst_zero *engine, uint32_t index, size_t offset, in
 pst_status pst__gather_wait(pst_zero *engine, pst__group *group) {
     pst_status status = PST_OK;
     if (group->gather != NULL)
-        status = pst__operation_wait(group->gather, group->wait_name,
-                                     &engine->stats.exposed_gather_ns);
+        status =
+            pst__operation_wait(group->gather, group->wait_name, &engine->stats.exposed_gather_ns);
     if (status == PST_OK) status = pst_runtime_status(engine->runtime);
     if (status != PST_OK) return status;
     status = pst__gather_state_step(&group->state, PST__STEP_WAIT);

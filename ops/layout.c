@@ -14,7 +14,7 @@ pst__rows pst__rows_of(size_t rows, size_t world, size_t rank) {
     return (pst__rows){first, left < chunk ? left : chunk};
 }
 
-/* ---- arithmetic that remembers an overflow -------------------------------------------------------- */
+/* ---- arithmetic that remembers an overflow --------------------------------------------------- */
 
 static size_t multiply(size_t a, size_t b, int *overflow) {
     size_t product;
@@ -32,7 +32,7 @@ static size_t align(size_t value, size_t alignment, int *overflow) {
     return add(value, alignment - 1, overflow) / alignment * alignment;
 }
 
-/* ---- offsets ------------------------------------------------------------------------------------------ */
+/* ---- offsets --------------------------------------------------------------------------------- */
 
 static size_t smallest(size_t a, size_t b) {
     return a < b ? a : b;
@@ -91,8 +91,7 @@ pst_status pst__layout_build(const pst__heap *heap, pst__layout *layout, size_t 
     check_totals(layout, world, &overflow);
     if (overflow) return PST_EINVAL;
     layout->segment_capacity = layout->member_count * world;
-    layout->segments =
-        pst__heap_alloc(heap, layout->segment_capacity * sizeof *layout->segments);
+    layout->segments = pst__heap_alloc(heap, layout->segment_capacity * sizeof *layout->segments);
     if (layout->segments == NULL) return PST_ENOMEM;
     for (size_t i = 0; i < layout->member_count; i++)
         add_segments(layout, &layout->members[i], world);
@@ -106,7 +105,7 @@ void pst__layout_free(const pst__heap *heap, pst__layout *layout) {
     layout->segments = NULL;
 }
 
-/* ---- gradients into a slot ------------------------------------------------------------------------------ */
+/* ---- gradients into a slot ------------------------------------------------------------------- */
 
 size_t pst__layout_cast_limit(const pst__layout *layout, size_t world) {
     return 2 * layout->member_count * world;
@@ -126,8 +125,8 @@ static size_t member_casts(const pst__member *member, pst__rows rows, char *plac
     size_t count = 0, valid = source == NULL ? 0 : rows.count * member->row_elements;
     size_t skipped = rows.first * member->row_elements * pst_dtype_size(source_dtype);
     if (valid > 0)
-        pieces[count++] = (pst_cast){place, (const char *)source + skipped, valid, reduce_dtype,
-                                     source_dtype};
+        pieces[count++] =
+            (pst_cast){place, (const char *)source + skipped, valid, reduce_dtype, source_dtype};
     if (elements > valid)
         pieces[count++] = (pst_cast){place + valid * pst_dtype_size(reduce_dtype), NULL,
                                      elements - valid, reduce_dtype, reduce_dtype};
@@ -135,8 +134,8 @@ static size_t member_casts(const pst__member *member, pst__rows rows, char *plac
 }
 
 size_t pst__layout_casts(const pst__layout *layout, size_t world, char *slot, size_t stride,
-                         const void *const *sources, pst_dtype source_dtype,
-                         pst_dtype reduce_dtype, pst_cast *pieces) {
+                         const void *const *sources, pst_dtype source_dtype, pst_dtype reduce_dtype,
+                         pst_cast *pieces) {
     size_t count = 0, element = pst_dtype_size(reduce_dtype);
     for (size_t i = 0; i < layout->member_count; i++) {
         const pst__member *member = &layout->members[i];

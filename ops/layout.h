@@ -14,7 +14,8 @@ typedef struct pst__rows {
     size_t first, count;
 } pst__rows;
 
-/* The rows of `rank`, as torch.chunk deals them out; pst__chunk_rows is the size of a full chunk. */
+/* The rows of `rank`, as torch.chunk deals them out; pst__chunk_rows is the size of a full chunk.
+ */
 size_t pst__chunk_rows(size_t rows, size_t world);
 pst__rows pst__rows_of(size_t rows, size_t world, size_t rank);
 
@@ -49,7 +50,7 @@ void pst__layout_free(const pst__heap *heap, pst__layout *layout);
  * pst__layout_cast_limit. */
 size_t pst__layout_cast_limit(const pst__layout *layout, size_t world);
 size_t pst__layout_casts(const pst__layout *layout, size_t world, char *slot, size_t stride,
-                         const void *const *sources, pst_dtype source_dtype,
-                         pst_dtype reduce_dtype, pst_cast *pieces);
+                         const void *const *sources, pst_dtype source_dtype, pst_dtype reduce_dtype,
+                         pst_cast *pieces);
 
 #endif

@@ -26,7 +26,7 @@ static void unlock(int *word) {
     pst__store_release(word, 0); /* pairs with the swap in lock */
 }
 
-/* ---- meetings; all under the channel's lock ------------------------------------------------------ */
+/* ---- meetings; all under the channel's lock -------------------------------------------------- */
 
 static size_t meeting_bytes(const pst_local_world *world) {
     return sizeof(pst__meeting) + (size_t)world->size * sizeof(pst_collective *);
@@ -79,7 +79,7 @@ static void fail_channel(pst__channel *channel, pst_status status) {
         wake_meeting(channel, meeting);
 }
 
-/* ---- do all ranks mean the same collective? ------------------------------------------------------- */
+/* ---- do all ranks mean the same collective? -------------------------------------------------- */
 
 static size_t payload_bytes(const pst_collective *collective) {
     if (collective->kind == PST_ALL_REDUCE || collective->kind == PST_BROADCAST)
@@ -93,8 +93,8 @@ static const char *name_of(const pst_collective *collective) {
 
 static int same_collective(const pst_collective *a, const pst_collective *b) {
     return a->kind == b->kind && strcmp(name_of(a), name_of(b)) == 0 && a->ticket == b->ticket &&
-           a->dtype == b->dtype && payload_bytes(a) == payload_bytes(b) &&
-           a->reduce == b->reduce && a->root == b->root && a->segment_count == b->segment_count;
+           a->dtype == b->dtype && payload_bytes(a) == payload_bytes(b) && a->reduce == b->reduce &&
+           a->root == b->root && a->segment_count == b->segment_count;
 }
 
 static int describe(char *text, size_t size, int rank, const pst_collective *collective) {
@@ -127,7 +127,7 @@ static pst_status check_same(pst__channel *channel, const pst__meeting *meeting,
     return PST_OK;
 }
 
-/* ---- requests ---------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static pst__request *request_take(pst__local_comm *local) {
     pst__request *request = local->spare;
@@ -186,8 +186,8 @@ static void read_unlocked(pst__local_comm *local, pst__request *request) {
         (void)snprintf(channel->text, sizeof channel->text,
                        "channel %d: rank %d could not move the data of %s '%.80s': %s",
                        channel->number, local->comm.rank,
-                       pst_collective_name(request->collective->kind),
-                       name_of(request->collective), pst_status_text(status));
+                       pst_collective_name(request->collective->kind), name_of(request->collective),
+                       pst_status_text(status));
         fail_channel(channel, status);
         return;
     }
@@ -244,7 +244,7 @@ static pst_status local_start(pst_comm *comm, const pst_collective *collective, 
     return status;
 }
 
-/* ---- the table ---------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static size_t local_staging_bytes(pst_comm *comm, const pst_collective *collective) {
     (void)comm;
@@ -336,7 +336,7 @@ static const pst_comm_ops local_ops = {
     .destroy = local_destroy,
 };
 
-/* ---- worlds and channels ---------------------------------------------------------------------------- */
+/* ---- worlds and channels --------------------------------------------------------------------- */
 
 pst_status pst_local_world_create(pst_runtime *runtime, int size, pst_local_world **world) {
     *world = NULL;

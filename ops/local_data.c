@@ -71,13 +71,24 @@ DEFINE_MAX(max_int64, int64_t)
 static pst_status reduce_max(pst__local_comm *local, const pst_collective *own) {
     int ranks = local->comm.size;
     switch (own->dtype) {
-    case PST_FLOAT32: max_float32(own->staging, local->sources, ranks, own->count); return PST_OK;
-    case PST_FLOAT64: max_float64(own->staging, local->sources, ranks, own->count); return PST_OK;
+    case PST_FLOAT32:
+        max_float32(own->staging, local->sources, ranks, own->count);
+        return PST_OK;
+    case PST_FLOAT64:
+        max_float64(own->staging, local->sources, ranks, own->count);
+        return PST_OK;
     case PST_UINT8:
-    case PST_BOOL: max_uint8(own->staging, local->sources, ranks, own->count); return PST_OK;
-    case PST_INT32: max_int32(own->staging, local->sources, ranks, own->count); return PST_OK;
-    case PST_INT64: max_int64(own->staging, local->sources, ranks, own->count); return PST_OK;
-    default: return PST_EUNSUPPORTED;
+    case PST_BOOL:
+        max_uint8(own->staging, local->sources, ranks, own->count);
+        return PST_OK;
+    case PST_INT32:
+        max_int32(own->staging, local->sources, ranks, own->count);
+        return PST_OK;
+    case PST_INT64:
+        max_int64(own->staging, local->sources, ranks, own->count);
+        return PST_OK;
+    default:
+        return PST_EUNSUPPORTED;
     }
 }
 
@@ -103,17 +114,22 @@ static size_t in_place_bytes(const pst_collective *collective) {
 
 static pst_status read_broadcast(pst__local_comm *local, const pst__request *request) {
     const pst_collective *own = request->collective;
-    return copy(local, request->stream, own->destination,
-                of_rank(request, own->root)->destination, in_place_bytes(own));
+    return copy(local, request->stream, own->destination, of_rank(request, own->root)->destination,
+                in_place_bytes(own));
 }
 
 pst_status pst__local_read(pst__local_comm *local, const pst__request *request) {
     switch (request->collective->kind) {
-    case PST_ALL_GATHER: return read_gather(local, request);
-    case PST_REDUCE_SCATTER: return read_reduce_scatter(local, request);
-    case PST_ALL_REDUCE: return read_all_reduce(local, request);
-    case PST_BROADCAST: return read_broadcast(local, request);
-    default: return PST_OK;
+    case PST_ALL_GATHER:
+        return read_gather(local, request);
+    case PST_REDUCE_SCATTER:
+        return read_reduce_scatter(local, request);
+    case PST_ALL_REDUCE:
+        return read_all_reduce(local, request);
+    case PST_BROADCAST:
+        return read_broadcast(local, request);
+    default:
+        return PST_OK;
     }
 }
 

@@ -44,8 +44,7 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     pst__store_relaxed(&operation->ended, 0); /* nobody else knows it yet; add publishes it */
 }
 
-pst_status pst__operation_take(pst_zero *engine, pst__lane_index lane,
-                               pst__operation **operation) {
+pst_status pst__operation_take(pst_zero *engine, pst__lane_index lane, pst__operation **operation) {
     pst__operation_reap(engine);
     pst__operation *taken = engine->spare;
     if (taken != NULL)
@@ -53,7 +52,8 @@ pst_status pst__operation_take(pst_zero *engine, pst__lane_index lane,
     else
         taken = operation_create(engine);
     *operation = taken;
-    if (taken == NULL) return pst__zero_fail(engine, PST_ENOMEM, "%s", "no memory for a collective");
+    if (taken == NULL)
+        return pst__zero_fail(engine, PST_ENOMEM, "%s", "no memory for a collective");
     operation_reset(taken, pst__queue_of(engine, lane));
     return PST_OK;
 }
@@ -67,7 +67,7 @@ void pst__operation_give(pst_zero *engine, pst__operation *operation) {
     engine->spare = operation;
 }
 
-/* ---- on the worker -------------------------------------------------------------------------------------- */
+/* ---- on the worker --------------------------------------------------------------------------- */
 
 static void poison(pst__operation *operation, pst_status status) {
     const pst_collective *collective = &operation->work.collective;
@@ -89,7 +89,7 @@ static void ended(void *argument, pst_status status) {
     pst__store_release(&operation->ended, 1);
 }
 
-/* ---- submitting ---------------------------------------------------------------------------------------- */
+/* ---- submitting ------------------------------------------------------------------------------ */
 
 #define EVENTS_A_TASK 4u
 
@@ -115,8 +115,7 @@ static pst_status take_staging(pst__operation *operation) {
     pst_comm *comm = operation->work.comm;
     size_t bytes = comm->ops->staging_bytes(comm, collective);
     if (collective->staging != NULL || bytes == 0) return PST_OK;
-    pst_status status =
-        pst_arena_acquire(operation->engine->storage, bytes, &operation->staging);
+    pst_status status = pst_arena_acquire(operation->engine->storage, bytes, &operation->staging);
     collective->staging = operation->staging.memory;
     return status;
 }
@@ -150,8 +149,9 @@ static void enqueue(pst__queue *queue, pst__operation *operation) {
     queue->newest = operation;
 }
 
-/* Events that are done need no wait. This matters on the host device, where an event may be recorded
- * again only while no task is to wait for it: there the calling thread's events are done at once. */
+/* Events that are done need no wait. This matters on the host device, where an event may be
+ * recorded again only while no task is to wait for it: there the calling thread's events are done
+ * at once. */
 static size_t add_pending(const pst_zero *engine, pst_event *const *events, size_t event_count,
                           pst_event **all, size_t count) {
     for (size_t i = 0; i < event_count; i++)
@@ -160,8 +160,8 @@ static size_t add_pending(const pst_zero *engine, pst_event *const *events, size
     return count;
 }
 
-pst_status pst__operation_submit(pst__operation *operation, size_t bytes,
-                                 pst_event *const *after, size_t after_count) {
+pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_event *const *after,
+                                 size_t after_count) {
     pst_event *all[2 * PST_LEASE_EVENTS + 2];
     const pst_lease *staging = &operation->staging;
     pst_status status = take_staging(operation);
@@ -176,7 +176,7 @@ pst_status pst__operation_submit(pst__operation *operation, size_t bytes,
     return PST_OK;
 }
 
-/* ---- waiting, and taking back ------------------------------------------------------------------------- */
+/* ---- waiting, and taking back ---------------------------------------------------------------- */
 
 /* A waiter may be ahead of the callback that makes the error's text. */
 static void let_callback_run(const pst__operation *operation) {

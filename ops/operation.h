@@ -1,5 +1,6 @@
 /* A collective in flight: a task with all it points to. Pooled, so that a step allocates nothing.
- * Given back by the engine's thread, never by the callback, since arenas have one user at a time. */
+ * Given back by the engine's thread, never by the callback, since arenas have one user at a time.
+ */
 #ifndef PST_OPS_OPERATION_H
 #define PST_OPS_OPERATION_H
 
@@ -20,7 +21,6 @@ struct pst__operation {
     int has_bucket;
     pst_reduce_piece *pieces;
     size_t piece_capacity;
-    int counted; /* its first wait was a use's, see stats */
     struct pst__operation *next;
 };
 
@@ -33,8 +33,8 @@ static inline pst__queue *pst__queue_of(pst_zero *engine, pst__lane_index lane) 
 pst_status pst__operation_take(pst_zero *engine, pst__lane_index lane, pst__operation **operation);
 void pst__operation_give(pst_zero *engine, pst__operation *operation);
 /* Submits it: staging, ticket, the events that it waits for. On failure it is given back. */
-pst_status pst__operation_submit(pst__operation *operation, size_t bytes,
-                                 pst_event *const *after, size_t after_count);
+pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_event *const *after,
+                                 size_t after_count);
 /* Compute waits for it; adds what was really waited to the stats and traces it as `name`. */
 pst_status pst__operation_wait(pst__operation *operation, const char *name, uint64_t *exposed);
 /* Takes back what has ended; cheap. */

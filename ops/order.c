@@ -18,13 +18,12 @@ void pst__sort_descending(uint32_t *groups, size_t count, const uint64_t *keys, 
     }
 }
 
-pst_status pst__backward_alloc(const pst__heap *heap, pst__backward *backward,
-                               size_t group_count) {
+pst_status pst__backward_alloc(const pst__heap *heap, pst__backward *backward, size_t group_count) {
     backward->groups = pst__heap_alloc(heap, group_count * sizeof *backward->groups);
     backward->finished = pst__heap_alloc(heap, group_count * sizeof *backward->finished);
     backward->position = pst__heap_alloc(heap, group_count * sizeof *backward->position);
-    int complete = backward->groups != NULL && backward->finished != NULL &&
-                   backward->position != NULL;
+    int complete =
+        backward->groups != NULL && backward->finished != NULL && backward->position != NULL;
     if (!complete) pst__backward_free(heap, backward, group_count);
     return complete ? PST_OK : PST_ENOMEM;
 }

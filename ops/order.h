@@ -12,7 +12,8 @@ typedef struct pst__span {
 
 typedef enum pst__need { PST__NEED_UNKNOWN = 0, PST__NEED_NONE, PST__NEED_SOME } pst__need;
 
-/* Groups in the order in which a backward gathers them: by the end of their last use, descending. */
+/* Groups in the order in which a backward gathers them: by the end of their last use, descending.
+ */
 typedef struct pst__backward {
     uint32_t *groups;
     size_t count;

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* ---- following a plan -------------------------------------------------------------------------------------- */
+/* ---- following a plan ------------------------------------------------------------------------ */
 
 static int is_following(const pst__pass *pass) {
     return pass->kind == PST__FORWARD && pass->plan != NULL;
@@ -40,7 +40,7 @@ static void finish_following(pst_zero *engine) {
         engine->stats.planned_passes++;
 }
 
-/* ---- gathers of a use ------------------------------------------------------------------------------------- */
+/* ---- gathers of a use ------------------------------------------------------------------------ */
 
 /* What the plan has for this use: the group itself first, where it is not there yet. */
 static pst_status gather_by_plan(pst_zero *engine, uint32_t group, const pst__plan_step *step) {
@@ -49,8 +49,8 @@ static pst_status gather_by_plan(pst_zero *engine, uint32_t group, const pst__pl
     if (step->issues == 0 || issues[0].group != group)
         status = pst__gather_issue(engine, group, PST__ANYWHERE, 0);
     for (size_t i = 0; status == PST_OK && i < step->issues; i++)
-        status = pst__gather_issue(engine, issues[i].group, issues[i].offset,
-                                   issues[i].group != group);
+        status =
+            pst__gather_issue(engine, issues[i].group, issues[i].offset, issues[i].group != group);
     return status;
 }
 
@@ -130,7 +130,7 @@ pst_status pst_zero_release(pst_zero *engine, uint32_t index) {
     return pst__gather_state_step(&group->state, PST__STEP_KEEP);
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------------ */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /* Stages 1 and 2: what an update made stale is gathered before anybody asks, in recorded order. */
 static pst_status gather_stale(pst_zero *engine) {
@@ -190,7 +190,7 @@ pst_status pst_zero_end_forward(pst_zero *engine) {
     return status == PST_OK ? pst__record_complete(engine, 0) : status;
 }
 
-/* ---- backward ----------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 static pst_status check_backward(pst_zero *engine, int reduce) {
     pst_status status = pst__zero_check(engine, PST__NO_GROUP);
@@ -235,8 +235,8 @@ pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *cons
     return pst__reduce_report(engine, group, sources, sources_dtype);
 }
 
-/* Groups that this rank never reached are gathered all the same, since others may have reached them:
- * the ranks' collectives have to match. */
+/* Groups that this rank never reached are gathered all the same, since others may have reached
+ * them: the ranks' collectives have to match. */
 static pst_status finish_backward(pst_zero *engine) {
     pst_status status =
         gather_in_order(engine, engine->order.gathers.count, engine->order.gathers.count);

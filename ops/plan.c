@@ -15,10 +15,10 @@ typedef struct simulation {
     pst__plan *plan;
     pst__span *spans;
     pst__backward backward;
-    uint32_t *uses;     /* by group: open ones */
-    size_t *open;       /* by group: its interval while it is gathered, or NOT_GATHERED */
+    uint32_t *uses;            /* by group: open ones */
+    size_t *open;              /* by group: its interval while it is gathered, or NOT_GATHERED */
     size_t *backward_interval; /* by group: of its gather in the backward */
-    uint64_t *seen;     /* by group: the last window that has looked at it */
+    uint64_t *seen;            /* by group: the last window that has looked at it */
     uint64_t windows;
     uint32_t *window; /* groups that are to be gathered now, nearest use first */
     size_t window_count;
@@ -29,7 +29,7 @@ typedef struct simulation {
 
 #define NOT_GATHERED SIZE_MAX
 
-/* ---- memory of a simulation --------------------------------------------------------------------------- */
+/* ---- memory of a simulation ------------------------------------------------------------------ */
 
 static void simulation_free(simulation *sim) {
     const pst__heap *heap = sim->input->heap;
@@ -61,7 +61,7 @@ static pst_status simulation_alloc(simulation *sim) {
     return pst__backward_alloc(heap, &sim->backward, count);
 }
 
-/* ---- gathering and dropping in the simulation ------------------------------------------------------- */
+/* ---- gathering and dropping in the simulation ------------------------------------------------ */
 
 static pst_status open_interval(simulation *sim, uint32_t group, uint64_t now) {
     pst_status status =
@@ -93,7 +93,7 @@ static pst_status issue(simulation *sim, pst__plan_step *step, uint32_t group, u
     return PST_OK;
 }
 
-/* ---- the window: the next groups that fit ----------------------------------------------------------- */
+/* ---- the window: the next groups that fit ---------------------------------------------------- */
 
 /* 0 when the window is full. */
 static int look_at(simulation *sim, uint32_t group, size_t limit, size_t *alive) {
@@ -117,12 +117,13 @@ static void build_window(simulation *sim, size_t step) {
     sim->windows++;
     sim->window_count = 0;
     for (size_t i = step + 1; room && i < sim->plan->step_count; i++)
-        if (sim->plan->steps[i].is_use) room = look_at(sim, sim->plan->steps[i].group, limit, &alive);
+        if (sim->plan->steps[i].is_use)
+            room = look_at(sim, sim->plan->steps[i].group, limit, &alive);
     for (size_t i = 0; room && i < sim->backward.count; i++)
         room = look_at(sim, sim->backward.groups[i], limit, &alive);
 }
 
-/* ---- forward --------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 static pst_status simulate_use(simulation *sim, size_t index) {
     pst__plan_step *step = &sim->plan->steps[index];
@@ -156,7 +157,7 @@ static pst_status simulate_forward(simulation *sim) {
     return PST_OK;
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 static pst_status simulate_backward(simulation *sim) {
     const pst__plan_input *input = sim->input;
@@ -206,7 +207,7 @@ static pst_status simulate(simulation *sim) {
     return status;
 }
 
-/* ---- from the recording, to the plan ------------------------------------------------------------------ */
+/* ---- from the recording, to the plan --------------------------------------------------------- */
 
 pst_status pst__plan_spans(const pst_zero_op *operations, size_t count, size_t group_count,
                            pst__span *spans) {
@@ -261,8 +262,8 @@ static pst_status place(simulation *sim) {
     pst_plan_result result = {0, 0};
     pst_status status = PST_OK;
     if (sim->interval_count > 0)
-        status = pst_plan_offsets(sim->input->runtime, sim->intervals, sim->interval_count,
-                                  &result);
+        status =
+            pst_plan_offsets(sim->input->runtime, sim->intervals, sim->interval_count, &result);
     if (status != PST_OK) return status;
     for (size_t i = 0; i < plan->issue_count; i++)
         plan->issues[i].offset = sim->intervals[plan->issues[i].interval].offset;
@@ -290,8 +291,8 @@ static void hash_plan(pst__plan *plan) {
         uint64_t fields[] = {plan->issues[i].group, plan->issues[i].offset};
         hash = pst__hash(hash, fields, sizeof fields);
     }
-    hash = pst__hash(hash, plan->backward_offsets,
-                     plan->group_count * sizeof *plan->backward_offsets);
+    hash =
+        pst__hash(hash, plan->backward_offsets, plan->group_count * sizeof *plan->backward_offsets);
     plan->summary.hash = pst__hash(hash, &plan->summary.peak_bytes, sizeof(size_t));
 }
 

@@ -1,5 +1,5 @@
-/* A plan: what a pass of one kind will do, computed from a recording by simulating it. Nothing in it
- * depends on time or on a rank's local state. */
+/* A plan: what a pass of one kind will do, computed from a recording by simulating it. Nothing in
+ * it depends on time or on a rank's local state. */
 #ifndef PST_OPS_PLAN_H
 #define PST_OPS_PLAN_H
 

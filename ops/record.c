@@ -34,9 +34,9 @@ pst_status pst__record(pst_zero *engine, pst_zero_op_kind kind, uint32_t group, 
     int backward = pass->kind == PST__BACKWARD;
     if (!backward && pass->grad) note_use(engine, kind, group);
     pst__history *history = &engine->history[backward ? 1 : pass->grad];
-    return append(engine, &history->current,
-                  (pst_zero_op){.kind = kind, .group = group, .backward = backward,
-                                .bytes = bytes});
+    return append(
+        engine, &history->current,
+        (pst_zero_op){.kind = kind, .group = group, .backward = backward, .bytes = bytes});
 }
 
 void pst__record_begin(pst_zero *engine, int grad) {
@@ -53,7 +53,7 @@ const pst__plan *pst__record_plan(pst_zero *engine, int grad) {
     return engine->replay ? engine->history[grad].plan : NULL;
 }
 
-/* ---- compiling ------------------------------------------------------------------------------------------- */
+/* ---- compiling ------------------------------------------------------------------------------- */
 
 static pst_status create_plan(pst_zero *engine, int grad, const pst_zero_op *operations,
                               size_t count, uint32_t ahead, size_t budget, pst__plan **plan) {
@@ -156,9 +156,8 @@ pst_status pst__record_complete(pst_zero *engine, int grad) {
                    engine->options.prefetch_ahead, engine->options.prefetch_bytes, 0);
 }
 
-pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations,
-                            size_t count, uint32_t prefetch_ahead, size_t prefetch_bytes,
-                            pst_zero_plan *plan) {
+pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations, size_t count,
+                            uint32_t prefetch_ahead, size_t prefetch_bytes, pst_zero_plan *plan) {
     if (engine == NULL || (operations == NULL && count > 0)) return PST_EINVAL;
     if (!engine->sealed)
         return pst__zero_fail(engine, PST_ESTATE, "%s", "compile needs a sealed engine");

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* ---- a bucket that fills, and goes out -------------------------------------------------------------- */
+/* ---- a bucket that fills, and goes out ------------------------------------------------------- */
 
 static pst_status flush(pst_zero *engine, pst_dtype dtype) {
     pst__open_bucket *open = &engine->open[dtype];
@@ -78,7 +78,7 @@ static pst_status add_piece(pst_zero *engine, pst__group *group, const pst_slot 
     return PST_OK;
 }
 
-/* ---- one group's gradients into a slot -------------------------------------------------------------- */
+/* ---- one group's gradients into a slot ------------------------------------------------------- */
 
 static pst_status ask_target(pst_zero *engine, uint32_t index, int *accumulate) {
     pst__group *group = &engine->groups[index];
@@ -150,7 +150,7 @@ static pst_status drain(pst_zero *engine, int missing) {
     return give_up(engine, status);
 }
 
-/* ---- reports --------------------------------------------------------------------------------------------- */
+/* ---- reports --------------------------------------------------------------------------------- */
 
 static void note_presence(pst_zero *engine, const pst__group *group, const void *const *sources) {
     for (size_t i = 0; i < group->layout.member_count; i++) {
@@ -164,9 +164,8 @@ static pst_status report_late(pst_zero *engine, uint32_t index, const void *cons
                               pst_dtype dtype) {
     pst__group *group = &engine->groups[index];
     size_t bytes = group->layout.member_count * sizeof *sources;
-    pst_status status =
-        pst__heap_grow(engine->heap, (void **)&engine->late, &engine->late_capacity,
-                       engine->late_count + 1, sizeof *engine->late);
+    pst_status status = pst__heap_grow(engine->heap, (void **)&engine->late, &engine->late_capacity,
+                                       engine->late_count + 1, sizeof *engine->late);
     const void **copy = status == PST_OK ? pst__heap_alloc(engine->heap, bytes) : NULL;
     if (copy == NULL)
         return pst__zero_fail(engine, PST_ENOMEM, "group '%s': no memory for its gradients",
@@ -187,7 +186,8 @@ pst_status pst__reduce_report(pst_zero *engine, uint32_t index, const void *cons
     }
     if (engine->order.first_uses[index] == 0)
         return pst__zero_fail(engine, PST_ESTATE,
-                              "group '%s' has gradients but was not used in a forward", group->name);
+                              "group '%s' has gradients but was not used in a forward",
+                              group->name);
     note_presence(engine, group, sources);
     if (group->reported) return report_late(engine, index, sources, dtype);
     memcpy(group->sources, sources, group->layout.member_count * sizeof *sources);
@@ -213,7 +213,7 @@ void pst__reduce_begin(pst_zero *engine) {
         engine->parameters[i].has_gradient_here = 0;
 }
 
-/* ---- the end: what is missing, what anybody has, what came late -------------------------------------- */
+/* ---- the end: what is missing, what anybody has, what came late ------------------------------ */
 
 #define MOST_LATE 255u
 
@@ -230,7 +230,8 @@ static void write_presence(pst_zero *engine) {
 }
 
 /* Frozen groups of this backward's order that no rank needed leave it; who was needed once stays. A
- * group with trainable parameters never leaves: the next backward may reach it on one rank alone. */
+ * group with trainable parameters never leaves: the next backward may reach it on one rank alone.
+ */
 static void learn_need(pst_zero *engine, const unsigned char *needed) {
     for (size_t i = 0; i < engine->group_count; i++) {
         pst__need *need = &engine->need[i];
@@ -275,8 +276,8 @@ static pst_status wait_all(pst_zero *engine) {
     const pst__queue *queue = pst__queue_of(engine, PST__REDUCE_LANE);
     for (pst__operation *operation = queue->oldest; operation != NULL;
          operation = operation->next) {
-        pst_status status = pst__operation_wait(operation, "wait gradients",
-                                                &engine->stats.exposed_reduce_ns);
+        pst_status status =
+            pst__operation_wait(operation, "wait gradients", &engine->stats.exposed_reduce_ns);
         if (status != PST_OK) return status;
     }
     return pst_runtime_status(engine->runtime);

@@ -40,7 +40,7 @@ pst_status pst_zero_add_parameter(pst_zero *engine, const pst_parameter_options 
     return PST_OK;
 }
 
-/* ---- groups -------------------------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 static void free_group(pst_zero *engine, pst__group *group) {
     const pst__heap *heap = engine->heap;
@@ -160,10 +160,9 @@ pst_status pst_zero_add_group(pst_zero *engine, const pst_group_options *given, 
     return PST_OK;
 }
 
-/* ---- layouts -------------------------------------------------------------------------------------------------- */
+/* ---- layouts --------------------------------------------------------------------------------- */
 
-pst_status pst_zero_group_layout(const pst_zero *engine, uint32_t group,
-                                 pst_group_layout *layout) {
+pst_status pst_zero_group_layout(const pst_zero *engine, uint32_t group, pst_group_layout *layout) {
     if (engine == NULL || layout == NULL || group >= engine->group_count) return PST_EINVAL;
     const pst__layout *found = &engine->groups[group].layout;
     layout->shard_bytes = found->shard_elements * found->element_bytes;

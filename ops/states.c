@@ -4,10 +4,10 @@
 
 static const pst__gather_state next_state[PST__GATHER_STATE_COUNT][PST__GATHER_STEP_COUNT] = {
     /*                   issue           wait           keep            drop */
-    [PST__SHARDED]   = {PST__IN_FLIGHT, NO,            NO,             NO},
-    [PST__IN_FLIGHT] = {NO,             PST__GATHERED, PST__IN_FLIGHT, NO},
-    [PST__GATHERED]  = {PST__IN_FLIGHT, PST__GATHERED, PST__KEPT,      PST__SHARDED},
-    [PST__KEPT]      = {PST__IN_FLIGHT, PST__GATHERED, PST__KEPT,      PST__SHARDED},
+    [PST__SHARDED] = {PST__IN_FLIGHT, NO, NO, NO},
+    [PST__IN_FLIGHT] = {NO, PST__GATHERED, PST__IN_FLIGHT, NO},
+    [PST__GATHERED] = {PST__IN_FLIGHT, PST__GATHERED, PST__KEPT, PST__SHARDED},
+    [PST__KEPT] = {PST__IN_FLIGHT, PST__GATHERED, PST__KEPT, PST__SHARDED},
 };
 
 static const char *const names[PST__GATHER_STATE_COUNT] = {"sharded", "in flight", "gathered",

@@ -25,7 +25,7 @@ pst_status pst__zero_record(pst_zero *engine, pst_event *event) {
     return engine->device->ops->event_record(engine->device, event, engine->compute);
 }
 
-/* ---- creating ------------------------------------------------------------------------------------------------ */
+/* ---- creating -------------------------------------------------------------------------------- */
 
 static pst_status check_comms(pst__error *error, const pst_zero_options *options) {
     const pst_comm *gather = options->gather_comm, *reduce = options->reduce_comm;
@@ -43,12 +43,11 @@ static pst_status check_options(pst_runtime *runtime, const pst_zero_options *gi
                                 pst_zero_options *options) {
     pst__error *error = pst__runtime_error(runtime);
     if (!pst__read_options(options, sizeof *options, given))
-        return pst__fail(error, PST_EINVAL,
-                         "engine: set options.size to sizeof(pst_zero_options)");
+        return pst__fail(error, PST_EINVAL, "engine: set options.size to sizeof(pst_zero_options)");
     if (options->name == NULL) options->name = "zero";
     if (options->stage < 1 || options->stage > 3)
-        return pst__fail(error, PST_EINVAL, "engine '%s': stage %d is not 1, 2 or 3",
-                         options->name, options->stage);
+        return pst__fail(error, PST_EINVAL, "engine '%s': stage %d is not 1, 2 or 3", options->name,
+                         options->stage);
     if (options->device == NULL) options->device = pst_runtime_host(runtime);
     if (options->bucket_bytes == 0) options->bucket_bytes = DEFAULT_BUCKET_BYTES;
     unsigned caps = options->device->ops->caps;
@@ -148,7 +147,7 @@ pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *given,
     return PST_OK;
 }
 
-/* ---- sealing --------------------------------------------------------------------------------------------------- */
+/* ---- sealing --------------------------------------------------------------------------------- */
 
 static void name_buckets(pst_zero *engine) {
     for (int i = 0; i < PST_DTYPE_COUNT; i++)
@@ -261,8 +260,7 @@ pst_status pst_zero_seal(pst_zero *engine) {
     if (engine->sealed)
         return pst__zero_fail(engine, PST_ESTATE, "%s", "the engine is sealed already");
     pst_status status = alloc_all(engine);
-    if (status == PST_ENOMEM)
-        status = pst__zero_fail(engine, status, "%s", "no memory to seal");
+    if (status == PST_ENOMEM) status = pst__zero_fail(engine, status, "%s", "no memory to seal");
     if (status == PST_OK) status = pst__agree_registry(engine);
     if (status != PST_OK) {
         free_all(engine);
@@ -272,7 +270,7 @@ pst_status pst_zero_seal(pst_zero *engine) {
     return PST_OK;
 }
 
-/* ---- shards ------------------------------------------------------------------------------------------------------ */
+/* ---- shards ---------------------------------------------------------------------------------- */
 
 static void mark_stale(pst__group *group) {
     group->is_stale = 1;
@@ -299,7 +297,7 @@ pst_status pst_zero_updated(pst_zero *engine) {
     return pst__zero_record(engine, engine->shards_ready);
 }
 
-/* ---- destroying -------------------------------------------------------------------------------------------------- */
+/* ---- destroying ------------------------------------------------------------------------------ */
 
 void pst__zero_free(pst_zero *engine) {
     const pst__heap *heap = engine->heap;

@@ -1,10 +1,10 @@
 /* penstock/comm.h - the interface to a communicator: collectives of one fixed set of ranks.
  *
- * A communicator is {ops, context, rank, size}. It is one queue, driven by one thread at a time, and
- * all ranks start the same collectives in the same order (their tickets). Nothing here blocks: on a
- * device whose stream is the worker (host) `start` begins and `test` asks; on an asynchronous device
- * `start` enqueues on the stream and is done. `local` (ranks as threads of one process) is built in;
- * others fill in the same table.
+ * A communicator is {ops, context, rank, size}. It is one queue, driven by one thread at a time,
+ * and all ranks start the same collectives in the same order (their tickets). Nothing here blocks:
+ * on a device whose stream is the worker (host) `start` begins and `test` asks; on an asynchronous
+ * device `start` enqueues on the stream and is done. `local` (ranks as threads of one process) is
+ * built in; others fill in the same table.
  */
 #ifndef PENSTOCK_COMM_H
 #define PENSTOCK_COMM_H
@@ -84,15 +84,15 @@ typedef struct pst_comm_ops {
 
     /* Scratch memory of the device that this collective needs. */
     size_t (*staging_bytes)(pst_comm *comm, const pst_collective *collective);
-    /* Begins. *request is the communicator's own; it is over when start or test returns anything but
-     * PST_PENDING. PST_EMISMATCH with a text naming ranks and collectives when ranks started
+    /* Begins. *request is the communicator's own; it is over when start or test returns anything
+     * but PST_PENDING. PST_EMISMATCH with a text naming ranks and collectives when ranks started
      * different ones, PST_EPEER when a rank is gone. */
     pst_status (*start)(pst_comm *comm, const pst_collective *collective, pst_stream *stream,
                         void **request);
     pst_status (*test)(pst_comm *comm, void *request);
     /* Ends all that is in flight with `status`, here and as far as possible on the peers. Any
-     * thread. The memory of collectives in flight is not touched after it returns PST_OK; PST_EBUSY:
-     * it may still be (quarantine it). */
+     * thread. The memory of collectives in flight is not touched after it returns PST_OK;
+     * PST_EBUSY: it may still be (quarantine it). */
     pst_status (*abort)(pst_comm *comm, pst_status status);
     /* PST_OK or the error that made this communicator unusable. Any thread. */
     pst_status (*status)(pst_comm *comm);
@@ -107,7 +107,7 @@ struct pst_comm {
     int rank, size;
 };
 
-/* ---- local: ranks as threads of one process ------------------------------------------------------ */
+/* ---- local: ranks as threads of one process -------------------------------------------------- */
 
 typedef struct pst_local_world pst_local_world;
 
@@ -116,12 +116,12 @@ typedef struct pst_local_world pst_local_world;
 PST_API pst_status pst_local_world_create(pst_runtime *runtime, int size, pst_local_world **world);
 PST_API void pst_local_world_destroy(pst_local_world *world);
 
-/* Communicator number `channel` of this rank (two communicators of one world do not mix). Destroy it
- * with comm->ops->destroy. */
+/* Communicator number `channel` of this rank (two communicators of one world do not mix). Destroy
+ * it with comm->ops->destroy. */
 PST_API pst_status pst_local_comm_create(pst_local_world *world, pst_runtime *runtime, int rank,
                                          int channel, pst_comm **comm);
 
-/* ---- a collective as a task's work ------------------------------------------------------------------ */
+/* ---- a collective as a task's work ----------------------------------------------------------- */
 
 typedef struct pst_collective_work {
     pst_comm *comm;

@@ -1,9 +1,9 @@
-/* penstock/zero.h - the ZeRO engine: who holds which parameters, when they are gathered, released and
- * reduced. Knows nothing of torch: parameters are names, shapes and memory.
+/* penstock/zero.h - the ZeRO engine: who holds which parameters, when they are gathered, released
+ * and reduced. Knows nothing of torch: parameters are names, shapes and memory.
  *
  * Rows: a parameter of shape [rows, ...] is sharded by rows as torch.chunk does it: with
- * c = ceil(rows / world), rank r holds rows [min(r*c, rows), min((r+1)*c, rows)); the last ranks may
- * hold fewer or none.
+ * c = ceil(rows / world), rank r holds rows [min(r*c, rows), min((r+1)*c, rows)); the last ranks
+ * may hold fewer or none.
  *
  * Use of an engine: add parameters and groups, seal, bind the shards; then for each pass
  *
@@ -16,9 +16,9 @@
  *     pst_zero_updated                                     after the optimizer changed the shards
  *
  * One thread at a time calls an engine (which one may change). Only wait, end_backward and seal
- * block; a binding drops its interpreter's lock around them. Every choice of a collective depends on
- * the order of these calls and on sizes, never on time or on local memory, so that it is the same on
- * all ranks.
+ * block; a binding drops its interpreter's lock around them. Every choice of a collective depends
+ * on the order of these calls and on sizes, never on time or on local memory, so that it is the
+ * same on all ranks.
  */
 #ifndef PENSTOCK_ZERO_H
 #define PENSTOCK_ZERO_H
@@ -38,22 +38,24 @@ typedef struct pst_zero pst_zero;
 typedef struct pst_zero_options {
     size_t size;      /* sizeof(pst_zero_options) */
     const char *name; /* of the engine; copied */
-    int stage;        /* 1: gradients stay whole until a backward that reduces; 2: the same collectives,
-                         parameters whole; 3: parameters sharded too. 1 and 2 keep gathered parameters
-                         from step to step and gather what pst_zero_updated made stale. */
-    pst_comm *gather_comm; /* both owned by the caller, alive until the engine is destroyed; */
-    pst_comm *reduce_comm; /* two communicators, or the same one twice */
-    pst_device *device;    /* NULL: the runtime's host device */
-    pst_lane *compute;     /* BORROWED lane; NULL: the calling thread of the host device */
-    int pumped;            /* 1: lanes are pumped (no worker thread) */
+    int stage; /* 1: gradients stay whole until a backward that reduces; 2: the same collectives,
+                  parameters whole; 3: parameters sharded too. 1 and 2 keep gathered parameters
+                  from step to step and gather what pst_zero_updated made stale. */
+    pst_comm *gather_comm;   /* both owned by the caller, alive until the engine is destroyed; */
+    pst_comm *reduce_comm;   /* two communicators, or the same one twice: then reductions go out at
+                                end_backward only, since gathers must not fall between them */
+    pst_device *device;      /* NULL: the runtime's host device */
+    pst_lane *compute;       /* BORROWED lane; NULL: the calling thread of the host device */
+    int pumped;              /* 1: lanes are pumped (no worker thread) */
     uint32_t prefetch_ahead; /* groups gathered ahead of their use once a pass was recorded */
     size_t prefetch_bytes;   /* and at most so many bytes gathered or in flight; 0: no limit */
     size_t bucket_bytes;     /* of gradients a rank's chunk; 0: 8 MiB */
     pst_status (*segment_alloc)(void *context, size_t bytes, void **memory); /* see memory.h */
     void (*segment_free)(void *context, void *memory, size_t bytes);
     void *segment_context;
-    /* Where the reduced gradient of this group goes: memory of layout.gradient_bytes that lives until
-     * end_backward; *accumulate = 1 adds to what is there. Called in `gradients` and `end_backward`.
+    /* Where the reduced gradient of this group goes: memory of layout.gradient_bytes that lives
+     * until end_backward; *accumulate = 1 adds to what is there. Called in `gradients` and
+     * `end_backward`.
      */
     pst_status (*gradient_target)(void *context, uint32_t group, void **memory, int *accumulate);
     /* The sources given to `gradients` for this group are not needed any more (on an asynchronous
@@ -64,7 +66,8 @@ typedef struct pst_zero_options {
 
 PST_API pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *options,
                                    pst_zero **engine);
-/* Waits for what is in flight (at most the deadline) and frees; never fails. */
+/* Waits for what is in flight (at most the deadline), then aborts the communicators; never fails.
+ * If a communicator says that it may still write, memory is left to it and a warning logged. */
 PST_API void pst_zero_destroy(pst_zero *engine);
 
 typedef struct pst_parameter_options {
@@ -93,7 +96,8 @@ PST_API pst_status pst_zero_add_group(pst_zero *engine, const pst_group_options 
                                       uint32_t *group);
 
 /* Fixes the layouts and compares parameters and groups with the other ranks (a collective).
- * PST_EMISMATCH names the first parameter or group that differs, with what each of two ranks has. */
+ * PST_EMISMATCH names the first parameter or group that differs, with what each of two ranks has.
+ */
 PST_API pst_status pst_zero_seal(pst_zero *engine);
 
 typedef struct pst_group_layout {
@@ -118,16 +122,21 @@ PST_API pst_status pst_zero_parameter_layout(const pst_zero *engine, uint32_t gr
  * alive as long as the engine. May be called again when it moved; the group counts as updated. */
 PST_API pst_status pst_zero_bind_shard(pst_zero *engine, uint32_t group, void *shard);
 
-/* ---- a pass ---------------------------------------------------------------------------------------- */
+/* ---- a pass ---------------------------------------------------------------------------------- */
 
 /* A forward pass of the whole model begins. grad: a backward may follow. May be called again before
- * a backward (several forwards, one backward). Groups left gathered by a pass that was broken off are
- * released. */
+ * a backward (several forwards, one backward). What a pass that was broken off has left is put
+ * right first: its groups are released (which may wait for gathers that nobody waited for) and its
+ * gradients forgotten. */
 PST_API pst_status pst_zero_begin_forward(pst_zero *engine, int grad);
 
 /* A use of the group begins: its gather is issued unless it is gathered or in flight already, then
- * those that the plan wants ahead. Does not block. In a backward, gathers that the backward order has
- * before this one are issued first. */
+ * those that the plan wants ahead. Does not block. In a backward, gathers that the backward order
+ * has before this one are issued first: groups by the end of their last use in the forward, last
+ * one first. Groups that this rank does not reach are gathered at end_backward, because others may
+ * reach them; frozen groups that no rank reached in a backward that reduced leave the order, and
+ * must from then on be reached by all ranks alike. Outside of a pass a use is gathered on demand
+ * and not recorded. */
 PST_API pst_status pst_zero_gather(pst_zero *engine, uint32_t group);
 
 /* The compute lane waits for the group; then *memory is where it lies gathered. PST_ETIMEDOUT,
@@ -138,16 +147,18 @@ PST_API pst_status pst_zero_wait(pst_zero *engine, uint32_t group, void **memory
  * work so far, unless stage or plan keep it. */
 PST_API pst_status pst_zero_release(pst_zero *engine, uint32_t group);
 
+/* With grad = 0 this ends the pass, and waits for gathers that no use has waited for. */
 PST_API pst_status pst_zero_end_forward(pst_zero *engine);
 
-/* A backward begins. reduce = 0: gradients stay with the caller (accumulation without communication).
- */
+/* A backward begins. reduce = 0: gradients stay with the caller (accumulation without
+ * communication); otherwise options.gradient_target must be set. A second backward after one
+ * forward is like the first. */
 PST_API pst_status pst_zero_begin_backward(pst_zero *engine, int reduce);
 
 /* The gradients of a group in this backward are complete: sources[i] is the whole gradient of the
- * group's i-th parameter, contiguous, of sources_dtype, or NULL (frozen, or none here). Groups reduce
- * in the reverse order of their first use in the forward, whatever the order of these calls. A second
- * call in one backward (a parameter used under several nested backwards) adds. */
+ * group's i-th parameter, contiguous, of sources_dtype, or NULL (frozen, or none here). Groups
+ * reduce in the reverse order of their first use in the forward, whatever the order of these calls.
+ * A second call in one backward (a parameter used under several nested backwards) adds. */
 PST_API pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *const *sources,
                                       pst_dtype sources_dtype);
 
@@ -161,7 +172,7 @@ PST_API int pst_zero_has_gradient(const pst_zero *engine, uint32_t parameter);
 /* The shards changed (optimizer, loading): gathered copies are stale. */
 PST_API pst_status pst_zero_updated(pst_zero *engine);
 
-/* ---- record, compile, replay ----------------------------------------------------------------------- */
+/* ---- record, compile, replay ----------------------------------------------------------------- */
 
 typedef enum pst_zero_op_kind {
     PST_ZERO_GATHER = 0, /* a use began */
@@ -188,8 +199,8 @@ typedef struct pst_zero_plan {
 } pst_zero_plan;
 
 /* Compiles a recording into the plan for passes of its kind from the next begin_forward on (a
- * collective: the ranks compare hashes; PST_EMISMATCH). Without such a call the engine does it itself
- * after each kind's first complete pass, with its own prefetch_ahead and prefetch_bytes. */
+ * collective: the ranks compare hashes; PST_EMISMATCH). Without such a call the engine does it
+ * itself after each kind's first complete pass, with its own prefetch_ahead and prefetch_bytes. */
 PST_API pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations,
                                     size_t count, uint32_t prefetch_ahead, size_t prefetch_bytes,
                                     pst_zero_plan *plan);

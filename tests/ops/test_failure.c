@@ -9,7 +9,7 @@ static int text_has(const rank_state *state, const char *part) {
     return strstr(text, part) != NULL;
 }
 
-/* ---- at seal ------------------------------------------------------------------------------------------------ */
+/* ---- at seal --------------------------------------------------------------------------------- */
 
 static void seal_with_other_shapes(rank_state *state) {
     model own = *state->model;
@@ -67,7 +67,7 @@ static void seal_notices_a_parameter_that_a_rank_lacks(void **unused) {
     run_ranks(2, &model, seal_with_one_more, NULL);
 }
 
-/* ---- in a pass ----------------------------------------------------------------------------------------------- */
+/* ---- in a pass ------------------------------------------------------------------------------- */
 
 static int is_trouble(pst_status status) {
     return status == PST_EMISMATCH || status == PST_EPEER || status == PST_ETIMEDOUT;
@@ -173,7 +173,7 @@ static void destroying_in_mid_flight_does_not_hang(void **unused) {
     run_ranks(2, &model, gather_on_one_rank, NULL);
 }
 
-/* ---- misuse ------------------------------------------------------------------------------------------------------ */
+/* ---- misuse ---------------------------------------------------------------------------------- */
 
 static void misuse(rank_state *state) {
     build_engine(state);
@@ -223,10 +223,8 @@ static void bad_registry(rank_state *state) {
     CHECK_OK(pst_zero_add_group(state->engine, &group, &index));
     group.gather_dtype = PST_DTYPE_COUNT;
     CHECK(pst_zero_add_group(state->engine, &group, &index) == PST_EINVAL);
-    pst_parameter_options huge = {.size = sizeof huge,
-                                  .name = "huge",
-                                  .rows = SIZE_MAX / 2,
-                                  .row_elements = 8};
+    pst_parameter_options huge = {
+        .size = sizeof huge, .name = "huge", .rows = SIZE_MAX / 2, .row_elements = 8};
     CHECK_OK(pst_zero_add_parameter(state->engine, &huge, &parameters[0]));
     group.gather_dtype = PST_FLOAT32;
     CHECK(pst_zero_add_group(state->engine, &group, &index) == PST_EINVAL);

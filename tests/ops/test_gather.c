@@ -1,6 +1,8 @@
 /* Gathers: whole parameters, uses, releases, updates. */
 #include "world.h"
 
+#include <unistd.h>
+
 static const int worlds[] = {1, 2, 4};
 
 static void on_all_worlds(const model *model, rank_body body) {
@@ -135,6 +137,42 @@ static void names_the_group_without_a_shard(void **unused) {
     run_ranks(1, &model, refuse_before_bind, NULL);
 }
 
+static int file_has(const char *path, const char *part) {
+    static char text[1 << 20];
+    FILE *file = fopen(path, "r");
+    if (file == NULL) return 0;
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    (void)fclose(file);
+    return strstr(text, part) != NULL;
+}
+
+/* Pumped: nothing runs before the wait, so every wait is a real one. */
+static void trace_waits(rank_state *state) {
+    char path[] = "/tmp/penstock-trace-XXXXXX";
+    int descriptor = mkstemp(path);
+    CHECK(descriptor >= 0);
+    (void)close(descriptor);
+    build_engine(state);
+    CHECK_FINE();
+    CHECK_OK(pst_trace_start(state->runtime));
+    forward(state, 0);
+    CHECK_FINE();
+    CHECK_OK(pst_trace_stop(state->runtime));
+    CHECK_OK(pst_trace_write(state->runtime, path));
+    int found = file_has(path, "\"wait g0\"") && file_has(path, "\"wait g2\"");
+    (void)unlink(path);
+    CHECK(found);
+    CHECK(stats_of(state).exposed_gather_ns > 0);
+    CHECK(stats_of(state).exposed_ns == stats_of(state).exposed_gather_ns);
+}
+
+static void waits_show_in_trace_and_stats(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    model.pumped = 1;
+    run_ranks(1, &model, trace_waits, NULL);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gathers_whole_parameters_of_odd_sizes),
@@ -144,6 +182,7 @@ int main(void) {
         cmocka_unit_test(counts_uses_and_gathers_again_after_the_last),
         cmocka_unit_test(stages_1_and_2_keep_memory_and_gather_what_changed),
         cmocka_unit_test(names_the_group_without_a_shard),
+        cmocka_unit_test(waits_show_in_trace_and_stats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

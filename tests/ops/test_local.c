@@ -105,8 +105,7 @@ static void reduces_and_scatters_by_pieces(void **state) {
                                 .piece_count = 2});
     for (int rank = 0; rank < RANKS; rank++) {
         f->other[rank][4] = 1000;
-        f->pieces[rank][0] =
-            (pst_reduce_piece){0, 3, f->other[rank], PST_FLOAT32, 0};
+        f->pieces[rank][0] = (pst_reduce_piece){0, 3, f->other[rank], PST_FLOAT32, 0};
         f->pieces[rank][1] =
             (pst_reduce_piece){3 * sizeof(float), 1, &f->other[rank][4], PST_FLOAT32, 1};
         f->collectives[rank].source = f->memory[rank];
@@ -129,8 +128,8 @@ static void set_all_reduce(fixture *f, pst_reduce_op reduce) {
     for (int rank = 0; rank < RANKS; rank++) {
         f->collectives[rank].destination = f->memory[rank];
         f->collectives[rank].staging = f->staging[rank];
-        assert_int_equal(
-            f->comms[rank]->ops->staging_bytes(f->comms[rank], &f->collectives[rank]), 20);
+        assert_int_equal(f->comms[rank]->ops->staging_bytes(f->comms[rank], &f->collectives[rank]),
+                         20);
     }
 }
 
@@ -164,7 +163,7 @@ static void broadcasts_from_the_root(void **state) {
     assert_true(f->memory[0][3] == 3);
 }
 
-/* ---- when a request is over ----------------------------------------------------------------------------- */
+/* ---- when a request is over ------------------------------------------------------------------ */
 
 static void is_over_only_when_all_have_read(void **state) {
     fixture *f = *state;
@@ -217,7 +216,7 @@ static void channels_do_not_mix(void **state) {
     assert_int_equal(f->comms[0]->ops->status(f->comms[0]), PST_OK);
 }
 
-/* ---- what goes wrong -------------------------------------------------------------------------------------- */
+/* ---- what goes wrong ------------------------------------------------------------------------- */
 
 static void different_collectives_are_named(void **state) {
     fixture *f = *state;
@@ -323,7 +322,7 @@ static void collectives_have_names(void **unused) {
     assert_string_equal(pst_collective_name(PST_COLLECTIVE_KIND_COUNT), "unknown");
 }
 
-/* ---- threads ------------------------------------------------------------------------------------------------ */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 #define ROUNDS 400
 

@@ -29,7 +29,7 @@ static pst_runtime_options options_with(counting_heap *heap) {
                                  .deadline_ns = 10000000000u};
 }
 
-/* ---- failing ------------------------------------------------------------------------------------------------- */
+/* ---- failing --------------------------------------------------------------------------------- */
 
 static pst_status build_up(rank_state *state) {
     const model *model = state->model;
@@ -78,7 +78,7 @@ static void every_failing_allocation_is_reported_and_leaks_nothing(void **unused
     pst_runtime_destroy(runtime);
 }
 
-/* ---- steady state -------------------------------------------------------------------------------------------- */
+/* ---- steady state ---------------------------------------------------------------------------- */
 
 /* Pumped, so that how much is in flight at once does not depend on time. */
 static void count_in_steady_state(rank_state *state) {

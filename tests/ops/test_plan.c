@@ -3,10 +3,12 @@
 #include "sched/runtime.h"
 #include "world.h"
 
-/* ---- the simulation alone ---------------------------------------------------------------------------- */
+/* ---- the simulation alone -------------------------------------------------------------------- */
 
-#define USE(g)     {.kind = PST_ZERO_GATHER, .group = (g)}
-#define RELEASE(g) {.kind = PST_ZERO_RELEASE, .group = (g)}
+#define USE(g)                                                                                     \
+    { .kind = PST_ZERO_GATHER, .group = (g) }
+#define RELEASE(g)                                                                                 \
+    { .kind = PST_ZERO_RELEASE, .group = (g) }
 
 static pst_runtime *runtime;
 
@@ -117,8 +119,7 @@ static void refuses_what_is_no_pass(void **unused) {
 
 static void an_outer_group_comes_first_in_the_backward_and_lives_longest(void **unused) {
     (void)unused;
-    const pst_zero_op nested[] = {USE(0),     USE(1),     RELEASE(1), USE(2),
-                                  RELEASE(2), RELEASE(0)};
+    const pst_zero_op nested[] = {USE(0), USE(1), RELEASE(1), USE(2), RELEASE(2), RELEASE(0)};
     pst__span spans[4];
     pst__backward backward = {0};
     const pst__heap *heap = pst__runtime_heap(runtime);
@@ -134,7 +135,7 @@ static void an_outer_group_comes_first_in_the_backward_and_lives_longest(void **
     pst__backward_free(heap, &backward, 4);
 }
 
-/* ---- in an engine -------------------------------------------------------------------------------------- */
+/* ---- in an engine ---------------------------------------------------------------------------- */
 
 static void train(rank_state *state, int passes) {
     for (int pass = 0; pass < passes; pass++) {

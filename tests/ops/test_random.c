@@ -1,5 +1,5 @@
-/* Random training programs against values that every rank can compute. The seed is printed; PST_SEED
- * replays one. */
+/* Random training programs against values that every rank can compute. The seed is printed;
+ * PST_SEED replays one. */
 #include "world.h"
 
 #define PROGRAMS 60

@@ -27,7 +27,7 @@ static float nothing(const rank_state *state, size_t parameter, size_t element) 
     return 0.0f;
 }
 
-/* ---- values ---------------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static void train_twice(rank_state *state) {
     build_engine(state);
@@ -121,7 +121,7 @@ static void reduces_in_another_dtype(void **unused) {
     on_all_worlds(&model, reduce_in_bf16);
 }
 
-/* ---- who has a gradient ------------------------------------------------------------------------------------ */
+/* ---- who has a gradient ---------------------------------------------------------------------- */
 
 static float without_the_last_rank(const rank_state *state, size_t parameter, size_t element) {
     unsigned have = (1u << (state->world - 1)) - 1u;
@@ -236,7 +236,7 @@ static void frozen_groups_may_come_back_into_the_backward(void **unused) {
     on_all_worlds(&model, need_a_frozen_group_after_all);
 }
 
-/* ---- orders -------------------------------------------------------------------------------------------------- */
+/* ---- orders ---------------------------------------------------------------------------------- */
 
 static void report_in_another_order(rank_state *state) {
     build_engine(state);
@@ -406,7 +406,7 @@ static void a_backward_that_was_broken_off_is_forgotten(void **unused) {
     on_all_worlds(&model, break_off);
 }
 
-/* ---- buckets ---------------------------------------------------------------------------------------------------- */
+/* ---- buckets --------------------------------------------------------------------------------- */
 
 static void count_reduces(rank_state *state) {
     build_engine(state);

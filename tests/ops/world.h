@@ -57,7 +57,7 @@ typedef struct rank_state {
 
 typedef void (*rank_body)(rank_state *state);
 
-/* ---- failing, from any thread -------------------------------------------------------------------------- */
+/* ---- failing, from any thread ---------------------------------------------------------------- */
 
 static inline void fail_at(rank_state *state, const char *file, int line, const char *what) {
     char text[256] = "";
@@ -78,7 +78,7 @@ static inline void fail_at(rank_state *state, const char *file, int line, const 
 /* After a call that may have failed inside. */
 #define CHECK_FINE() CHECK(state->failure[0] == '\0')
 
-/* ---- values that every rank can compute ---------------------------------------------------------------- */
+/* ---- values that every rank can compute ------------------------------------------------------ */
 
 static inline uint64_t mix(uint64_t value) {
     value ^= value >> 30;
@@ -115,7 +115,7 @@ static inline size_t elements_of(const shape *shape) {
     return shape->rows * shape->row_elements;
 }
 
-/* ---- the engine over the model ---------------------------------------------------------------------------- */
+/* ---- the engine over the model --------------------------------------------------------------- */
 
 static inline pst_status give_target(void *context, uint32_t group, void **memory,
                                      int *accumulate) {
@@ -216,7 +216,7 @@ static inline void update(rank_state *state) {
     CHECK_OK(pst_zero_updated(state->engine));
 }
 
-/* ---- uses ---------------------------------------------------------------------------------------------------- */
+/* ---- uses ------------------------------------------------------------------------------------ */
 
 static inline float read_gathered(const model *model, const char *memory, size_t element) {
     if (model->gather_dtype == PST_FLOAT32) return ((const float *)(const void *)memory)[element];
@@ -265,13 +265,12 @@ static inline void forward(rank_state *state, int grad) {
     CHECK_OK(pst_zero_end_forward(state->engine));
 }
 
-/* ---- gradients ------------------------------------------------------------------------------------------------ */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 static inline void make_gradients(rank_state *state, uint64_t step) {
     for (size_t p = 0; p < state->model->parameter_count; p++) {
         size_t count = elements_of(&state->model->shapes[p]);
-        if (state->gradients[p] == NULL)
-            state->gradients[p] = malloc((count + 1) * sizeof(float));
+        if (state->gradients[p] == NULL) state->gradients[p] = malloc((count + 1) * sizeof(float));
         for (size_t i = 0; i < count; i++)
             state->gradients[p][i] = gradient_of(state->rank, step, p, i);
     }
@@ -315,8 +314,8 @@ typedef float (*expected_gradient)(const rank_state *state, size_t parameter, si
 static inline void check_gradient(rank_state *state, size_t g, size_t p,
                                   expected_gradient expected) {
     pst_parameter_layout layout;
-    CHECK_OK(pst_zero_parameter_layout(state->engine, state->groups[g], state->parameters[p],
-                                       &layout));
+    CHECK_OK(
+        pst_zero_parameter_layout(state->engine, state->groups[g], state->parameters[p], &layout));
     if (!state->model->shapes[p].trainable) {
         CHECK(layout.gradient_offset == SIZE_MAX);
         return;
@@ -342,7 +341,7 @@ static inline pst_zero_stats stats_of(const rank_state *state) {
     return stats;
 }
 
-/* ---- running ranks ---------------------------------------------------------------------------------------------- */
+/* ---- running ranks --------------------------------------------------------------------------- */
 
 static inline void free_rank(rank_state *state) {
     pst_zero_destroy(state->engine);
@@ -364,11 +363,11 @@ static inline pst_status open_rank(rank_state *state) {
                                    .deadline_ns = state->model->deadline_ns};
     pst_status status = pst_runtime_create(&options, &state->runtime);
     if (status == PST_OK)
-        status = pst_local_comm_create(state->meeting, state->runtime, state->rank, 0,
-                                       &state->gather);
+        status =
+            pst_local_comm_create(state->meeting, state->runtime, state->rank, 0, &state->gather);
     if (status == PST_OK)
-        status = pst_local_comm_create(state->meeting, state->runtime, state->rank, 1,
-                                       &state->reduce);
+        status =
+            pst_local_comm_create(state->meeting, state->runtime, state->rank, 1, &state->reduce);
     return status;
 }
 
@@ -397,11 +396,8 @@ static inline void run_ranks(int world, const model *model, rank_body body, void
     assert_int_equal(pst_local_world_create(runtime, world, &meeting), PST_OK);
     for (int rank = 0; rank < world; rank++) {
         rank_state *state = &states[rank];
-        *state = (rank_state){.rank = rank,
-                              .world = world,
-                              .model = model,
-                              .argument = argument,
-                              .meeting = meeting};
+        *state = (rank_state){
+            .rank = rank, .world = world, .model = model, .argument = argument, .meeting = meeting};
         assert_int_equal(open_rank(state), PST_OK);
         starts[rank] = (rank_start){state, body};
     }
@@ -418,7 +414,7 @@ static inline void run_ranks(int world, const model *model, rank_body body, void
     if (failure[0] != '\0') fail_msg("%s", failure);
 }
 
-/* ---- models --------------------------------------------------------------------------------------------------------- */
+/* ---- models ---------------------------------------------------------------------------------- */
 
 static inline void add_shape(model *model, size_t rows, size_t row_elements, int trainable) {
     model->shapes[model->parameter_count++] = (shape){rows, row_elements, trainable};
