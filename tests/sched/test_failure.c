@@ -21,7 +21,7 @@ typedef struct fixture {
     pst_launch launch;
     step steps[TASKS];
     pst_task tasks[TASKS];
-    char names[TASKS][8];
+    char names[TASKS][16];
 } fixture;
 
 static void build(fixture *f, pst_graph_kind kind, pst_lane_mode mode, int failing, int by_test) {

@@ -1,0 +1,123 @@
+/* What the scheduler tells the trace: lane and worker slices, arrows between lanes, marks. */
+#include "tests/sched/harness.h"
+
+#include <penstock/trace.h>
+#include <unistd.h>
+
+static char *read_all(const char *path) {
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    char *text = calloc(1, 1 << 20);
+    (void)fread(text, 1, (1 << 20) - 1, file);
+    fclose(file);
+    return text;
+}
+
+static size_t count_of(const char *text, const char *word) {
+    size_t count = 0;
+    for (const char *at = text; (at = strstr(at, word)) != NULL; at += strlen(word))
+        count++;
+    return count;
+}
+
+static char *trace_of(pst_runtime *runtime) {
+    char path[] = "/tmp/penstock_traced_work_XXXXXX";
+    const int descriptor = mkstemp(path);
+    assert_true(descriptor >= 0);
+    (void)close(descriptor);
+    assert_ok(pst_trace_stop(runtime));
+    assert_ok(pst_trace_write(runtime, path));
+    char *text = read_all(path);
+    (void)unlink(path);
+    return text;
+}
+
+static void run(pst_runtime *runtime, pst_graph_kind kind, pst_lane **lanes) {
+    static step a, b, c;
+    a = (step){.name = "all gather"};
+    b = (step){.name = "forward"};
+    c = (step){.name = "reduce scatter", .asks = 2};
+    char graph_name[] = "gone before the trace is written";
+    pst_graph *graph = open_graph(runtime, kind, graph_name);
+    pst_task ta = add_step(graph, lanes[0], &a, NO_TASK, NO_TASK, NO_TASK);
+    pst_task tb = add_step(graph, lanes[1], &b, ta, NO_TASK, NO_TASK);
+    pst_task tc = add_step(graph, lanes[1], &c, tb, ta, NO_TASK);
+    pst_launch launch = {graph, 0};
+    if (kind == PST_GRAPH_SEALED) {
+        assert_ok(pst_graph_seal(graph));
+        assert_ok(pst_graph_launch(graph, &launch));
+    }
+    assert_ok(pst_launch_wait(launch));
+    pst_task_release(ta);
+    pst_task_release(tb);
+    pst_task_release(tc);
+    assert_ok(pst_graph_destroy(graph));
+}
+
+static void lanes_workers_and_arrows_are_recorded(void **state) {
+    (void)state;
+    for (int kind = PST_GRAPH_SEALED; kind <= PST_GRAPH_GROWING; kind++) {
+        pst_runtime *runtime = open_runtime(20000);
+        pst_lane *lanes[] = {open_lane(runtime, "gather", PST_LANE_PUMPED),
+                             open_lane(runtime, "reduce", PST_LANE_PUMPED)};
+        assert_ok(pst_trace_start(runtime));
+        assert_status(pst_trace_start(runtime), PST_ESTATE);
+        pst_trace_begin(runtime, "step 1");
+        run(runtime, (pst_graph_kind)kind, lanes);
+        pst_trace_counter(runtime, "arena bytes", 42);
+        pst_trace_end(runtime);
+        char *text = trace_of(runtime);
+        /* A slice on the lane and one on the thread that launched it. */
+        assert_int_equal(count_of(text, "\"all gather\""), 2);
+        assert_int_equal(count_of(text, "\"reduce scatter\""), 2);
+        assert_int_equal(count_of(text, "\"step 1\""), 1);
+        assert_int_equal(count_of(text, "\"arena bytes\""), 1);
+        assert_int_equal(count_of(text, "\"ph\":\"s\""), 2);
+        assert_int_equal(count_of(text, "\"ph\":\"f\""), 2);
+        assert_int_equal(count_of(text, "\"gather\""), 1);
+        pst_trace_stats stats;
+        pst_trace_get_stats(runtime, &stats);
+        assert_true(stats.records >= 8);
+        assert_int_equal(stats.overwritten, 0);
+        free(text);
+        pst_runtime_destroy(runtime);
+    }
+}
+
+static void a_workers_track_has_its_lanes_name(void **state) {
+    (void)state;
+    pst_runtime *runtime = open_runtime(20000);
+    pst_lane *lanes[] = {open_lane(runtime, "gather", PST_LANE_WORKER),
+                         open_lane(runtime, "reduce", PST_LANE_WORKER)};
+    assert_ok(pst_trace_start(runtime));
+    for (int i = 0; i < 20; i++)
+        run(runtime, PST_GRAPH_SEALED, lanes);
+    char *text = trace_of(runtime);
+    assert_int_equal(count_of(text, "\"forward\""), 40);
+    assert_true(count_of(text, "gather") >= 2);
+    free(text);
+    pst_runtime_destroy(runtime);
+}
+
+static void nothing_is_recorded_unless_started(void **state) {
+    (void)state;
+    pst_runtime *runtime = open_runtime(20000);
+    pst_lane *lanes[] = {open_lane(runtime, "gather", PST_LANE_PUMPED),
+                         open_lane(runtime, "reduce", PST_LANE_PUMPED)};
+    pst_trace_begin(runtime, "step");
+    run(runtime, PST_GRAPH_GROWING, lanes);
+    pst_trace_end(runtime);
+    pst_trace_stats stats;
+    pst_trace_get_stats(runtime, &stats);
+    assert_int_equal(stats.records, 0);
+    pst_runtime_destroy(runtime);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lanes_workers_and_arrows_are_recorded),
+        cmocka_unit_test(a_workers_track_has_its_lanes_name),
+        cmocka_unit_test(nothing_is_recorded_unless_started),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
