@@ -116,6 +116,7 @@ struct pst_zero {
     pst__queue queues[PST__LANE_COUNT];
     int one_comm; /* both directions share a communicator, so reductions go out at the end only */
     pst__operation *spare;
+    size_t lost; /* collectives that no abort could end: nothing of the engine is ever freed */
     pst_arena *gathered, *storage;
     pst_buckets *buckets;
     pst_event *shards_ready; /* compute's last write to shards or communication copies */

@@ -33,10 +33,12 @@ static void wake_lane(void *lane) {
 static void operation_reset(pst__operation *operation, pst__queue *queue) {
     operation->queue = queue;
     operation->work = (pst_collective_work){.comm = queue->comm};
+    operation->work.status = PST_ECANCELED; /* until it is started */
     operation->work.collective.wake = wake_lane;
     operation->work.collective.wake_argument = queue->lane;
     operation->task = (pst_task){NULL, 0};
     operation->done = NULL;
+    operation->abandoned = 0;
     operation->group = PST__NO_GROUP;
     operation->staging = (pst_lease){0};
     operation->has_bucket = 0;
@@ -80,11 +82,13 @@ static void poison(pst__operation *operation, pst_status status) {
     pst_runtime_poison(operation->engine->runtime, status, text);
 }
 
-/* The task never ran when the runtime was poisoned before: then that error has been told. */
+/* The task never ran, or was abandoned, when the runtime was poisoned before: then that error has
+ * been told. */
 static void ended(void *argument, pst_status status) {
     pst__operation *operation = argument;
     if (status == PST_OK && operation->done != NULL) operation->done(operation);
     if (status < 0 && operation->work.status == status) poison(operation, status);
+    operation->abandoned = status < 0 && operation->work.status >= 0;
     /* Pairs with the acquire in reap: all the callback did is over when the memory is reused. */
     pst__store_release(&operation->ended, 1);
 }
@@ -223,13 +227,22 @@ static void forget_gather(pst_zero *engine, const pst__operation *operation) {
     if (group->gather == operation) group->gather = NULL;
 }
 
+/* Only an abort can take an abandoned collective's memory back from its communicator. */
+static int is_lost(const pst__operation *operation) {
+    pst_comm *comm = operation->work.comm;
+    return operation->abandoned && comm->ops->abort(comm, PST_ECANCELED) != PST_OK;
+}
+
 static void reap_queue(pst_zero *engine, pst__queue *queue) {
     /* The acquire pairs with the release in ended. */
     while (queue->oldest != NULL && pst__load_acquire(&queue->oldest->ended)) {
         pst__operation *operation = queue->oldest;
         queue->oldest = operation->next;
         forget_gather(engine, operation);
-        pst__operation_give(engine, operation);
+        if (is_lost(operation))
+            engine->lost++;
+        else
+            pst__operation_give(engine, operation);
     }
 }
 

@@ -12,7 +12,8 @@ struct pst__operation {
     pst_zero *engine;
     pst__queue *queue;
     pst_event *ready; /* compute's writes that the collective reads */
-    int ended;        /* atomic: the callback has run, nothing refers to this any more */
+    int ended;        /* atomic: the callback has run, the scheduler refers to this no more */
+    int abandoned;    /* it was in flight when all was stopped: its communicator may still write */
     void (*done)(pst__operation *operation); /* (optional) on the worker, when it went well */
     uint64_t argument;
     uint32_t group; /* whose gather this is, or PST__NO_GROUP */

@@ -358,7 +358,8 @@ static int drained(pst_zero *engine) {
 }
 
 int pst__zero_quiesce(pst_zero *engine) {
-    return all_ended(engine) || drained(engine) || abort_in_time(engine);
+    int ended = all_ended(engine) || drained(engine) || abort_in_time(engine);
+    return ended && engine->lost == 0;
 }
 
 void pst_zero_destroy(pst_zero *engine) {

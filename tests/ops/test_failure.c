@@ -173,6 +173,106 @@ static void destroying_in_mid_flight_does_not_hang(void **unused) {
     run_ranks(2, &model, gather_on_one_rank, NULL);
 }
 
+/* A communicator that stops answering and cannot be aborted: what a network can do. */
+typedef struct deaf_comm {
+    pst_comm comm;
+    pst_comm_ops ops;
+    pst_comm *inner;
+    int is_deaf;
+    void *segments[8];
+    size_t segment_count, freed;
+} deaf_comm;
+
+static pst_status deaf_start(pst_comm *comm, const pst_collective *collective, pst_stream *stream,
+                             void **request) {
+    deaf_comm *deaf = comm->context;
+    if (__atomic_load_n(&deaf->is_deaf, __ATOMIC_ACQUIRE)) return PST_PENDING;
+    return deaf->inner->ops->start(deaf->inner, collective, stream, request);
+}
+
+static pst_status deaf_test(pst_comm *comm, void *request) {
+    deaf_comm *deaf = comm->context;
+    if (__atomic_load_n(&deaf->is_deaf, __ATOMIC_ACQUIRE)) return PST_PENDING;
+    return deaf->inner->ops->test(deaf->inner, request);
+}
+
+static size_t deaf_staging(pst_comm *comm, const pst_collective *collective) {
+    deaf_comm *deaf = comm->context;
+    return deaf->inner->ops->staging_bytes(deaf->inner, collective);
+}
+
+static pst_status deaf_abort(pst_comm *comm, pst_status status) {
+    (void)comm, (void)status;
+    return PST_EBUSY;
+}
+
+static const char *deaf_text(pst_comm *comm) {
+    (void)comm;
+    return "deaf";
+}
+
+static pst_status take_segment(void *context, size_t bytes, void **memory) {
+    deaf_comm *deaf = context;
+    *memory = aligned_alloc(PST_ARENA_ALIGNMENT, bytes);
+    deaf->segments[deaf->segment_count++] = *memory;
+    return *memory == NULL ? PST_ENOMEM : PST_OK;
+}
+
+static void free_segment(void *context, void *memory, size_t bytes) {
+    (void)bytes;
+    ((deaf_comm *)context)->freed++;
+    free(memory);
+}
+
+static void go_deaf(rank_state *state) {
+    deaf_comm deaf = {.inner = state->gather};
+    deaf.ops = (pst_comm_ops){.api_version = PST_COMM_API_VERSION,
+                              .staging_bytes = deaf_staging,
+                              .start = deaf_start,
+                              .test = deaf_test,
+                              .abort = deaf_abort,
+                              .error_text = deaf_text};
+    deaf.comm = (pst_comm){&deaf.ops, &deaf, 0, 1};
+    pst_zero_options options = {.size = sizeof options,
+                                .stage = 3,
+                                .gather_comm = &deaf.comm,
+                                .reduce_comm = state->reduce,
+                                .segment_alloc = take_segment,
+                                .segment_free = free_segment,
+                                .segment_context = &deaf};
+    CHECK_OK(pst_zero_create(state->runtime, &options, &state->engine));
+    for (size_t p = 0; p < state->model->parameter_count; p++)
+        CHECK_OK(add_parameter(state, p, &state->model->shapes[p]));
+    for (size_t g = 0; g < state->model->group_count; g++)
+        CHECK_OK(add_group(state, g));
+    CHECK_OK(pst_zero_seal(state->engine));
+    bind_all(state);
+    CHECK_FINE();
+    __atomic_store_n(&deaf.is_deaf, 1, __ATOMIC_RELEASE);
+    void *memory;
+    CHECK_OK(pst_zero_begin_forward(state->engine, 0));
+    CHECK_OK(pst_zero_gather(state->engine, state->groups[0]));
+    CHECK(pst_zero_wait(state->engine, state->groups[0], &memory) == PST_ETIMEDOUT);
+    pst_zero_destroy(state->engine);
+    state->engine = NULL;
+    size_t freed = deaf.freed;
+    state->gather->ops->destroy(state->gather);
+    state->reduce->ops->destroy(state->reduce);
+    pst_runtime_destroy(state->runtime); /* it still asks the deaf communicator */
+    state->runtime = NULL;
+    state->gather = state->reduce = NULL;
+    for (size_t i = 0; i < deaf.segment_count; i++)
+        free(deaf.segments[i]);
+    CHECK(deaf.segment_count > 0 && freed == 0);
+}
+
+static void memory_that_a_communicator_may_still_write_is_not_freed(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    model.deadline_ns = SHORT_DEADLINE_NS / 3;
+    run_ranks(1, &model, go_deaf, NULL);
+}
+
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
 static void misuse(rank_state *state) {
@@ -299,6 +399,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_leaves_ends_the_others),
         cmocka_unit_test(a_rank_that_takes_no_part_runs_into_the_deadline),
         cmocka_unit_test(destroying_in_mid_flight_does_not_hang),
+        cmocka_unit_test(memory_that_a_communicator_may_still_write_is_not_freed),
         cmocka_unit_test(calls_out_of_order_are_refused),
         cmocka_unit_test(bad_parameters_and_groups_are_named),
         cmocka_unit_test(a_target_that_cannot_be_had_ends_the_training),
