@@ -160,7 +160,6 @@ static uint32_t connect(pst__link *link, pst__grown *source, pst__grown *target,
                         pst_status *status) {
     pst_lane *lane = target->node.lane;
     link->target = target;
-    link->name = source->detail.name;
     if (lane->asynchronous && source->node.lane != lane) {
         link->source = source;
         (void)pst__add_relaxed(&source->references, 1); /* the caller's handle holds it meanwhile */
@@ -237,10 +236,7 @@ static void put_back(pst_graph *graph, pst__grown *task) {
 /* After a cancel tasks are refused until all that were canceled have ended; then work goes on. */
 static pst_status begin_adding(pst_graph *graph) {
     pst_status poison = pst_runtime_status(graph->runtime);
-    if (poison != PST_OK)
-        return pst__runtime_fail(graph->runtime, poison,
-                                 "graph %s takes no more tasks: the runtime was stopped",
-                                 graph->name);
+    if (poison != PST_OK) return poison; /* the text says already why */
     pst__run *run = &graph->runs[0];
     if (pst__load_relaxed(&graph->stop) == PST_OK || pst__load_acquire(&run->unfinished) != 0)
         return PST_OK;

@@ -129,8 +129,10 @@ static int stop_all(pst_runtime *runtime, pst_status status) {
 
 void pst_runtime_poison(pst_runtime *runtime, pst_status status, const char *text) {
     if (runtime == NULL || status >= 0) return;
-    if (stop_all(runtime, status) && text != NULL)
+    /* The text first: whoever sees the poison finds it. */
+    if (text != NULL && pst_runtime_status(runtime) == PST_OK)
         (void)pst__runtime_fail(runtime, status, "the runtime was stopped: %s", text);
+    (void)stop_all(runtime, status);
 }
 
 int pst__runtime_is_idle(pst_runtime *runtime) {
