@@ -24,7 +24,7 @@ def find_blocks(model: nn.Module, blocks: Blocks = None) -> list[Named]:
     blocks : iterable of (str, class, module), or callable, optional
         Names or patterns (``"layers.*"``), classes, modules; or a predicate over (name, module).
         Left out: the elements of each outermost ``nn.ModuleList``; without such a list, the
-        instances of the class that repeats and holds most parameters.
+        instances of the class that repeats and holds most parameters, and is in no other such class.
 
     Returns
     -------
@@ -76,14 +76,24 @@ def _listed(model: nn.Module) -> list[Named]:
 
 
 def _repeated(model: nn.Module) -> list[Named]:
-    best: list[Named] = []
-    best_size = 0
-    for kind in dict.fromkeys(type(module) for module in model.modules()):
-        found = _outermost(model, lambda name, module, kind=kind: type(module) is kind)
-        size = sum(p.numel() for _, module in found for p in module.parameters())
-        if len(found) > 1 and size > best_size:
-            best, best_size = found, size
-    return best
+    """Instances of the repeated class with most parameters that is in no other repeated class."""
+    kinds = dict.fromkeys(type(m) for m in model.modules() if type(m) is not nn.Sequential)
+    found = {kind: _outermost(model, lambda _, m, kind=kind: type(m) is kind) for kind in kinds}
+    repeated = {kind: named for kind, named in found.items() if len(named) > 1}
+    outer = {
+        kind: named
+        for kind, named in repeated.items()
+        if not any(_contains(others, kind) for k, others in repeated.items() if k is not kind)
+    }
+    return max(outer.values(), key=_size, default=[])
+
+
+def _contains(blocks: list[Named], kind: type[nn.Module]) -> bool:
+    return any(type(inner) is kind for _, block in blocks for inner in block.modules())
+
+
+def _size(blocks: list[Named]) -> int:
+    return sum(p.numel() for _, block in blocks for p in block.parameters())
 
 
 def _selects(selector: Selector, name: str, module: nn.Module) -> bool:
