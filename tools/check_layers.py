@@ -16,7 +16,7 @@ LAYERS = ("base", "tracing", "sched", "mem", "ops")  # a layer includes itself a
 MAX_LINES = 700
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
-FORBIDDEN = re.compile(r"(?<![.>\w])(assert|printf|fprintf|puts|fputs|perror|abort|exit|_exit|quick_exit)\(")
+FORBIDDEN = re.compile(r"(?<![.>\w])(assert|f?printf|f?puts|perror|abort|_?exit|quick_exit)\(")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|home/\w+|tmp/\w+)/")
 COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 
