@@ -8,6 +8,7 @@ void pst__error_init(pst__error *error, void (*log)(void *, pst_log_level, const
                      void *log_context) {
     ck_spinlock_init(&error->lock);
     error->text[0] = '\0';
+    error->count = 0;
     error->log = log;
     error->log_context = log_context;
 }
@@ -20,6 +21,7 @@ pst_status pst__fail(pst__error *error, pst_status status, const char *format, .
     va_end(arguments);
     ck_spinlock_lock(&error->lock);
     memcpy(error->text, text, sizeof text);
+    __atomic_store_n(&error->count, error->count + 1, __ATOMIC_RELAXED); /* read without the lock */
     ck_spinlock_unlock(&error->lock);
     if (error->log != NULL) error->log(error->log_context, PST_LOG_ERROR, text);
     return status;

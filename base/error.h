@@ -11,6 +11,7 @@
 typedef struct pst__error {
     ck_spinlock_t lock;
     char text[PST__ERROR_BYTES];
+    unsigned count; /* of texts so far: tells whether a call has left one */
     void (*log)(void *context, pst_log_level level, const char *text);
     void *log_context;
 } pst__error;

@@ -59,6 +59,25 @@ void pst__advance_release(pst__advance *advance, pst__node *node, pst__phase pha
     }
 }
 
+#if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+/* In debug builds and under the sanitizers: a state that may not follow stops the runtime. */
+static void check_transition(const pst__node *node, uint64_t number, pst__task_state to) {
+    const uint32_t word = pst__load_relaxed(&node->word);
+    const int same_launch = pst__word_number(word) == (number & PST__NUMBER_MASK);
+    const pst__task_state from = same_launch ? pst__word_state(word) : PST__TASK_PENDING;
+    if (pst__task_may_become(from, to)) return;
+    pst_runtime_poison(node->graph->runtime, PST_ESTATE, pst__node_name(node));
+}
+#else
+#define check_transition(node, number, to) (void)0
+#endif
+
+void pst__node_become(pst__node *node, uint64_t number, pst__task_state state, pst_status status) {
+    check_transition(node, number, state);
+    /* Release: pairs with the acquire in pst__look, by which waits and tests see it. */
+    pst__store_release(&node->word, pst__word(number, state, status));
+}
+
 static void count(const pst__advance *advance, const pst__node *node, pst__run *run,
                   uint32_t launched, uint32_t finished) {
     if (advance->lane == NULL)
@@ -87,8 +106,7 @@ void pst__node_end(pst__advance *advance, pst__node *node, uint64_t number, pst_
     }
     if (node->detail != NULL && node->detail->done != NULL)
         call_back(advance, node, run, &launched, status);
-    /* Release: pairs with the acquire in pst__node_look, by which waits and tests see the end. */
-    pst__store_release(&node->word, pst__word(number, state, status));
+    pst__node_become(node, number, state, status);
     /* Without a fence: a waiter that this look misses is woken at the end of the lane's turn. */
     if (pst__load_relaxed(&runtime->waiters) != 0) pst__runtime_wake_waiters(runtime);
     pst__advance_release(advance, node, phase, status);

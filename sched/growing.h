@@ -11,7 +11,6 @@ typedef struct pst__link {
     struct pst__link *next;
     pst__grown *target;
     pst__grown *source; /* held while the target's stream may have to wait for its event */
-    const char *name;   /* of the source */
     uint64_t flow;      /* the arrow that the source has begun in the trace; 0: none */
 } pst__link;
 

@@ -41,6 +41,7 @@ struct pst_lane {
     pst__node *watched;    /* the oldest in flight that has an event: the one that is polled */
     pst__node *tail;       /* in flight when tail_event was recorded */
     pst_event *tail_event; /* completion of the last tasks, which need no event themselves */
+    unsigned texts;        /* the runtime's error texts before the latest launch or test */
     int needs_poll;        /* something launched, or a wait, is to be asked again */
     pst__tally tally;
 };

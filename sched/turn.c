@@ -3,6 +3,7 @@
 #include "sched/trace_hooks.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 /* ---- the head of the queue
  * ------------------------------------------------------------------------ */
@@ -75,17 +76,30 @@ static pst_status call_launch(const pst__node *node, const pst_lane *lane) {
     return lane->device->ops->launch(lane->device, lane->stream, &work);
 }
 
-static void report_failure(const pst__node *node, const pst_lane *lane, pst_status status) {
+/* What the work itself or its device has said about it. */
+static void get_reason(const pst_lane *lane, char *reason, size_t size) {
     pst_runtime *runtime = lane->runtime;
-    char before[256];
-    (void)pst__error_get(&runtime->error, before, sizeof before);
-    const char *detail =
-        lane->device->ops->error_text == NULL ? NULL : lane->device->ops->error_text(lane->device);
+    const pst_device_ops *ops = lane->device->ops;
+    const char *text = ops->error_text == NULL ? NULL : ops->error_text(lane->device);
+    reason[0] = '\0';
+    if (pst__load_relaxed(&runtime->error.count) != lane->texts)
+        (void)pst__error_get(&runtime->error, reason, size);
+    else if (text != NULL)
+        (void)snprintf(reason, size, "%s", text);
+}
+
+static void report_failure(const pst__node *node, const pst_lane *lane, pst_status status) {
+    char reason[512];
+    get_reason(lane, reason, sizeof reason);
     (void)pst__runtime_fail(
-        runtime, status, "lane %s: task %s (ticket %" PRIu64 ") of graph %s failed: %s%s%s%s%s%s",
+        lane->runtime, status, "lane %s: task %s (ticket %" PRIu64 ") of graph %s failed: %s%s%s",
         lane->name, pst__node_name(node), pst__node_ticket(node), node->graph->name,
-        pst_status_text(status), detail == NULL ? "" : "; device: ", detail == NULL ? "" : detail,
-        before[0] == '\0' ? "" : " [last text before: ", before, before[0] == '\0' ? "" : "]");
+        pst_status_text(status), reason[0] == '\0' ? "" : ": ", reason);
+}
+
+/* Relaxed: what this thread writes itself is what it asks about. */
+static void note_texts(pst_lane *lane) {
+    lane->texts = pst__load_relaxed(&lane->runtime->error.count);
 }
 
 static void end_failed(pst__advance *advance, pst__node *node, uint64_t number, pst_status status,
@@ -117,7 +131,7 @@ static void launched_on_device(pst__advance *advance, pst__node *node, uint64_t 
     }
     node->detail->event_recorded = (node->flags & PST__NODE_EVENT) != 0;
     into_flight(lane, node);
-    pst__store_release(&node->word, pst__word(number, PST__TASK_LAUNCHED, PST_OK));
+    pst__node_become(node, number, PST__TASK_LAUNCHED, PST_OK);
     pst__lane_count(lane, node->graph, pst__graph_run(node->graph, number), 1, 0);
     if (pst__load_relaxed(&lane->runtime->waiters) != 0) pst__runtime_wake_waiters(lane->runtime);
     pst__advance_release(advance, node, PST__WHEN_LAUNCHED, PST_OK);
@@ -127,7 +141,7 @@ static void launched_on_device(pst__advance *advance, pst__node *node, uint64_t 
 static void launched_pending(pst__advance *advance, pst__node *node, uint64_t number) {
     pst_lane *lane = advance->lane;
     lane->current = node;
-    pst__store_release(&node->word, pst__word(number, PST__TASK_LAUNCHED, PST_OK));
+    pst__node_become(node, number, PST__TASK_LAUNCHED, PST_OK);
     pst__lane_count(lane, node->graph, pst__graph_run(node->graph, number), 1, 0);
 }
 
@@ -160,6 +174,7 @@ static int advance_head(pst__advance *advance) {
     pst_lane *lane = advance->lane;
     pst__node *node = head_of(lane);
     if (node == NULL) return 0;
+    note_texts(lane);
     const pst_status stop = stop_of(node);
     const pst_status waits = stop < 0 ? PST_OK : wait_before(node, lane);
     if (waits == PST_PENDING) {
@@ -192,6 +207,7 @@ static int is_abandoned(const pst_runtime *runtime) {
 static int end_current(pst__advance *advance) {
     pst_lane *lane = advance->lane;
     pst__node *node = lane->current;
+    note_texts(lane);
     pst_status status = lane->device->ops->progress(lane->device, lane->stream);
     if (status == PST_PENDING && is_abandoned(lane->runtime))
         status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
@@ -236,10 +252,12 @@ static pst__node *find_watched(const pst_lane *lane) {
 /* A failure after the launch: what the device did from there on is unknown. */
 static void lose_flights(pst__advance *advance, pst_status status) {
     pst_lane *lane = advance->lane;
+    lane->watched = NULL;
     report_failure(lane->flight_first, lane, status);
     pst_runtime_poison(lane->runtime, status, NULL);
     while (lane->flight_first != NULL)
         end_oldest(advance, status);
+    pst__advance_finish(advance);
 }
 
 /* The last tasks in flight have no event of their own: one for all of them is recorded, when
@@ -264,6 +282,7 @@ static int end_flights(pst__advance *advance) {
     if (lane->watched == NULL) lane->watched = find_watched(lane);
     if (lane->watched == NULL) return 0;
     pst__node *last = lane->watched;
+    note_texts(lane);
     pst_status status = lane->device->ops->event_query(lane->device, event_in_flight(lane, last));
     if (status == PST_PENDING && is_abandoned(lane->runtime))
         status = (pst_status)pst__load_relaxed(&lane->runtime->poison);

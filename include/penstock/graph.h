@@ -34,15 +34,15 @@ typedef enum pst_lane_order {
 } pst_lane_order;
 
 typedef struct pst_lane_options {
-    size_t size;          /* sizeof(pst_lane_options) */
-    const char *name;     /* "gather"; copied; shown in errors and traces; required */
-    pst_device *device;   /* NULL: the runtime's host device; must outlive the runtime */
-    pst_stream *stream;   /* NULL: a stream of the lane's own; BORROWED lanes: the caller's, or
-                             NULL for the calling thread (host) */
+    size_t size;        /* sizeof(pst_lane_options) */
+    const char *name;   /* "gather"; copied; shown in errors and traces; required */
+    pst_device *device; /* NULL: the runtime's host device; must outlive the runtime */
+    pst_stream *stream; /* NULL: a stream of the lane's own; BORROWED lanes: the caller's, or
+                           NULL for the calling thread (host) */
     pst_lane_mode mode;
     pst_lane *share_with; /* SHARED: a lane in mode WORKER */
     pst_lane_order order;
-    int priority;         /* of the lane's own stream */
+    int priority; /* of the lane's own stream */
 } pst_lane_options;
 
 /* A lane lives until its runtime is destroyed. PST_EINVAL, PST_ENOMEM, PST_ESYSTEM, and what the
@@ -75,19 +75,20 @@ typedef enum pst_graph_kind { PST_GRAPH_SEALED = 0, PST_GRAPH_GROWING } pst_grap
 typedef void (*pst_task_callback)(void *argument, pst_status status);
 
 typedef struct pst_task_options {
-    size_t size;                 /* sizeof(pst_task_options) */
-    const char *name;            /* for errors and traces; must live as long as the graph; NULL: "" */
-    pst_lane *lane;              /* where it runs; NULL only for gates */
-    pst_work work;               /* work.start == NULL makes a task that only orders others */
-    const pst_task *after;       /* predecessors: edges added with the task */
+    size_t size;           /* sizeof(pst_task_options) */
+    const char *name;      /* for errors and traces (which copy it); must live as long as the graph;
+                              NULL: "" */
+    pst_lane *lane;        /* where it runs; NULL only for gates */
+    pst_work work;         /* work.start == NULL makes a task that only orders others */
+    const pst_task *after; /* predecessors: edges added with the task */
     size_t after_count;
     pst_event *const *after_events; /* events of the lane's device that its stream waits for first
                                        (at most 4; a lease's last use); must live until it ends */
     size_t after_event_count;
-    pst_task_callback done;      /* (optional) */
+    pst_task_callback done; /* (optional) */
     void *done_argument;
-    uint64_t ticket;             /* shown in traces and errors; 0: none */
-    uint64_t bytes;              /* shown in traces; 0: none */
+    uint64_t ticket; /* shown in traces and errors; 0: none */
+    uint64_t bytes;  /* shown in traces; 0: none */
 } pst_task_options;
 
 /* `graph` is owned by the caller until destroyed; it is used by one thread at a time while it is
@@ -95,7 +96,8 @@ typedef struct pst_task_options {
 PST_API pst_status pst_graph_create(pst_runtime *runtime, pst_graph_kind kind, const char *name,
                                     pst_graph **graph);
 
-/* Destroys a graph. PST_EBUSY while launched tasks are unfinished (wait first); NULL is fine. */
+/* Destroys a graph; handles of its tasks, released or not, are void from then on. PST_EBUSY while
+ * tasks or gates of a launch are unfinished (wait first, or cancel and wait); NULL is fine. */
 PST_API pst_status pst_graph_destroy(pst_graph *graph);
 
 /* Adds a task. In a sealed graph: while building only (PST_ESTATE later). In a growing graph the
@@ -103,8 +105,7 @@ PST_API pst_status pst_graph_destroy(pst_graph *graph);
  * NULL when nobody asks for it, otherwise the caller owns the handle and gives it back with
  * pst_task_release. One thread at a time adds to a graph. PST_EINVAL names what is wrong (a
  * predecessor of another graph, a lane of another runtime, a BORROWED lane), PST_ENOMEM. */
-PST_API pst_status pst_graph_add(pst_graph *graph, const pst_task_options *options,
-                                 pst_task *task);
+PST_API pst_status pst_graph_add(pst_graph *graph, const pst_task_options *options, pst_task *task);
 
 /* Adds a gate: a task with no work, opened from outside with pst_gate_open. `lane` NULL. In a
  * growing graph it may have no predecessors. */
@@ -122,7 +123,8 @@ PST_API pst_status pst_graph_outer_open(pst_graph *graph, pst_task gate);
 PST_API pst_status pst_graph_outer_wait(pst_graph *graph, pst_task task);
 
 /* Checks and freezes a graph: PST_ECYCLE with a text that names the cycle's tasks in order, and the
- * graph can still be changed. A sealed graph can be launched. Also PST_ENOMEM, PST_ESTATE. */
+ * graph can still be changed. Lanes BY_SUBMISSION take part: the order of adding is an order of
+ * launching there. A sealed graph can be launched. Also PST_ENOMEM, PST_ESTATE. */
 PST_API pst_status pst_graph_seal(pst_graph *graph);
 PST_API size_t pst_graph_size(const pst_graph *graph); /* tasks and gates */
 
@@ -138,13 +140,16 @@ typedef struct pst_launch {
     uint64_t number;
 } pst_launch;
 
-/* Starts run k+1. PST_EBUSY until every task of run k is launched, PST_ESTATE when not sealed. Does
- * not block, does not allocate. `launch` may be NULL. One thread at a time. */
+/* Starts run k+1. PST_EBUSY (without an error text) until every task of run k is launched and every
+ * task of run k-1 has ended, PST_ESTATE when not sealed, or a poisoned runtime's status. The
+ * callback of a run's last task may call it. Does not block, does not allocate. `launch` may be
+ * NULL. One thread at a time. */
 PST_API pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch);
 
-/* Opens a gate of the current launch (or of a growing graph). `borrowed`: what must come first on the
- * caller's side: an event is recorded on that lane's stream and the gate's successors wait for it;
- * NULL: what the calling thread has done so far. PST_ESTATE when it is open already. Any thread. */
+/* Opens a gate of the current launch (or of a growing graph). `borrowed`: what must come first on
+ * the caller's side: an event is recorded on that lane's stream and the gate's successors wait for
+ * it; NULL: what the calling thread has done so far. PST_ESTATE when it is open already. Any
+ * thread. */
 PST_API pst_status pst_gate_open(pst_launch launch, pst_task gate, pst_lane *borrowed);
 
 /* Makes `borrowed` (a BORROWED lane; NULL: the calling thread) wait until the task is done. A
@@ -155,18 +160,25 @@ PST_API pst_status pst_gate_open(pst_launch launch, pst_task gate, pst_lane *bor
  * task and ticket and what it waits for. Not for threads that a callback runs on. */
 PST_API pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed);
 
-/* PST_PENDING until the task has ended, then its status. Any thread, never blocks. */
+/* PST_PENDING until the task has ended, then its status. Of a sealed graph the latest launch can be
+ * asked about, and the one before; a task that has been launched again since then answers with the
+ * first error of the launch asked about. PST_ESTATE for other launches. Any thread, never blocks.
+ */
 PST_API pst_status pst_task_test(pst_launch launch, pst_task task);
 
 /* Waits until every task of this launch (growing graph: every task submitted so far) has ended;
- * returns the first error. Serves lanes meanwhile, as pst_task_wait. */
+ * returns the first error (of a growing graph: the first one ever). Serves lanes meanwhile, as
+ * pst_task_wait. */
 PST_API pst_status pst_launch_wait(pst_launch launch);
 
-/* Cancels what is not launched yet; those tasks end with PST_ECANCELED. Launched ones go on. */
+/* Cancels what is not launched yet; those tasks end with PST_ECANCELED. Launched ones go on. A
+ * growing graph cancels what is added, too, until all of it has ended. Any thread, never blocks. */
 PST_API pst_status pst_launch_cancel(pst_launch launch);
 
 /* An event recorded after the task on its lane's stream, for use as after_events elsewhere; valid
- * until the task's handle is released. NULL until the task is launched. */
+ * until the task's handle is released. NULL until the task is launched, and without memory. Any
+ * thread; if nobody could foresee the question it waits for the end of the lane's turn, no longer.
+ */
 PST_API pst_event *pst_task_event(pst_launch launch, pst_task task);
 
 #ifdef __cplusplus

@@ -29,14 +29,18 @@ static inline uint16_t pst__to_bfloat16(float value) {
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
-/* Shifts exponent and fraction into place and multiplies by 2^112, which also makes subnormals
- * right; infinity and NaN keep the largest exponent. */
+/* Normal values move exponent and fraction into place; infinity and NaN keep the largest exponent;
+ * subnormal ones are their fraction times 2^-24 (no arithmetic on float's own subnormals, for which
+ * processors are slow). */
 static inline float pst__from_float16(uint16_t half) {
     const uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
     const uint32_t magnitude = (uint32_t)(half & 0x7fffu) << 13;
-    const uint32_t finite = pst__bits_of(pst__float_of(magnitude) * 0x1p112f);
+    const uint32_t exponent = half & 0x7c00u;
+    const uint32_t normal = magnitude + (112u << 23);
     const uint32_t special = magnitude | 0x7f800000u;
-    return pst__float_of(sign | ((half & 0x7c00u) == 0x7c00u ? special : finite));
+    const uint32_t subnormal = pst__bits_of((float)(int)(half & 0x3ffu) * 0x1p-24f);
+    const uint32_t finite = exponent == 0 ? subnormal : normal;
+    return pst__float_of(sign | (exponent == 0x7c00u ? special : finite));
 }
 
 /* Three ranges: too large or NaN; normal, rounded by adding half of the last kept bit; subnormal,

@@ -90,6 +90,36 @@ static void the_text_of_a_failure_names_the_ticket(void **state) {
     close_fixture(&f);
 }
 
+static pst_status fail_with_a_text(void *argument, pst_stream *stream) {
+    pst_graph *second;
+    (void)stream;
+    /* Any call that leaves an error text in the runtime. */
+    return pst_graph_create(argument, (pst_graph_kind)77, "what the work says", &second);
+}
+
+static void the_text_of_the_work_itself_is_carried_on(void **state) {
+    (void)state;
+    pst_runtime *runtime = open_runtime(0);
+    pst_lane *lane = open_lane(runtime, "gather", PST_LANE_PUMPED);
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
+    step silent = {.name = "silent", .result = PST_EIO};
+    const pst_task_options talks = {.size = sizeof talks,
+                                    .name = "talks",
+                                    .lane = lane,
+                                    .work = {fail_with_a_text, NULL, runtime}};
+    assert_ok(pst_graph_add(graph, &talks, NULL));
+    pump(runtime);
+    assert_error(runtime, "task talks", "what the work says", "77");
+    const pst_task_options says_nothing = step_options(&silent, lane);
+    assert_ok(pst_graph_add(graph, &says_nothing, NULL));
+    pump(runtime);
+    char text[1024];
+    (void)pst_runtime_error(runtime, text, sizeof text);
+    assert_non_null(strstr(text, "task silent"));
+    assert_null(strstr(text, "what the work says"));
+    pst_runtime_destroy(runtime);
+}
+
 static void after_a_failure_the_graph_runs_again(void **state) {
     (void)state;
     fixture f;
@@ -280,6 +310,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_task_failed_in_turn),
         cmocka_unit_test(the_text_of_a_failure_names_the_ticket),
+        cmocka_unit_test(the_text_of_the_work_itself_is_carried_on),
         cmocka_unit_test(after_a_failure_the_graph_runs_again),
         cmocka_unit_test(a_pending_start_without_a_test_fails),
         cmocka_unit_test(a_long_chain_is_canceled_without_recursion),
