@@ -75,14 +75,13 @@ static pst_status gather_in_order(pst_zero *engine, size_t limit, size_t used) {
 
 static pst_status gather_backward(pst_zero *engine, uint32_t group) {
     const pst__backward *order = &engine->order.gathers;
-    const pst_zero_options *options = &engine->options;
+    const pst__plan *plan = engine->pass.backward_plan;
     size_t position = order->position[group];
     engine->needed_here[group] = 1;
     if (position != PST__NO_POSITION) {
-        size_t limit = engine->pass.backward_plan == NULL
-                           ? position + 1
-                           : pst__backward_limit(order, engine->order.bytes, position,
-                                                 options->prefetch_ahead, options->prefetch_bytes);
+        size_t limit = plan == NULL ? position + 1
+                                    : pst__backward_limit(order, engine->order.bytes, position,
+                                                          plan->ahead, plan->budget);
         pst_status status = gather_in_order(engine, limit, position);
         if (status != PST_OK) return status;
     }

@@ -250,6 +250,8 @@ static pst_status plan_alloc(const pst__plan_input *input, pst__plan **plan) {
     *plan = fresh;
     if (fresh == NULL) return PST_ENOMEM;
     fresh->group_count = input->group_count;
+    fresh->ahead = input->ahead;
+    fresh->budget = input->budget;
     fresh->step_capacity = input->count;
     fresh->steps = pst__heap_alloc(input->heap, input->count * sizeof *fresh->steps);
     fresh->backward_offsets =
@@ -293,7 +295,8 @@ static void hash_plan(pst__plan *plan) {
     }
     hash =
         pst__hash(hash, plan->backward_offsets, plan->group_count * sizeof *plan->backward_offsets);
-    plan->summary.hash = pst__hash(hash, &plan->summary.peak_bytes, sizeof(size_t));
+    uint64_t fields[] = {plan->ahead, plan->budget, plan->summary.peak_bytes};
+    plan->summary.hash = pst__hash(hash, fields, sizeof fields);
 }
 
 static pst_status build(simulation *sim) {

@@ -31,6 +31,8 @@ typedef struct pst__plan {
     size_t issue_count, issue_capacity;
     size_t *backward_offsets; /* by group: of its gather in the backward; PST__ANYWHERE: none */
     size_t group_count;
+    uint32_t ahead; /* what it was made with; the backward goes by them too */
+    size_t budget;
     pst_zero_plan summary;
 } pst__plan;
 

@@ -348,6 +348,8 @@ static void compile_it_oneself(rank_state *state) {
     pst_zero_reset_stats(state->engine);
     forward(state, 1);
     CHECK_FINE();
+    backward(state, 1);
+    CHECK_FINE();
     CHECK(stats_of(state).prefetches == 0 && stats_of(state).planned_passes == 1);
     CHECK(pst_zero_compile(state->engine, 1, &operations[1], 1, 0, 0, &plan) == PST_EINVAL);
 }
