@@ -72,7 +72,12 @@ def train(given: Namespace, batches: text.Batches, ranks: Ranks) -> int:
     model = build(options.shape(given), given.seed)
     original = copy.deepcopy(model)
 
-    penstock.shard(model, stage=given.stage, prefetch_ahead=given.prefetch_ahead)
+    penstock.shard(
+        model,
+        stage=given.stage,
+        prefetch_ahead=given.prefetch_ahead,
+        bucket_bytes=given.bucket_kib << 10,
+    )
     training = Training(model, batches, ranks, given)
     before, during, after = traces.split(given.steps)
     training.run(before)
@@ -110,7 +115,7 @@ def close(training: Training, held: report.Held, unsharded: report.Held) -> None
         f"\n{parameters:,} parameters, {ranks} rank{'s' * (ranks > 1)}, ZeRO-{given.stage}: "
         f"{given.steps} steps in {training.seconds:.1f} s  {speed}\n"
     )
-    print(report.memory_table(held, unsharded) + "\n")
+    print(report.memory_table(held, unsharded, stats) + "\n")
     print(report.communication_table(stats) + "\n")
     print(report.arena_line(stats))
 

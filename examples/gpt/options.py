@@ -38,6 +38,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     sharding.add_argument(
         "--prefetch-ahead", type=int, default=2, help="groups gathered ahead of their use"
     )
+    sharding.add_argument(
+        "--bucket-kib",
+        type=positive,
+        default=1024,
+        help="of gradients that a rank takes over in one reduction",
+    )
     parser.add_argument("--trace", type=Path, help="file of the trace; default: a temporary one")
     parser.add_argument(
         "--check", action="store_true", help="train unsharded as well; status 1 if they differ"

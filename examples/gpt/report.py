@@ -105,12 +105,14 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def memory_table(rank: Held, unsharded: Held) -> str:
+def memory_table(rank: Held, unsharded: Held, stats: penstock.Stats) -> str:
     """Lay out what a rank holds beside what one process holds that trains unsharded."""
     rows = [("bytes held", "a rank", "unsharded", "share")]
     for name, ours, whole in (
         ("parameters", rank.parameters, unsharded.parameters),
+        ("  gathered, at most", stats.arena_peak, unsharded.parameters),
         ("gradients", rank.gradients, unsharded.gradients),
+        ("  in buckets, at most", stats.bucket_peak, unsharded.gradients),
         ("optimizer state", rank.optimizer, unsharded.optimizer),
     ):
         share = f"{ours / whole:.1%}" if whole else "-"

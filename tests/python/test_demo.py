@@ -94,10 +94,18 @@ def test_a_trace_folder_that_is_missing_is_an_error_before_training(tmp_path):
 
 
 def test_a_deviation_ends_with_status_1(monkeypatch, capsys):
-    monkeypatch.setattr(check, "GRADIENT_LIMIT", -1.0)
+    shard = penstock.shard
+
+    def spoil_and_shard(gpt, **settings):
+        with torch.no_grad():
+            gpt.norm.weight *= 1.01
+        shard(gpt, **settings)
+
+    monkeypatch.setattr(penstock, "shard", spoil_and_shard)
     monkeypatch.setattr(sys, "argv", ["train_gpt.py", *TINY, "--steps", "1", "--check"])
     assert train_gpt.main() == 1
-    assert re.search(r"^gradients, step 1 .* FAILED ", capsys.readouterr().out, re.MULTILINE)
+    output = capsys.readouterr().out
+    assert re.search(r"^gradients, step 1 .* FAILED ", output, re.MULTILINE)
 
 
 # ---- the comparison -----------------------------------------------------------------------------
