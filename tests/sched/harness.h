@@ -96,13 +96,14 @@ typedef struct step {
 
 static inline pst_status step_start(void *argument, pst_stream *stream) {
     step *self = argument;
+    const int pending = __atomic_load_n(&self->asks, __ATOMIC_ACQUIRE) != 0;
     (void)stream;
     if (self->where != NULL) {
         const size_t at = __atomic_fetch_add(&self->where->length, 1, __ATOMIC_ACQ_REL);
         self->where->names[at % TRAIL_MAX] = self->name;
     }
     __atomic_fetch_add(&self->runs, 1, __ATOMIC_ACQ_REL);
-    return self->asks != 0 ? PST_PENDING : self->result;
+    return pending ? PST_PENDING : self->result;
 }
 
 static inline pst_status step_test(void *argument) {
