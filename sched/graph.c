@@ -4,8 +4,7 @@
 
 #define DETAILS_PER_CHUNK 256u
 
-/* ---- life
- * -------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------- */
 
 static void enlist(pst_graph *graph) {
     pst_runtime *runtime = graph->runtime;
@@ -108,8 +107,7 @@ size_t pst_graph_size(const pst_graph *graph) {
     return graph == NULL ? 0 : graph->node_count;
 }
 
-/* ---- checks
- * ------------------------------------------------------------------------------------------ */
+/* ---- checks ----------------------------------------------------------------------------- */
 
 static pst_status fail(const pst_graph *graph, pst_status status, const char *task,
                        const char *text) {
@@ -158,8 +156,7 @@ pst__node *pst__graph_node(pst_graph *graph, pst_task task) {
     return task.id < graph->node_count ? &graph->nodes[task.id] : NULL;
 }
 
-/* ---- building a sealed graph
- * --------------------------------------------------------------------------- */
+/* ---- building a sealed graph ------------------------------------------------------------ */
 
 void pst__detail_fill(pst__detail *detail, const pst_task_options *options) {
     detail->name = options->name;

@@ -103,14 +103,12 @@ void pst__detail_fill(pst__detail *detail, const pst_task_options *options);
 /* Ends what is not launched of the current launch with `status`. Any thread. */
 void pst__graph_cancel(pst_graph *graph, pst_status status);
 
-/* ---- sealing ------------------------------------------------------------------------------------
- */
+/* ---- sealing ---------------------------------------------------------------------------- */
 
 /* PST_ECYCLE with the cycle's names in the error text. */
 pst_status pst__graph_check_cycles(pst_graph *graph);
 
-/* ---- growing graphs
- * ------------------------------------------------------------------------------ */
+/* ---- growing graphs --------------------------------------------------------------------- */
 
 void pst__grown_init_tasks(pst_graph *graph);
 pst_status pst__grown_add(pst_graph *graph, const pst_task_options *options, pst_task *task);

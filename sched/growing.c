@@ -9,8 +9,7 @@ static pst__grown *grown_of(pst__node *node) {
     return (pst__grown *)(void *)node;
 }
 
-/* ---- blocks
- * ---------------------------------------------------------------------------------------------- */
+/* ---- blocks ----------------------------------------------------------------------------- */
 
 void pst__grown_init_tasks(pst_graph *graph) {
     pst__slab_init(&graph->tasks, &graph->runtime->heap, sizeof(pst__grown),
@@ -86,13 +85,13 @@ void pst_task_release(pst_task task) {
     drop((pst__grown *)(uintptr_t)task.id);
 }
 
-/* ---- edges
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- edges ------------------------------------------------------------------------------ */
+* /
 
-/* 0 when the list is closed already. Release: the source's thread sees the link's fields (its swap
- * acquires); acquire: a closed list tells of what the source did before. */
-static int push_link(pst__link **list, pst__link *link) {
+    /* 0 when the list is closed already. Release: the source's thread sees the link's fields (its
+     * swap acquires); acquire: a closed list tells of what the source did before. */
+    static int
+    push_link(pst__link **list, pst__link *link) {
     pst__link *head = pst__load_acquire(list);
     do {
         if (head == &closed) return 0;
@@ -170,8 +169,8 @@ static uint32_t connect(pst__link *link, pst__grown *source, pst__grown *target,
     return 1;
 }
 
-pst_status pst__grown_wait_events(pst__node *node, const pst_lane *lane) {
-    const pst__grown *task = grown_of(node);
+pst_status pst__grown_wait_events(const pst__node *node, const pst_lane *lane) {
+    const pst__grown *task = (const pst__grown *)(const void *)node;
     for (uint32_t i = 0; i < task->link_count; i++) {
         const pst__grown *source = task->links[i].source;
         if (source == NULL || !source->detail.event_recorded ||
@@ -193,11 +192,10 @@ void pst__grown_forget_predecessors(pst__node *node) {
     }
 }
 
-/* ---- adding
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- adding ----------------------------------------------------------------------------- */
+* /
 
-static pst_status no_memory(const pst_graph *graph, const char *name) {
+    static pst_status no_memory(const pst_graph *graph, const char *name) {
     return pst__runtime_fail(graph->runtime, PST_ENOMEM, "graph %s: task %s: no memory",
                              graph->name, name == NULL ? "" : name);
 }
@@ -233,7 +231,7 @@ static void put_back(pst_graph *graph, pst__grown *task) {
     graph->spare = task;
 }
 
-/* After a cancel tasks are refused until all that were canceled have ended; then work goes on. */
+/* A cancel holds, also for what is added, until all of it has ended; then work goes on. */
 static pst_status begin_adding(pst_graph *graph) {
     pst_status poison = pst_runtime_status(graph->runtime);
     if (poison != PST_OK) return poison; /* the text says already why */
@@ -295,11 +293,10 @@ pst_status pst__grown_add(pst_graph *graph, const pst_task_options *options, pst
     return PST_OK;
 }
 
-/* ---- gates
- * -------------------------------------------------------------------------------------------------------
- */
+/* ---- gates ------------------------------------------------------------------------------ */
+* /
 
-pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *handle) {
+    pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *handle) {
     pst_status status = begin_adding(graph);
     if (status != PST_OK) return status;
     pst__grown *gate = take_block(graph);

@@ -30,7 +30,7 @@ struct pst__grown {
 void pst__grown_release(pst__advance *advance, pst__node *node, pst__phase phase,
                         pst_status status);
 /* Makes the lane's stream wait for the events of the node's predecessors. */
-pst_status pst__grown_wait_events(pst__node *node, const pst_lane *lane);
+pst_status pst__grown_wait_events(const pst__node *node, const pst_lane *lane);
 /* The node is launched or canceled: it needs its predecessors no more. */
 void pst__grown_forget_predecessors(pst__node *node);
 /* The graph's own reference, when the task has ended. */

@@ -1,7 +1,6 @@
 #include "sched/worker.h"
 
-/* ---- creation -----------------------------------------------------------------------------------
- */
+/* ---- creation --------------------------------------------------------------------------- */
 
 static pst_status check_options(pst_runtime *runtime, const pst_lane_options *options) {
     if (options == NULL || options->size != sizeof *options)
@@ -141,8 +140,7 @@ const char *pst_lane_name(const pst_lane *lane) {
     return lane == NULL ? "" : lane->name;
 }
 
-/* ---- whose turn
- * ------------------------------------------------------------------------------------ */
+/* ---- whose turn ------------------------------------------------------------------------- */
 
 void pst__lane_notify(pst_lane *lane) {
     /* Acquire: pairs with the release in pst__worker_adopt, which may come late for a borrowed

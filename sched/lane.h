@@ -93,9 +93,9 @@ static inline void pst__lane_count(pst_lane *lane, pst_graph *graph, pst__run *r
     lane->tally.finished += finished;
 }
 
-/* The event that stands for the launched node, which is on an asynchronous or host lane, recording
- * it now if nobody foresaw the question. NULL: no memory, or the device failed. May spin until the
- * lane's owner ends its turn. */
+/* The event that stands for a node of this lane that is launched or has ended; recorded now if
+ * nobody foresaw the question. NULL: no memory, or the device failed. May spin until the lane's
+ * owner ends its turn. */
 pst_event *pst__lane_event_of(pst_lane *lane, pst__node *node);
 
 void pst__lane_destroy(pst_lane *lane);

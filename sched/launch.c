@@ -3,8 +3,7 @@
 
 #include <inttypes.h>
 
-/* ---- starting
- * ---------------------------------------------------------------------------------------- */
+/* ---- starting --------------------------------------------------------------------------- */
 
 /* The caller holds the graph's lock: a poison or cancel comes wholly before or wholly after. */
 static pst_status begin_run(pst_graph *graph) {
@@ -59,8 +58,7 @@ pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch) {
     return PST_OK;
 }
 
-/* ---- gates
- * ---------------------------------------------------------------------------------------------- */
+/* ---- gates ------------------------------------------------------------------------------ */
 
 /* Whoever gets the gate from pending to open in this launch is the one who opens it. */
 static int claim(pst__node *gate, uint64_t number) {
@@ -145,8 +143,7 @@ pst_status pst_gate_open(pst_launch launch, pst_task task, pst_lane *borrowed) {
     return status;
 }
 
-/* ---- canceling
- * --------------------------------------------------------------------------------------------- */
+/* ---- canceling -------------------------------------------------------------------------- */
 
 static void cancel_sealed_gates(pst_graph *graph, pst_status status) {
     for (size_t i = 0; i < graph->gate_count; i++) {

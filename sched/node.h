@@ -63,8 +63,7 @@ struct pst__node {
 
 _Static_assert(sizeof(pst__node) == 64, "a node is a cache line");
 
-/* ---- the word: which launch, which state, which status ------------------------------------------
- */
+/* ---- the word: which launch, which state, which status ---------------------------------- */
 
 #define PST__NUMBER_MASK 0xffffffu
 
@@ -84,8 +83,7 @@ static inline pst_status pst__word_status(uint32_t word) {
     return (pst_status) - (int)(word >> 3 & 31u);
 }
 
-/* ---- pending ------------------------------------------------------------------------------------
- */
+/* ---- pending ---------------------------------------------------------------------------- */
 
 static inline pst_status pst__pending_status(uint32_t pending) {
     return (pst_status) - (int)(pending >> PST__COUNT_BITS);

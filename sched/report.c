@@ -21,8 +21,7 @@ static const char *lane_of(const pst__node *node) {
     return node->lane == NULL ? "(gate)" : node->lane->name;
 }
 
-/* ---- sealed graphs: against the edges
- * ---------------------------------------------------------------- */
+/* ---- sealed graphs: against the edges --------------------------------------------------- */
 
 static pst__node *unfinished_predecessor(const pst__question *asked, const pst__node *node) {
     pst_graph *graph = asked->graph;
@@ -53,8 +52,7 @@ static void describe_cause(const pst__question *asked, char *text) {
                    pst__node_ticket(cause), what_is_missing(asked, cause));
 }
 
-/* ---- growing graphs: the lanes, and gates that are not open
- * ------------------------------------------- */
+/* ---- growing graphs: the lanes, and gates that are not open ----------------------------- */
 
 static const pst__node *oldest_of(const pst_lane *lane, const char **what) {
     *what = "launched and not done";
@@ -94,8 +92,7 @@ static void describe_oldest(pst_graph *graph, char *text) {
         (void)snprintf(text, TEXT_BYTES, "a lane that another thread serves");
 }
 
-/* ---- the reports
- * ------------------------------------------------------------------------------------------- */
+/* ---- the reports ------------------------------------------------------------------------ */
 
 pst_status pst__report_timeout(const pst__question *asked) {
     const pst__node *node = asked->node;

@@ -10,8 +10,7 @@
 #define DEFAULT_TASK_CAPACITY 1024u
 #define PUMP_BUDGET           64u
 
-/* ---- creation
- * -------------------------------------------------------------------------------------- */
+/* ---- creation --------------------------------------------------------------------------- */
 
 static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options) {
     runtime->rank = options->rank;
@@ -64,8 +63,7 @@ pst_status pst_runtime_create(const pst_runtime_options *given, pst_runtime **cr
     return PST_OK;
 }
 
-/* ---- accessors
- * --------------------------------------------------------------------------------------- */
+/* ---- accessors -------------------------------------------------------------------------- */
 
 pst_device *pst_runtime_host(pst_runtime *runtime) {
     return runtime == NULL ? NULL : runtime->host;
@@ -107,8 +105,7 @@ pst_status pst_runtime_status(const pst_runtime *runtime) {
     return (pst_status)pst__load_acquire(&runtime->poison);
 }
 
-/* ---- the end of all work
- * ------------------------------------------------------------------------------ */
+/* ---- the end of all work ---------------------------------------------------------------- */
 
 /* Poisons without a text. 0 if it was poisoned already. */
 static int stop_all(pst_runtime *runtime, pst_status status) {
@@ -178,8 +175,7 @@ void pst_runtime_destroy(pst_runtime *runtime) {
     free_runtime(runtime);
 }
 
-/* ---- pumping
- * ------------------------------------------------------------------------------------------- */
+/* ---- pumping ---------------------------------------------------------------------------- */
 
 void pst__runtime_wake_waiters(pst_runtime *runtime) {
     pst__fence_store_load();

@@ -35,8 +35,7 @@ struct pst_runtime {
     uint32_t waiters;  /* how many of them look at `waiting` */
 };
 
-/* ---- for mem/ and ops/: any thread, the runtime owns what is returned --------------------------
- */
+/* ---- for mem/ and ops/: any thread, the runtime owns what is returned ------------------- */
 
 pst__heap *pst__runtime_heap(pst_runtime *runtime);
 pst__error *pst__runtime_error(pst_runtime *runtime);
@@ -45,8 +44,7 @@ int pst__runtime_rank(const pst_runtime *runtime);
 int pst__runtime_world_size(const pst_runtime *runtime);
 uint64_t pst__runtime_deadline(const pst_runtime *runtime); /* ns; 0: no limit */
 
-/* ---- within sched/ ------------------------------------------------------------------------------
- */
+/* ---- within sched/ ---------------------------------------------------------------------- */
 
 /* Wakes the threads that wait for something, if there are any. The caller has published it; the
  * fence orders that with the look at `waiters`, and pairs with the one in pst__wait_until, which

@@ -1,8 +1,7 @@
 /* Sealing: from the lists of building to the flat arrays of replaying. */
 #include "sched/advance.h"
 
-/* ---- the edges
- * ------------------------------------------------------------------------------------------ */
+/* ---- the edges -------------------------------------------------------------------------- */
 
 static pst_status make_edges(pst_graph *graph) {
     pst__node *nodes = graph->nodes;
@@ -48,8 +47,7 @@ static pst_status make_cross(pst_graph *graph) {
     return PST_OK;
 }
 
-/* ---- flags and events
- * -------------------------------------------------------------------------------------- */
+/* ---- flags and events ------------------------------------------------------------------- */
 
 static void flag_nodes(pst_graph *graph) {
     pst__node *nodes = graph->nodes;
@@ -88,12 +86,11 @@ static pst_status make_events(pst_graph *graph) {
     return PST_OK;
 }
 
-/* ---- batches
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- batches ---------------------------------------------------------------------------- */
+* /
 
-/* Does a launch hand this node to its lane at once? */
-static int starts_in_batch(const pst__node *node) {
+    /* Does a launch hand this node to its lane at once? */
+    static int starts_in_batch(const pst__node *node) {
     return node->lane != NULL &&
            (node->lane->order == PST_LANE_BY_SUBMISSION || node->predecessors == 0);
 }
@@ -156,11 +153,10 @@ static void fill_batches(pst_graph *graph) {
     }
 }
 
-/* ---- the call
- * --------------------------------------------------------------------------------------------------------
- */
+/* ---- the call --------------------------------------------------------------------------- */
+* /
 
-static pst_status make_arrays(pst_graph *graph) {
+    static pst_status make_arrays(pst_graph *graph) {
     /* A graph without tasks still has the node that ends the last one's edges. */
     pst_status status =
         pst__heap_grow(&graph->runtime->heap, (void **)&graph->nodes, &graph->node_capacity,

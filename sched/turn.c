@@ -5,8 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* ---- the head of the queue
- * ------------------------------------------------------------------------ */
+/* ---- the head of the queue -------------------------------------------------------------- */
 
 /* The node to launch next, which stays in the queue; NULL when there is none yet. */
 static pst__node *head_of(const pst_lane *lane) {
@@ -29,8 +28,7 @@ static void take_head(pst_lane *lane) {
     pst__fifo_remove_first(&lane->ready);
 }
 
-/* ---- launching
- * -------------------------------------------------------------------------------------- */
+/* ---- launching -------------------------------------------------------------------------- */
 
 /* The status with which the node ends without running, PST_OK if it is to run. Relaxed: a cancel
  * makes no promise about tasks that are being launched at that moment. */
@@ -65,7 +63,7 @@ static pst_status wait_before(const pst__node *node, const pst_lane *lane) {
         if (status != PST_OK) return status;
     }
     if (!lane->asynchronous) return PST_OK;
-    return node->flags & PST__NODE_GROWING ? pst__grown_wait_events((pst__node *)node, lane)
+    return node->flags & PST__NODE_GROWING ? pst__grown_wait_events(node, lane)
                                            : wait_cross_events(node, lane);
 }
 
@@ -195,8 +193,7 @@ static int advance_head(pst__advance *advance) {
     return 1;
 }
 
-/* ---- completions
- * -------------------------------------------------------------------------------------- */
+/* ---- completions ------------------------------------------------------------------------ */
 
 /* After a poison launched work is given the runtime's deadline to end, and then abandoned. */
 static int is_abandoned(const pst_runtime *runtime) {
@@ -303,8 +300,7 @@ static int end_flights(pst__advance *advance) {
     return 1;
 }
 
-/* ---- the turn
- * ------------------------------------------------------------------------------------------- */
+/* ---- the turn --------------------------------------------------------------------------- */
 
 /* On a borrowed lane only gates arrive, each with its event recorded: they are in flight at once.
  */

@@ -10,8 +10,7 @@
 #define POLL_FIRST_NS 50000u
 #define POLL_LAST_NS  1000000u
 
-/* ---- waiting
- * --------------------------------------------------------------------------------------------- */
+/* ---- waiting ---------------------------------------------------------------------------- */
 
 static int has_pumped_lane(const pst_runtime *runtime) {
     for (const pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next)
@@ -70,8 +69,7 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
     }
 }
 
-/* ---- a task in a launch
- * ------------------------------------------------------------------------------------ */
+/* ---- a task in a launch ----------------------------------------------------------------- */
 
 pst__task_state pst__look(const pst__question *asked, pst_status *status) {
     /* Acquire: pairs with the release in pst__node_end; who sees the end sees what the task did. */
@@ -138,11 +136,10 @@ pst_event *pst_task_event(pst_launch launch, pst_task task) {
     return pst__lane_event_of(asked.node->lane, asked.node);
 }
 
-/* ---- the waits
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- the waits -------------------------------------------------------------------------- */
+* /
 
-static pst_status check_borrowed(const pst__question *asked, const pst_lane *borrowed) {
+    static pst_status check_borrowed(const pst__question *asked, const pst_lane *borrowed) {
     if (borrowed == NULL ||
         (borrowed->mode == PST_LANE_BORROWED && borrowed->runtime == asked->graph->runtime))
         return PST_OK;

@@ -21,8 +21,7 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
  * this one, and only the launch's own status is still known. */
 pst__task_state pst__look(const pst__question *asked, pst_status *status);
 
-/* ---- report.c: what a wait in vain tells; both return PST_ETIMEDOUT
- * ------------------------------- */
+/* ---- report.c: what a wait in vain tells; both return PST_ETIMEDOUT --------------------- */
 
 pst_status pst__report_timeout(const pst__question *asked);
 pst_status pst__report_launch_timeout(const pst_launch *launch);

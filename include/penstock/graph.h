@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-/* ---- lanes ------------------------------------------------------------------------------- */
+/* ---- lanes ------------------------------------------------------------------------------ */
 
 typedef struct pst_lane pst_lane;
 
@@ -56,7 +56,7 @@ PST_API const char *pst_lane_name(const pst_lane *lane);
  * callback calls it, so nobody has to poll fast). Any thread, never blocks. */
 PST_API void pst_lane_wake(pst_lane *lane);
 
-/* ---- building graphs ----------------------------------------------------------------------- */
+/* ---- building graphs -------------------------------------------------------------------- */
 
 typedef struct pst_graph pst_graph;
 
@@ -131,7 +131,7 @@ PST_API size_t pst_graph_size(const pst_graph *graph); /* tasks and gates */
 /* Gives back the caller's handle of a growing graph's task. Zeroed handles are fine. */
 PST_API void pst_task_release(pst_task task);
 
-/* ---- running -------------------------------------------------------------------------------- */
+/* ---- running ---------------------------------------------------------------------------- */
 
 /* One run of a sealed graph; number counts from 1. For growing graphs (which run once): {graph, 0}.
  */

@@ -28,12 +28,12 @@ typedef struct pst_runtime_options {
     pst_allocator allocator; /* all NULL: the built-in metadata heap */
     void (*log)(void *context, pst_log_level level, const char *text); /* NULL: silent */
     void *log_context;
-    int rank;                    /* shown in error texts and traces; 0 if there are no ranks */
-    int world_size;              /* 0 counts as 1 */
-    uint32_t spin;               /* a worker's turns before it parks; 0: 2000 */
-    uint64_t deadline_ns;        /* how long a wait may take before PST_ETIMEDOUT; 0: no limit */
-    size_t trace_records;        /* ring size a thread while tracing; 0: 65536 */
-    size_t task_capacity;        /* tasks a growing graph makes room for at a time; 0: 1024 */
+    int rank;             /* shown in error texts and traces; 0 if there are no ranks */
+    int world_size;       /* 0 counts as 1 */
+    uint32_t spin;        /* a worker's turns before it parks; 0: 2000 */
+    uint64_t deadline_ns; /* how long a wait may take before PST_ETIMEDOUT; 0: no limit */
+    size_t trace_records; /* ring size a thread while tracing; 0: 65536 */
+    size_t task_capacity; /* tasks a growing graph makes room for at a time; 0: 1024 */
 } pst_runtime_options;
 
 /* Creates a runtime with its host device; options may be NULL. On error nothing is left to destroy
@@ -61,9 +61,9 @@ PST_API pst_status pst_runtime_status(const pst_runtime *runtime);
 PST_API void pst_runtime_poison(pst_runtime *runtime, pst_status status, const char *text);
 
 /* One turn for all lanes that nobody owns at this moment: completions, then launches. Never
- * blocks. Returns PST_OK when something was done, PST_PENDING when nothing could be done but work is
- * unfinished. *idle (may be NULL) becomes 1 when no task is unfinished, else 0.
- * Any thread; a runtime whose lanes are all PST_LANE_PUMPED owns no thread and lives by this call.
+ * blocks. Returns PST_OK when something was done, PST_PENDING when nothing could be done but work
+ * is unfinished. *idle (may be NULL) becomes 1 when no task is unfinished, else 0. Any thread; a
+ * runtime whose lanes are all PST_LANE_PUMPED owns no thread and lives by this call.
  */
 PST_API pst_status pst_run_once(pst_runtime *runtime, int *idle);
 

@@ -24,8 +24,7 @@ static const pst__heap *heap_of(const pst_device *device) {
     return device->context;
 }
 
-/* ---- streams
- * -------------------------------------------------------------------------------------------- */
+/* ---- streams ---------------------------------------------------------------------------- */
 
 static pst_status stream_create(pst_device *device, int priority, pst_stream **stream) {
     (void)priority;
@@ -67,11 +66,10 @@ static pst_status progress(pst_device *device, pst_stream *stream) {
     return status == PST_PENDING ? PST_PENDING : finish(stream, status);
 }
 
-/* ---- events
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- events ----------------------------------------------------------------------------- */
+* /
 
-static pst_status event_create(pst_device *device, int timed, pst_event **event) {
+    static pst_status event_create(pst_device *device, int timed, pst_event **event) {
     if (timed) return PST_EUNSUPPORTED;
     *event = pst__heap_alloc(heap_of(device), sizeof **event);
     return *event == NULL ? PST_ENOMEM : PST_OK;
@@ -100,8 +98,7 @@ static pst_status stream_wait(pst_device *device, pst_stream *stream, pst_event 
     return event_query(device, event);
 }
 
-/* ---- copies and kernels
- * -------------------------------------------------------------------------------------- */
+/* ---- copies and kernels ----------------------------------------------------------------- */
 
 static pst_status copy(pst_device *device, pst_stream *stream, const pst_copy *copies,
                        size_t count) {
@@ -144,12 +141,11 @@ static pst_status fill(pst_device *device, pst_stream *stream, void *memory, int
     return PST_OK;
 }
 
-/* ---- memory
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- memory ----------------------------------------------------------------------------- */
+* /
 
-/* Whole pages of the kernel's; device and pinned memory are the same here. */
-static pst_status alloc(pst_device *device, pst_memory_kind kind, size_t bytes, void **memory) {
+    /* Whole pages of the kernel's; device and pinned memory are the same here. */
+    static pst_status alloc(pst_device *device, pst_memory_kind kind, size_t bytes, void **memory) {
     (void)device, (void)kind;
     *memory = NULL;
     if (bytes == 0) return PST_EINVAL;
@@ -164,11 +160,10 @@ static void release(pst_device *device, pst_memory_kind kind, void *memory, size
     if (memory != NULL) (void)munmap(memory, bytes);
 }
 
-/* ---- the device
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- the device ------------------------------------------------------------------------- */
+* /
 
-static void destroy(pst_device *device) {
+    static void destroy(pst_device *device) {
     pst__heap_free(heap_of(device), device, sizeof *device);
 }
 

@@ -11,8 +11,7 @@ static int is_floating(pst_dtype dtype) {
            dtype == PST_BFLOAT16;
 }
 
-/* ---- loading and storing a block
- * --------------------------------------------------------------------- */
+/* ---- loading and storing a block -------------------------------------------------------- */
 
 #define LOADER(name, wide, type, convert)                                                          \
     static void name(wide *restrict to, const void *restrict from, size_t count) {                 \
@@ -77,8 +76,7 @@ static size_t block_at(size_t done, size_t count) {
     return count - done < BLOCK ? count - done : BLOCK;
 }
 
-/* ---- cast, scale, copy
- * ---------------------------------------------------------------------------------- */
+/* ---- cast, scale, copy ------------------------------------------------------------------ */
 
 static void cast_narrow(const pst_cast *piece, float scale) {
     float block[BLOCK];
@@ -128,8 +126,7 @@ pst_status pst__host_cast(const pst_cast *piece, double scale) {
     return PST_OK;
 }
 
-/* ---- sum of several sources
- * --------------------------------------------------------------------------------- */
+/* ---- sum of several sources ------------------------------------------------------------- */
 
 static void sum_narrow(const pst_sum *sum) {
     float total[BLOCK], block[BLOCK];

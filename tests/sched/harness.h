@@ -18,8 +18,7 @@ static inline void yield_briefly(void) {
     (void)sched_yield();
 }
 
-/* ---- runtimes and lanes
- * -------------------------------------------------------------------------- */
+/* ---- runtimes and lanes ----------------------------------------------------------------- */
 
 static inline pst_runtime *open_runtime(uint64_t deadline_ms) {
     const pst_runtime_options options = {.size = sizeof options,
@@ -74,8 +73,7 @@ static inline void assert_error_names(const pst_runtime *runtime, const char *co
     assert_error_names((runtime), (const char *const[]){__VA_ARGS__},                              \
                        sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
 
-/* ---- tasks that leave a trail
- * ----------------------------------------------------------------------- */
+/* ---- tasks that leave a trail ----------------------------------------------------------- */
 
 #define TRAIL_MAX 4096
 
@@ -165,8 +163,7 @@ static inline void assert_trail(const trail *got, const char *const *names, size
     assert_trail((got), (const char *const[]){__VA_ARGS__},                                        \
                  sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
 
-/* ---- threads
- * ----------------------------------------------------------------------------------------- */
+/* ---- threads ---------------------------------------------------------------------------- */
 
 static inline int count_threads(void) {
     int count = 0;

@@ -143,8 +143,7 @@ static inline pst_status queue_event_query(pst_device *device, pst_event *event)
     return done ? PST_OK : PST_PENDING;
 }
 
-/* ---- the test's side
- * ---------------------------------------------------------------------------------- */
+/* ---- the test's side -------------------------------------------------------------------- */
 
 static inline void queue_open(queue_device *queue) {
     *queue = (queue_device){.ops = {.api_version = PST_DEVICE_API_VERSION,

@@ -70,8 +70,7 @@ static void a_growing_graph_uses_its_blocks_again(void **state) {
     assert_nothing_left(&heap);
 }
 
-/* ---- every refusal
- * ------------------------------------------------------------------------------------ */
+/* ---- every refusal ---------------------------------------------------------------------- */
 
 typedef struct outcome {
     step steps[12];

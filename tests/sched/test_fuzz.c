@@ -42,8 +42,7 @@ typedef struct plan {
     fuzz_task tasks[TASKS_MAX];
 } plan;
 
-/* ---- what tasks do
- * ------------------------------------------------------------------------------------ */
+/* ---- what tasks do ---------------------------------------------------------------------- */
 
 static uint64_t value_of(const plan *self, uint32_t index, int expected) {
     const fuzz_task *task = &self->tasks[index];
@@ -85,8 +84,7 @@ static void fuzz_done(void *argument, pst_status status) {
     __atomic_fetch_add(&task->callbacks, 1, __ATOMIC_ACQ_REL);
 }
 
-/* ---- making a plan
- * ---------------------------------------------------------------------------------------- */
+/* ---- making a plan ---------------------------------------------------------------------- */
 
 static void make_task(plan *self, uint32_t index) {
     fuzz_task *task = &self->tasks[index];
@@ -124,8 +122,7 @@ static void expect(plan *self) {
     }
 }
 
-/* ---- building and running
- * ------------------------------------------------------------------------------------ */
+/* ---- building and running --------------------------------------------------------------- */
 
 static pst_task add_task(plan *self, pst_graph *graph, uint32_t index, int with_edges) {
     fuzz_task *task = &self->tasks[index];
@@ -257,11 +254,10 @@ static void run_growing(plan *self) {
     assert_ok(pst_graph_destroy(graph));
 }
 
-/* ---- worlds
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- worlds ----------------------------------------------------------------------------- */
+* /
 
-static void open_world(world *where, uint64_t *random) {
+    static void open_world(world *where, uint64_t *random) {
     *where = (world){.runtime = open_runtime(60000)};
     queue_open(&where->queue);
     where->queue.ran = compute;

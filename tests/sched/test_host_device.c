@@ -27,8 +27,7 @@ static int teardown(void **state) {
     return 0;
 }
 
-/* ---- the reference: 16-bit floats by their definition
- * --------------------------------------------------- */
+/* ---- the reference: 16-bit floats by their definition ----------------------------------- */
 
 typedef struct half_format {
     int exponent_bits, fraction_bits;

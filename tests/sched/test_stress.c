@@ -16,8 +16,7 @@ static void run_threads(void *(*body)(void *), void *arguments, size_t bytes, si
         assert_int_equal(pthread_join(threads[i], NULL), 0);
 }
 
-/* ---- the arrivals of a lane: several push, one moves
- * ----------------------------------------------------- */
+/* ---- the arrivals of a lane: several push, one moves ------------------------------------ */
 
 #define PUSHES 20000
 
@@ -77,8 +76,7 @@ static void arrivals_lose_nothing_and_keep_each_threads_order(void **state) {
     }
 }
 
-/* ---- parking: every raise of the count ends a sleep
- * --------------------------------------------------------- */
+/* ---- parking: every raise of the count ends a sleep ------------------------------------- */
 
 #define ROUNDS 20000
 
@@ -124,8 +122,7 @@ static void no_wake_is_lost_between_the_look_and_the_sleep(void **state) {
         assert_int_equal(pings[i].value, ROUNDS);
 }
 
-/* ---- ownership: helpers and workers serve the same lanes
- * ------------------------------------------------------- */
+/* ---- ownership: helpers and workers serve the same lanes -------------------------------- */
 
 #define HELPED_TASKS 20000
 
@@ -187,8 +184,7 @@ static void a_lane_has_one_owner_at_a_time(void **state) {
     }
 }
 
-/* ---- the successor list: edges are added while their sources end
- * ------------------------------------------------ */
+/* ---- the successor list: edges are added while their sources end ------------------------ */
 
 #define RACES 20000
 #define WIDTH 4
@@ -245,8 +241,7 @@ static void an_edge_finds_the_list_or_the_end(void **state) {
     free(tasks);
 }
 
-/* ---- sealed graphs replayed across workers
- * ------------------------------------------------------------------------ */
+/* ---- sealed graphs replayed across workers ---------------------------------------------- */
 
 #define REPLAYS 2000
 #define ROWS    8
