@@ -141,12 +141,14 @@ def compare(
 def main() -> int:
     """Train over the ranks that there are."""
     given = options.parse()
+    ranks = Ranks()
     try:
         content = text.load(given.text, given.seq)
     except (OSError, ValueError) as error:
-        print(f"train_gpt.py: {error}", file=sys.stderr)
+        if ranks.first:
+            print(f"train_gpt.py: {error}", file=sys.stderr)
         return 2
-    with Ranks() as ranks:
+    with ranks:
         return train(given, text.Batches(content, given.batch, given.seq, given.seed), ranks)
 
 

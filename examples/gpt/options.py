@@ -1,7 +1,9 @@
 """Command line of train_gpt.py."""
 
 import argparse
+import os
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import nn
@@ -9,6 +11,14 @@ from torch import nn
 from gpt.model import Shape
 
 LEARNING_RATES = {"adamw": 1e-3, "sgd": 0.03}
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser whose help and errors are printed once, by rank 0, though every rank parses."""
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            super()._print_message(message, file)
 
 
 def positive(text: str) -> int:
@@ -21,7 +31,7 @@ def positive(text: str) -> int:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the options; errors end the process with status 2, as argparse does."""
-    parser = argparse.ArgumentParser(description="Train a byte-level GPT with penstock.")
+    parser = Parser(description="Train a byte-level GPT with penstock.")
     training = parser.add_argument_group("training")
     training.add_argument("--steps", type=positive, default=80, help="default %(default)s")
     training.add_argument("--text", type=Path, help="default: sources of the standard library")

@@ -86,6 +86,12 @@ def test_a_text_that_is_too_short_is_an_error_that_names_it(tmp_path):
     assert "33" in result.stderr
 
 
+def test_help_is_printed_once_for_all_ranks():
+    result = run_over(2, "--help")
+    assert result.returncode == 0
+    assert result.stdout.count("usage: ") == 1
+
+
 def test_a_trace_folder_that_is_missing_is_an_error_before_training(tmp_path):
     result = run([], "--trace", str(tmp_path / "missing" / "trace.json"))
     assert result.returncode == 2
