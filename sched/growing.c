@@ -86,12 +86,10 @@ void pst_task_release(pst_task task) {
 }
 
 /* ---- edges ------------------------------------------------------------------------------ */
-* /
 
-    /* 0 when the list is closed already. Release: the source's thread sees the link's fields (its
-     * swap acquires); acquire: a closed list tells of what the source did before. */
-    static int
-    push_link(pst__link **list, pst__link *link) {
+/* 0 when the list is closed already. Release: the source's thread sees the link's fields (its
+ * swap acquires); acquire: a closed list tells of what the source did before. */
+static int push_link(pst__link **list, pst__link *link) {
     pst__link *head = pst__load_acquire(list);
     do {
         if (head == &closed) return 0;
@@ -193,9 +191,8 @@ void pst__grown_forget_predecessors(pst__node *node) {
 }
 
 /* ---- adding ----------------------------------------------------------------------------- */
-* /
 
-    static pst_status no_memory(const pst_graph *graph, const char *name) {
+static pst_status no_memory(const pst_graph *graph, const char *name) {
     return pst__runtime_fail(graph->runtime, PST_ENOMEM, "graph %s: task %s: no memory",
                              graph->name, name == NULL ? "" : name);
 }
@@ -294,9 +291,8 @@ pst_status pst__grown_add(pst_graph *graph, const pst_task_options *options, pst
 }
 
 /* ---- gates ------------------------------------------------------------------------------ */
-* /
 
-    pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *handle) {
+pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *handle) {
     pst_status status = begin_adding(graph);
     if (status != PST_OK) return status;
     pst__grown *gate = take_block(graph);

@@ -87,10 +87,9 @@ static pst_status make_events(pst_graph *graph) {
 }
 
 /* ---- batches ---------------------------------------------------------------------------- */
-* /
 
-    /* Does a launch hand this node to its lane at once? */
-    static int starts_in_batch(const pst__node *node) {
+/* Does a launch hand this node to its lane at once? */
+static int starts_in_batch(const pst__node *node) {
     return node->lane != NULL &&
            (node->lane->order == PST_LANE_BY_SUBMISSION || node->predecessors == 0);
 }
@@ -154,9 +153,8 @@ static void fill_batches(pst_graph *graph) {
 }
 
 /* ---- the call --------------------------------------------------------------------------- */
-* /
 
-    static pst_status make_arrays(pst_graph *graph) {
+static pst_status make_arrays(pst_graph *graph) {
     /* A graph without tasks still has the node that ends the last one's edges. */
     pst_status status =
         pst__heap_grow(&graph->runtime->heap, (void **)&graph->nodes, &graph->node_capacity,

@@ -137,9 +137,8 @@ pst_event *pst_task_event(pst_launch launch, pst_task task) {
 }
 
 /* ---- the waits -------------------------------------------------------------------------- */
-* /
 
-    static pst_status check_borrowed(const pst__question *asked, const pst_lane *borrowed) {
+static pst_status check_borrowed(const pst__question *asked, const pst_lane *borrowed) {
     if (borrowed == NULL ||
         (borrowed->mode == PST_LANE_BORROWED && borrowed->runtime == asked->graph->runtime))
         return PST_OK;

@@ -67,9 +67,8 @@ static pst_status progress(pst_device *device, pst_stream *stream) {
 }
 
 /* ---- events ----------------------------------------------------------------------------- */
-* /
 
-    static pst_status event_create(pst_device *device, int timed, pst_event **event) {
+static pst_status event_create(pst_device *device, int timed, pst_event **event) {
     if (timed) return PST_EUNSUPPORTED;
     *event = pst__heap_alloc(heap_of(device), sizeof **event);
     return *event == NULL ? PST_ENOMEM : PST_OK;
@@ -142,10 +141,9 @@ static pst_status fill(pst_device *device, pst_stream *stream, void *memory, int
 }
 
 /* ---- memory ----------------------------------------------------------------------------- */
-* /
 
-    /* Whole pages of the kernel's; device and pinned memory are the same here. */
-    static pst_status alloc(pst_device *device, pst_memory_kind kind, size_t bytes, void **memory) {
+/* Whole pages of the kernel's; device and pinned memory are the same here. */
+static pst_status alloc(pst_device *device, pst_memory_kind kind, size_t bytes, void **memory) {
     (void)device, (void)kind;
     *memory = NULL;
     if (bytes == 0) return PST_EINVAL;
@@ -161,9 +159,8 @@ static void release(pst_device *device, pst_memory_kind kind, void *memory, size
 }
 
 /* ---- the device ------------------------------------------------------------------------- */
-* /
 
-    static void destroy(pst_device *device) {
+static void destroy(pst_device *device) {
     pst__heap_free(heap_of(device), device, sizeof *device);
 }
 

@@ -255,9 +255,8 @@ static void run_growing(plan *self) {
 }
 
 /* ---- worlds ----------------------------------------------------------------------------- */
-* /
 
-    static void open_world(world *where, uint64_t *random) {
+static void open_world(world *where, uint64_t *random) {
     *where = (world){.runtime = open_runtime(60000)};
     queue_open(&where->queue);
     where->queue.ran = compute;
