@@ -6,7 +6,6 @@ The training loop, in `Training.run`, is an ordinary one. The rest chooses the t
 progress bar, counts bytes, writes a trace, and with --check trains unsharded too and compares.
 """
 
-import copy
 import sys
 import time
 from argparse import Namespace
@@ -70,8 +69,6 @@ class Training:
 def train(given: Namespace, batches: text.Batches, ranks: Ranks) -> int:
     """Train as the options ask; return the exit status."""
     model = build(options.shape(given), given.seed)
-    original = copy.deepcopy(model)
-
     penstock.shard(
         model,
         stage=given.stage,
@@ -89,15 +86,16 @@ def train(given: Namespace, batches: text.Batches, ranks: Ranks) -> int:
     result = training.result() if given.check else None
     passed = True
     if ranks.first:
-        close(training, held, unsharded_step(copy.deepcopy(original), batches, given))
+        close(training, held, unsharded_step(batches, given))
         if result:
-            passed = compare(result, original, batches, ranks.size, given)
+            passed = compare(result, batches, ranks.size, given)
         print(f"trace   {trace} (open it at https://ui.perfetto.dev)")
     return 0 if ranks.share(passed) else 1
 
 
-def unsharded_step(model: GPT, batches: text.Batches, given: Namespace) -> report.Held:
+def unsharded_step(batches: text.Batches, given: Namespace) -> report.Held:
     """Train one step without sharding, to count the bytes that takes."""
+    model = build(options.shape(given), given.seed)
     optimizer = options.optimizer(given, model)
     model(*batches.draw(0, 0)).backward()
     optimizer.step()
@@ -120,10 +118,9 @@ def close(training: Training, held: report.Held, unsharded: report.Held) -> None
     print(report.arena_line(stats))
 
 
-def compare(
-    result: check.Run, model: GPT, batches: text.Batches, ranks: int, given: Namespace
-) -> bool:
+def compare(result: check.Run, batches: text.Batches, ranks: int, given: Namespace) -> bool:
     """Train unsharded from the same start and print how far the sharded training is from it."""
+    model = build(options.shape(given), given.seed)
     progress = report.Progress("unsharded", given.steps)
     reference = check.train_unsharded(
         model,
