@@ -36,3 +36,7 @@ def traced(model: nn.Module, ranks: Ranks, file: Path | None) -> Iterator[Path]:
     parts = ranks.gather(own)
     if ranks.first:
         merge(parts, merged)
+        for part in parts:
+            part.unlink()
+        if file:
+            Path(folder).rmdir()

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import penstock
@@ -19,6 +20,12 @@ import train_gpt  # noqa: E402
 from gpt import check, model, options, report, text, traces  # noqa: E402
 
 TINY = ["--steps", "6", "--layers", "2", "--width", "64", "--seq", "32", "--batch", "2"]
+
+
+@pytest.fixture(autouse=True)
+def temporary_files_go_with_the_test(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
 
 
 def run(command: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,6 +67,7 @@ def test_training_over_ranks_equals_unsharded_training(stage, ranks, optimizer, 
     events = check_file(trace)["traceEvents"]
     assert {event["pid"] for event in events} == set(range(1, ranks + 1))
     assert str(trace) in result.stdout
+    assert list(tmp_path.glob("penstock-*")) == []
 
 
 def test_one_process_trains_without_torchrun():
