@@ -122,7 +122,7 @@ void Engine::destroy() {
 }
 
 pst_zero *Engine::engine() const {
-    if (engine_ == nullptr) throw StatusError{PST_ESTATE, "this engine was closed"};
+    if (engine_ == nullptr) throw StatusError{PST_ESTATE, "this sharded model was closed"};
     return engine_;
 }
 

@@ -1,9 +1,8 @@
-"""Small models with everything that makes sharding hard: odd sizes, ties, frozen and unused parts."""
+"""Small models with what makes sharding hard: odd sizes, ties, frozen and unused parts."""
 
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -64,7 +63,7 @@ class Tied(Net):
 
 
 class Frozen(Net):
-    """Frozen parameters at the beginning of a block, a frozen block, and frozen ones in the root."""
+    """Frozen parameters at the beginning of a block, a frozen block, frozen ones in the root."""
 
     def __init__(self) -> None:
         super().__init__(4)
@@ -166,7 +165,7 @@ class InnerCheckpoint(nn.Module):
         self.second = nn.Linear(9, WIDTH)
 
     def part(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.second(F.gelu(self.first(x))))
+        return torch.tanh(self.second(torch.relu(self.first(x))))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + checkpoint(self.part, x, use_reentrant=self.reentrant)

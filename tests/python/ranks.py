@@ -11,7 +11,7 @@ from typing import Any
 _spawn = multiprocessing.get_context("spawn")
 
 
-class RankFailed(AssertionError):
+class RankError(AssertionError):
     """A function raised on some rank; the text holds the ranks' tracebacks."""
 
 
@@ -33,20 +33,22 @@ class World:
         for _, theirs in pipes:
             theirs.close()
 
-    def run(self, function: Any, *args: Any, timeout: float = 90, **kwargs: Any) -> list[Any]:
+    def run(self, function: Any, *args: Any, answer_within: float = 90, **kwargs: Any) -> list[Any]:
         """Run `function` on all ranks; returns the results in rank order."""
-        answers = self.collect(function, *args, timeout=timeout, **kwargs)
+        answers = self.collect(function, *args, answer_within=answer_within, **kwargs)
         failures = [f"rank {r}: {text}" for r, (ok, text) in enumerate(answers) if not ok]
         if failures:
             self.close()
-            raise RankFailed("\n".join(failures))
+            raise RankError("\n".join(failures))
         return [result for _, result in answers]
 
-    def collect(self, function: Any, *args: Any, timeout: float = 90, **kwargs: Any) -> list[Any]:
+    def collect(
+        self, function: Any, *args: Any, answer_within: float = 90, **kwargs: Any
+    ) -> list[Any]:
         """As `run`, but failures come back as (False, text); a rank that died says so."""
         for pipe in self.pipes:
             pipe.send((function, args, kwargs))
-        return [self._answer(rank, timeout) for rank in range(self.size)]
+        return [self._answer(rank, answer_within) for rank in range(self.size)]
 
     def _answer(self, rank: int, timeout: float) -> tuple[bool, Any]:
         try:

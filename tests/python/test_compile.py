@@ -47,7 +47,9 @@ def train_compiled(kind, stage):
 
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.parametrize(
-    "kind", [CompiledBlocks, WrappedBlocks, CompiledCheckpointed, Inductor], ids=lambda k: k.__name__
+    "kind",
+    [CompiledBlocks, WrappedBlocks, CompiledCheckpointed, Inductor],
+    ids=lambda k: k.__name__,
 )
 def test_compiled_blocks_equal_unsharded(worlds, kind, stage):
     worlds(2).run(train_compiled, kind, stage)

@@ -20,7 +20,7 @@ def refuses(status, text, function, *args, **kwargs):
     assert caught.value.status == status
 
 
-# ---- one process --------------------------------------------------------------------------------
+# ---- one process ------------------------------------------------------------------------------
 
 
 def test_an_unknown_stage_is_refused():
@@ -119,7 +119,7 @@ def test_a_trace_that_cannot_be_written_names_the_file(tmp_path):
     penstock.close(model)
 
 
-# ---- ranks that differ ----------------------------------------------------------------------------
+# ---- ranks that differ ------------------------------------------------------------------------
 
 
 def shard_differing(change):
@@ -226,12 +226,14 @@ def stall(model, rank):
 
 def test_the_others_get_an_error_when_a_rank_stalls(fresh_world):
     answers = fresh_world(2).collect(run_until_error, Net, sabotage=stall, timeout=3.0)
-    ok, (status, text, seconds) = answers[0]
-    assert ok and status in ("ETIMEDOUT", "EPEER"), text
+    ok, answer = answers[0]
+    assert ok, answer
+    status, text, seconds = answer
+    assert status in ("ETIMEDOUT", "EPEER"), text
     assert seconds < 8, "the stalled rank was waited for"
 
 
-# ---- the parameters themselves --------------------------------------------------------------------
+# ---- process groups ----------------------------------------------------------------
 
 
 def group_of_others():

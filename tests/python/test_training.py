@@ -397,9 +397,7 @@ def gradients_are_freed():
     rank, _ = world()
     sharded = penstock.shard(make(Net), stage=2)
     loss_of(sharded, 0, rank).backward()
-    storages = {
-        StorageWeakRef(p.grad.to_local().untyped_storage()) for p in sharded.parameters()
-    }
+    storages = {StorageWeakRef(p.grad.to_local().untyped_storage()) for p in sharded.parameters()}
     assert not any(s.expired() for s in storages)
     sharded.zero_grad(set_to_none=True)
     assert all(s.expired() for s in storages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 
 from torch import nn
 
@@ -15,7 +16,7 @@ Named = tuple[str, nn.Module]
 
 
 def find_blocks(model: nn.Module, blocks: Blocks = None) -> list[Named]:
-    """The blocks of a model, none inside another, in the order of ``named_modules``.
+    """Find the blocks of a model, none inside another, in the order of ``named_modules``.
 
     Parameters
     ----------
@@ -24,7 +25,7 @@ def find_blocks(model: nn.Module, blocks: Blocks = None) -> list[Named]:
     blocks : iterable of (str, class, module), or callable, optional
         Names or patterns (``"layers.*"``), classes, modules; or a predicate over (name, module).
         Left out: the elements of each outermost ``nn.ModuleList``; without such a list, the
-        instances of the class that repeats and holds most parameters, and is in no other such class.
+        instances of the class that repeats, is in no other such class, and has most parameters.
 
     Returns
     -------
@@ -38,9 +39,7 @@ def find_blocks(model: nn.Module, blocks: Blocks = None) -> list[Named]:
     selectors = list(blocks)
     for selector in selectors:
         _check_selects(model, selector)
-    return _outermost(
-        model, lambda name, module: any(_selects(s, name, module) for s in selectors)
-    )
+    return _outermost(model, lambda name, module: any(_selects(s, name, module) for s in selectors))
 
 
 def _outermost(model: nn.Module, wanted: Callable[[str, nn.Module], bool]) -> list[Named]:
@@ -78,7 +77,7 @@ def _listed(model: nn.Module) -> list[Named]:
 def _repeated(model: nn.Module) -> list[Named]:
     """Instances of the repeated class with most parameters that is in no other repeated class."""
     kinds = dict.fromkeys(type(m) for m in model.modules() if type(m) is not nn.Sequential)
-    found = {kind: _outermost(model, lambda _, m, kind=kind: type(m) is kind) for kind in kinds}
+    found = {kind: _outermost(model, partial(_is_a, kind)) for kind in kinds}
     repeated = {kind: named for kind, named in found.items() if len(named) > 1}
     outer = {
         kind: named
@@ -86,6 +85,10 @@ def _repeated(model: nn.Module) -> list[Named]:
         if not any(_contains(others, kind) for k, others in repeated.items() if k is not kind)
     }
     return max(outer.values(), key=_size, default=[])
+
+
+def _is_a(kind: type[nn.Module], name: str, module: nn.Module) -> bool:
+    return type(module) is kind
 
 
 def _contains(blocks: list[Named], kind: type[nn.Module]) -> bool:
@@ -108,7 +111,7 @@ def _check_selects(model: nn.Module, selector: Selector) -> None:
     if not isinstance(selector, (str, type, nn.Module)):
         raise PenstockError(
             "EINVAL",
-            f"blocks= holds {selector!r}: give names, patterns, classes or modules, or one predicate",
+            f"blocks= holds {selector!r}: give names, patterns, classes, modules, or a predicate",
         )
     if not any(name and _selects(selector, name, m) for name, m in model.named_modules()):
         raise PenstockError(

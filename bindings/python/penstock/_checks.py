@@ -31,19 +31,33 @@ def check_parameters(model: nn.Module) -> None:
 
 
 def _problem(parameter: nn.Parameter) -> str:
-    if isinstance(parameter, DTensor):
-        return "is a DTensor already: shard the plain model"
-    if parameter.is_meta:
-        return "is on the meta device: give it memory (model.to_empty, then initialise) before shard"
-    if parameter.device.type != "cpu":
-        return f"is on {parameter.device}: only CPU tensors can be sharded so far"
-    if parameter.dim() == 0:
-        return "is a scalar, and rows are what is sharded: give it the shape [1]"
-    if parameter.layout != torch.strided:
-        return f"has the layout {parameter.layout}: only dense parameters can be sharded"
-    if parameter.is_complex():
-        return f"is {parameter.dtype}: complex parameters cannot be sharded"
-    return ""
+    problems = (
+        (
+            isinstance(parameter, DTensor),
+            "is a DTensor already: shard the plain model",
+        ),
+        (
+            parameter.is_meta,
+            "is on the meta device: give it memory (model.to_empty, then initialise) before shard",
+        ),
+        (
+            parameter.device.type != "cpu",
+            f"is on {parameter.device}: only CPU tensors can be sharded so far",
+        ),
+        (
+            parameter.dim() == 0,
+            "is a scalar, and rows are what is sharded: give it the shape [1]",
+        ),
+        (
+            parameter.layout != torch.strided,
+            f"has the layout {parameter.layout}: only dense parameters can be sharded",
+        ),
+        (
+            parameter.is_complex(),
+            f"is {parameter.dtype}: complex parameters cannot be sharded",
+        ),
+    )
+    return next((text for found, text in problems if found), "")
 
 
 def check_no_optimizer(model: nn.Module) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from penstock import _C
 from penstock._errors import PenstockError
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World, local_of
@@ -37,24 +38,30 @@ class Engine:
         The root first, then the blocks.
     stage : int
         1, 2 or 3.
+    input_dtype : torch.dtype, optional
+        Floating-point inputs of units are cast to it.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        *,
         world: World,
-        runtime: Any,
-        native: Any,
+        runtime: _C.Runtime,
+        native: _C.Engine,
         units: list[Unit],
         stage: int,
+        input_dtype: torch.dtype | None,
     ) -> None:
         self.name = type(model).__name__
         self.world = world
         self.runtime = runtime
         self.native = native
+        self.closed = False
         self.units = units
         self.root = units[0]
         self.stage = stage
+        self.input_dtype = input_dtype
         self.depth = 0  # forwards of units that run, inside each other
         self.sync = True  # whether backwards reduce
         self.plans: dict[bool, Plan] = {}  # in force, for training and for evaluation
@@ -75,19 +82,19 @@ class Engine:
     # ---- forward ------------------------------------------------------------------------------
 
     def enter(self, unit: Unit) -> None:
-        """A unit's forward begins; the outermost one begins a pass."""
+        """Note that a unit's forward begins; the outermost one begins a pass."""
         if unit is self.root or self.depth == 0:
             self._begin_forward()
         self.depth += 1
 
     def leave(self) -> None:
-        """A unit's forward has ended."""
+        """Note that a unit's forward has ended."""
         self.depth -= 1
         if self.depth == 0:
             self.native.end_forward()
 
     def _begin_forward(self) -> None:
-        if self.native is None:
+        if self.closed:
             raise PenstockError("ESTATE", f"the sharded model {self.name} was closed")
         self.depth = 0
         self.backward.abandon()
@@ -103,7 +110,7 @@ class Engine:
             self.updated()
 
     def _versions(self) -> int:
-        """A number that grows with every in-place operation that torch counts."""
+        """Return a number that grows with every in-place operation that torch counts."""
         shards = [parameter.sharded for parameter in self.parameters()]
         return sum(shard._version + local_of(shard)._version for shard in shards)
 
@@ -127,7 +134,7 @@ class Engine:
     # ---- the shards changed ---------------------------------------------------------------------
 
     def updated(self) -> None:
-        """The shards have new values: gathered copies are stale."""
+        """Tell the engine that the shards have new values: gathered copies are stale."""
         self._known_versions = self._versions()
         self.native.updated()
 
@@ -150,12 +157,12 @@ class Engine:
     def close(self) -> None:
         """End the engine: threads, memory and private process groups are given back."""
         _live.discard(self)
-        if self.native is None:
+        if self.closed:
             return
+        self.closed = True
         for unit in self.units:
             unit.reset()
         self.native.destroy()
-        self.native = None
         self.world.close()
 
 
@@ -168,7 +175,7 @@ def _copy_rows(parameter: Parameter, loaded: torch.Tensor) -> None:
 
 
 def engine_of(model: nn.Module | None) -> Engine:
-    """The engine of a sharded model.
+    """Find the engine of a sharded model.
 
     Parameters
     ----------

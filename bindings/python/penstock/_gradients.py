@@ -35,7 +35,7 @@ class Backward:
         self._held: list[Unit] = []
 
     def begin(self) -> None:
-        """A backward begins, unless one runs; it ends with autograd's outermost graph."""
+        """Begin a backward, unless one runs; it ends with autograd's outermost graph."""
         if self._running:
             return
         self._running = True
@@ -47,7 +47,7 @@ class Backward:
         Variable._execution_engine.queue_callback(self._end)
 
     def hold(self, unit: Unit) -> None:
-        """The backward gets to this unit."""
+        """Hold a unit that the backward gets to."""
         self.begin()
         if unit.in_backward:
             return
@@ -58,7 +58,7 @@ class Backward:
         unit.hold()
 
     def got_gradient(self, group: Group, parameter: Parameter) -> None:
-        """Autograd has finished a parameter's gradient."""
+        """Take a parameter's gradient, which autograd has finished."""
         self.begin()
         group.fired.add(parameter)
         if len(group.fired) < sum(p.full.requires_grad for p in group.trainable):
@@ -69,7 +69,7 @@ class Backward:
             self._release(group.unit)
 
     def reached_inputs(self, use: Use) -> None:
-        """The gradients of a use's inputs are there: nothing of its backward is left."""
+        """End a use: the gradients of its inputs are there, nothing of its backward is left."""
         unit = use.unit
         unit.active.discard(use)
         if not use.recomputed:
@@ -97,7 +97,9 @@ class Backward:
     def _may_release(self, unit: Unit) -> bool:
         if not unit.in_backward or unit.active:
             return False
-        if unit is self._engine.root and any(not p.trainable for g in unit.groups for p in g.parameters):
+        if unit is self._engine.root and any(
+            not p.trainable for g in unit.groups for p in g.parameters
+        ):
             # Between the root's gradients lie the blocks, and a frozen parameter before a block is
             # still to come.
             return False
@@ -165,9 +167,7 @@ def _show_gradient(engine: Engine, group: Group) -> None:
 @torch.no_grad()
 def _offer_old_gradient(engine: Engine, group: Group) -> None:
     """Let the next reduction add to the gradients that the parameters have, if any."""
-    old = [
-        (p, local_of(p.sharded.grad)) for p in group.trainable if p.sharded.grad is not None
-    ]
+    old = [(p, local_of(p.sharded.grad)) for p in group.trainable if p.sharded.grad is not None]
     if not old:
         return
     flat = _flat_of(group, [gradient for _, gradient in old])
@@ -190,7 +190,9 @@ def _flat_of(group: Group, gradients: list[torch.Tensor]) -> torch.Tensor | None
     for gradient in gradients:
         storage = gradient.untyped_storage()
         if storage._cdata == group.gradient.cdata:
-            return torch.empty(0, dtype=group.dtype).set_(storage, 0, (group.gradient_elements,))
+            return torch.empty(0, dtype=group.dtype).set_(
+                storage, 0, (group.gradient_elements,), (1,)
+            )
     return None
 
 

@@ -63,23 +63,19 @@ class _Inputs(torch.autograd.Function):
         return (None, *gradients)
 
 
-def install(engine: Engine, input_dtype: torch.dtype | None) -> None:
+def install(engine: Engine) -> None:
     """Put the hooks on the model.
 
     Parameters
     ----------
     engine : Engine
         The engine of the model.
-    input_dtype : torch.dtype, optional
-        Floating-point inputs of units are cast to it.
     """
     for unit in engine.units:
         unit.module.register_forward_pre_hook(
-            partial(_before_forward, engine, unit, input_dtype), prepend=True, with_kwargs=True
+            partial(_before_forward, engine, unit), prepend=True, with_kwargs=True
         )
-        unit.module.register_forward_hook(
-            partial(_after_forward, engine, unit), always_call=True
-        )
+        unit.module.register_forward_hook(partial(_after_forward, engine, unit), always_call=True)
     for group in engine.groups():
         for parameter in group.trainable:
             parameter.full.register_post_accumulate_grad_hook(
@@ -101,7 +97,6 @@ def _after_load(engine: Engine, module: nn.Module, incompatible_keys: Any) -> No
 def _before_forward(
     engine: Engine,
     unit: Unit,
-    input_dtype: torch.dtype | None,
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -113,8 +108,8 @@ def _before_forward(
         engine.enter(unit)
         unit.hold()
     unit.calls.append(use)
-    if input_dtype is not None:
-        args, kwargs = _map_tensors(partial(_cast, input_dtype), (args, kwargs))
+    if engine.input_dtype is not None:
+        args, kwargs = _map_tensors(partial(_cast, engine.input_dtype), (args, kwargs))
     return _mark_inputs(use, args, kwargs) if torch.is_grad_enabled() else (args, kwargs)
 
 

@@ -65,7 +65,7 @@ class Plan:
 
     @contextmanager
     def execute(self) -> Iterator[Plan]:
-        """Passes that begin in this context run by this plan.
+        """Run the passes that begin in this context by this plan.
 
         One that differs from it is noticed, counted (``stats().deviations``) and runs on without.
         """
@@ -78,7 +78,7 @@ class Plan:
 
 @contextmanager
 def record(model: nn.Module | None = None) -> Iterator[None]:
-    """Passes that begin in this context run without a plan, and the last one is kept.
+    """Run the passes that begin in this context without a plan; the last one is kept.
 
     Parameters
     ----------
@@ -93,10 +93,8 @@ def record(model: nn.Module | None = None) -> Iterator[None]:
         engine.native.set_replay(True)
 
 
-def get_recorded_ops(
-    model: nn.Module | None = None, *, training: bool = True
-) -> list[Operation]:
-    """The operations of the last complete pass.
+def get_recorded_ops(model: nn.Module | None = None, *, training: bool = True) -> list[Operation]:
+    """List the operations of the last complete pass.
 
     Parameters
     ----------
@@ -166,8 +164,7 @@ def _compile(engine: Engine, plan: Plan) -> Plan:
     if unknown:
         raise PenstockError("EINVAL", f"{engine.name} has no group {sorted(unknown)[0]!r}")
     operations = [
-        (_KINDS.index(op.kind), numbers[op.group], op.backward, op.nbytes)
-        for op in plan.operations
+        (_KINDS.index(op.kind), numbers[op.group], op.backward, op.nbytes) for op in plan.operations
     ]
     result = engine.native.compile(
         plan.training, operations, plan.prefetch_ahead, plan.prefetch_bytes

@@ -111,9 +111,17 @@ def shard(
     for unit in units:
         for group in unit.groups:
             _make_shard(native, world, group)
-    engine = Engine(model, world, runtime, native, units, stage)
+    engine = Engine(
+        model,
+        world=world,
+        runtime=runtime,
+        native=native,
+        units=units,
+        stage=stage,
+        input_dtype=param_dtype,
+    )
     engine.backward = Backward(engine)
-    install(engine, param_dtype)
+    install(engine)
     return model
 
 
@@ -156,10 +164,12 @@ def _check(model: nn.Module, stage: int) -> None:
     _checks.check_no_optimizer(model)
 
 
-# ---- units and groups -----------------------------------------------------------------------------
+# ---- units and groups ---------------------------------------------------------------------------
 
 
-def _make_units(model: nn.Module, blocks: list[tuple[str, nn.Module]], native: Any) -> list[Unit]:
+def _make_units(
+    model: nn.Module, blocks: list[tuple[str, nn.Module]], native: _C.Engine
+) -> list[Unit]:
     root = Unit("root", model, native)
     units = [Unit(name, module, native) for name, module in blocks]
     owners: dict[int, list[Unit]] = {}
@@ -208,7 +218,7 @@ def _set_dtypes(
         group.reduce_dtype = reduce_dtype or group.gather_dtype
 
 
-def _register(native: Any, group: Group) -> None:
+def _register(native: _C.Engine, group: Group) -> None:
     for parameter in group.parameters:
         parameter.index = native.add_parameter(
             parameter.name, parameter.shape[0], parameter.row_elements, parameter.trainable
@@ -223,7 +233,7 @@ def _register(native: Any, group: Group) -> None:
 
 
 @torch.no_grad()
-def _make_shard(native: Any, world: World, group: Group) -> None:
+def _make_shard(native: _C.Engine, world: World, group: Group) -> None:
     layout = native.group_layout(group.index)
     size = group.dtype.itemsize
     group.shard = torch.zeros(layout.shard_bytes // size, dtype=group.dtype)

@@ -15,9 +15,7 @@ PathLike = str | os.PathLike[str]
 
 
 @contextmanager
-def trace(
-    model: nn.Module | PathLike | None = None, path: PathLike | None = None
-) -> Iterator[str]:
+def trace(model: nn.Module | PathLike | None = None, path: PathLike | None = None) -> Iterator[str]:
     """Record what happens inside, and write it as a Chrome trace that Perfetto opens.
 
     Each rank writes a file of its own; ``penstock.trace.merge`` makes one of them.

@@ -134,7 +134,7 @@ class Unit:
         Forwards that run, the innermost last.
     """
 
-    def __init__(self, name: str, module: nn.Module, native: Any) -> None:
+    def __init__(self, name: str, module: nn.Module, native: _C.Engine) -> None:
         self.name = name
         self.module = module
         self.native = native

@@ -36,7 +36,7 @@ class World:
         self.rank, self.size = 0, 1
         if process_group is None and not (dist.is_available() and dist.is_initialized()):
             return
-        group = process_group if process_group is not None else dist.group.WORLD
+        group: Any = process_group if process_group is not None else dist.group.WORLD
         self.rank = dist.get_rank(group)
         if self.rank < 0:
             raise PenstockError("EINVAL", "this process is not a rank of the process group given")
@@ -50,7 +50,7 @@ class World:
         self.gather = self.reduce = None
 
     def as_sharded(self, local: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """The rows of this rank as a tensor of the whole shape (a DTensor where there are ranks)."""
+        """Wrap the rows of this rank as a tensor of the whole shape, where there are ranks."""
         if self.mesh is None:
             return local
         stride = torch.empty(shape, device="meta").stride()
@@ -60,7 +60,7 @@ class World:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a sharded tensor that lies on this rank."""
+    """Return the rows of a sharded tensor that lie on this rank."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -68,7 +68,7 @@ _made: defaultdict[str, int] = defaultdict(int)
 
 
 def _private_group(group: Any, world: World, timeout: float) -> Any:
-    """A gloo group of the same ranks that torch.distributed does not know.
+    """Make a gloo group of the same ranks that torch.distributed does not know.
 
     It ends with its last user, also when the caller's groups were destroyed before.
     """
@@ -81,5 +81,5 @@ def _private_group(group: Any, world: World, timeout: float) -> Any:
     private = dist.ProcessGroup(store, world.rank, world.size)
     private._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     private._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-    private._set_group_name(name)
+    private._set_group_name(dist.GroupName(name))
     return private
