@@ -1,8 +1,11 @@
 """Worlds of rank processes that live through a test session and run one function after another."""
 
+import faulthandler
 import multiprocessing
 import os
+import signal
 import tempfile
+import time
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -48,16 +51,18 @@ class World:
         """As `run`, but failures come back as (False, text); a rank that died says so."""
         for pipe in self.pipes:
             pipe.send((function, args, kwargs))
-        return [self._answer(rank, answer_within) for rank in range(self.size)]
+        deadline = time.monotonic() + answer_within
+        return [self._answer(rank, deadline) for rank in range(self.size)]
 
-    def _answer(self, rank: int, timeout: float) -> tuple[bool, Any]:
+    def _answer(self, rank: int, deadline: float) -> tuple[bool, Any]:
         try:
-            if self.pipes[rank].poll(timeout):
+            if self.pipes[rank].poll(max(0.0, deadline - time.monotonic())):
                 return self.pipes[rank].recv()
         except (EOFError, ConnectionResetError):
             self.processes[rank].join()
             return False, f"died with exit code {self.processes[rank].exitcode}"
-        return False, f"no answer within {timeout} s"
+        os.kill(self.processes[rank].pid, signal.SIGUSR1)  # where it is goes to its stderr
+        return False, "no answer in time"
 
     @property
     def alive(self) -> bool:
@@ -76,6 +81,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
+    faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

@@ -145,9 +145,9 @@ def _after_forward(
         _watch_outputs(use, output)
     if use.recomputed:
         return
-    if unit is engine.root:
-        # The root is used at both ends of a pass: so its backward comes first, and its gradients,
-        # which the inputs' end completes, are reduced last.
+    if unit is engine.root and output is not None:
+        # The root is used at both ends of a pass: so its backward comes first, and its gradients
+        # are reduced last. (No output: it failed, or has no backward.)
         unit.hold()
         unit.drop()
     unit.drop()
