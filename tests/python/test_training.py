@@ -408,3 +408,34 @@ def gradients_are_freed():
 
 def test_zero_grad_frees_the_gradients(worlds):
     worlds(2).run(gradients_are_freed)
+
+
+def collect_unused():
+    import gc
+    import weakref
+
+    rank, _ = world()
+    for stage in (1, 3):
+        model = penstock.shard(make(Net), stage=stage)
+        optimizer = sgd(model.parameters())
+        for step in range(2):
+            loss_of(model, step, rank).backward()
+            optimizer.step()
+        gone = [weakref.ref(model), weakref.ref(model.blocks[0].up.weight)]
+        del model, optimizer
+        gc.collect()
+        assert [each() for each in gone] == [None, None]
+    with pytest.raises(penstock.PenstockError, match="0 sharded models"):
+        penstock.stats()
+
+
+def test_a_model_that_nobody_uses_is_collected(worlds):
+    worlds(2).run(collect_unused)
+
+
+def train_alone_in_a_group():
+    penstock.close(train_both(Net, stage=3))
+
+
+def test_a_process_group_of_one_rank_equals_unsharded(worlds):
+    worlds(1).run(train_alone_in_a_group)

@@ -57,9 +57,10 @@ class Backward:
             group.complete = False
         unit.hold()
 
-    def got_gradient(self, group: Group, parameter: Parameter) -> None:
+    def got_gradient(self, parameter: Parameter) -> None:
         """Take a parameter's gradient, which autograd has finished."""
         self.begin()
+        group = parameter.group
         group.fired.add(parameter)
         if len(group.fired) < sum(p.full.requires_grad for p in group.trainable):
             return

@@ -7,6 +7,7 @@ may be stopped half-way) the end of a forward ends nothing: only gradients do.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from penstock._engine import Engine
-from penstock._units import Unit
+from penstock._units import Parameter, Unit
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -78,9 +79,9 @@ def install(engine: Engine) -> None:
         unit.module.register_forward_hook(partial(_after_forward, engine, unit), always_call=True)
     for group in engine.groups():
         for parameter in group.trainable:
-            parameter.full.register_post_accumulate_grad_hook(
-                partial(_got_gradient, engine, group, parameter)
-            )
+            # Weakly: the garbage collector does not see what such a hook holds.
+            references = weakref.ref(engine), weakref.ref(parameter)
+            parameter.full.register_post_accumulate_grad_hook(partial(_got_gradient, *references))
     holders = {holder for parameter in engine.parameters() for holder, _ in parameter.places}
     for module in holders:
         module.register_load_state_dict_post_hook(partial(_after_load, engine))
@@ -180,5 +181,11 @@ def _reached_inputs(use: Use) -> None:
 
 
 @_disable_dynamo
-def _got_gradient(engine: Engine, group: Any, parameter: Any, full: torch.Tensor) -> None:
-    engine.backward.got_gradient(group, parameter)
+def _got_gradient(
+    engine_reference: weakref.ref[Engine],
+    parameter_reference: weakref.ref[Parameter],
+    full: torch.Tensor,
+) -> None:
+    engine, parameter = engine_reference(), parameter_reference()
+    if engine is not None and parameter is not None:
+        engine.backward.got_gradient(parameter)

@@ -184,7 +184,8 @@ def _make_units(
         }
         # What several blocks share, or a block and the rest, belongs to the root.
         unit = next(iter(owned_by.values())) if len(owned_by) == 1 else root
-        _group_of(unit, parameter.dtype).parameters.append(parameter)
+        parameter.group = _group_of(unit, parameter.dtype)
+        parameter.group.parameters.append(parameter)
     return [root, *units]
 
 

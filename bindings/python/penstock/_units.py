@@ -29,6 +29,8 @@ class Parameter:
         This rank's rows, which optimizers have, and the modules while the group is not gathered.
     full : nn.Parameter
         The whole tensor, which the modules have while the group is gathered; one object for ever.
+    group : Group
+        What it is gathered with.
     index : int
         Its number in the engine.
     first_row : int
@@ -47,6 +49,7 @@ class Parameter:
         self.dtype = original.dtype
         self.trainable = original.requires_grad
         self.row_elements = self.shape[1:].numel()
+        self.group: Group
         self.index = -1
         self.first_row = 0
         self.gradient_offset = 0
