@@ -14,8 +14,10 @@ struct pst_stream {
     uint64_t finished; /* read by any thread that asks for an event */
 };
 
-/* Done when its stream has finished `launches` launches. */
+/* Done when its stream has finished `launches` launches. Recorded by one thread at a time, asked
+ * for by any: an odd version says that the other two are being written. */
 struct pst_event {
+    uint64_t version;
     pst_stream *stream; /* NULL: never recorded */
     uint64_t launches;
 };
@@ -78,18 +80,30 @@ static void event_destroy(pst_device *device, pst_event *event) {
     pst__heap_free(heap_of(device), event, sizeof *event);
 }
 
+/* Release of the fields: who sees one of them (event_query) sees the odd version too; and what the
+ * recording thread wrote before. Release of the even version: who sees it sees both fields. */
 static pst_status event_record(pst_device *device, pst_event *event, pst_stream *stream) {
     (void)device;
-    event->stream = stream;
-    event->launches = stream->launched;
+    const uint64_t version = pst__load_relaxed(&event->version); /* this thread's own */
+    pst__store_relaxed(&event->version, version + 1);
+    pst__store_release(&event->stream, stream);
+    pst__store_release(&event->launches, stream->launched);
+    pst__store_release(&event->version, version + 2);
     return PST_OK;
 }
 
+/* Caught in the middle of a recording, the event counts as not done. */
 static pst_status event_query(pst_device *device, pst_event *event) {
     (void)device;
-    if (event->stream == NULL) return PST_OK;
+    /* Acquires: pair with the releases in event_record; the second look at the version comes after
+     * the fields because their loads acquire. */
+    const uint64_t version = pst__load_acquire(&event->version);
+    pst_stream *stream = pst__load_acquire(&event->stream);
+    const uint64_t launches = pst__load_acquire(&event->launches);
+    if (version % 2 != 0 || pst__load_relaxed(&event->version) != version) return PST_PENDING;
+    if (stream == NULL) return PST_OK;
     /* Acquire: pairs with the release in finish. */
-    return pst__load_acquire(&event->stream->finished) >= event->launches ? PST_OK : PST_PENDING;
+    return pst__load_acquire(&stream->finished) >= launches ? PST_OK : PST_PENDING;
 }
 
 static pst_status stream_wait(pst_device *device, pst_stream *stream, pst_event *event) {

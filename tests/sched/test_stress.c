@@ -294,12 +294,86 @@ static void a_stencil_over_workers_is_in_order_in_every_launch(void **state) {
     pst_runtime_destroy(runtime);
 }
 
+/* ---- a host event: one thread records it on two streams in turn, others ask ------------- */
+
+#define RECORDINGS 20000
+
+typedef struct recorded_event {
+    pst_device *device;
+    pst_event *event;
+    uint64_t recorded, finished; /* rounds */
+    int stop;
+    int is_early; /* somebody found a recording done before its launch was */
+} recorded_event;
+
+static pst_status begin_only(void *argument, pst_stream *stream) {
+    (void)argument, (void)stream;
+    return PST_PENDING;
+}
+
+static pst_status finish_round(void *argument) {
+    recorded_event *shared = argument;
+    /* Release, partner: the acquire in ask_event. */
+    pst__store_release(&shared->finished, pst__load_relaxed(&shared->recorded));
+    return PST_OK;
+}
+
+static void *ask_event(void *argument) {
+    recorded_event *shared = argument;
+    while (!pst__load_acquire(&shared->stop)) {
+        /* Acquire, partner: the release after the recording: it is this one or a later one. */
+        const uint64_t round = pst__load_acquire(&shared->recorded);
+        pst_status status = shared->device->ops->event_query(shared->device, shared->event);
+        if (status == PST_OK && pst__load_acquire(&shared->finished) < round)
+            pst__store_relaxed(&shared->is_early, 1);
+    }
+    return NULL;
+}
+
+static void record_rounds(recorded_event *shared, pst_stream *const *streams) {
+    const pst_device_ops *ops = shared->device->ops;
+    const pst_work work = {begin_only, finish_round, shared};
+    for (uint64_t round = 1; round <= RECORDINGS; round++) {
+        pst_stream *stream = streams[round % 3 == 0];
+        assert_int_equal(ops->launch(shared->device, stream, &work), PST_PENDING);
+        assert_int_equal(ops->event_record(shared->device, shared->event, stream), PST_OK);
+        pst__store_release(&shared->recorded, round); /* partner: the acquire in ask_event */
+        if (round % 64 == 0) yield_briefly();
+        assert_int_equal(ops->progress(shared->device, stream), PST_OK);
+    }
+}
+
+static void an_event_is_recorded_while_others_ask_for_it(void **state) {
+    (void)state;
+    pst_runtime *runtime;
+    assert_int_equal(pst_runtime_create(NULL, &runtime), PST_OK);
+    recorded_event shared = {.device = pst_runtime_host(runtime)};
+    const pst_device_ops *ops = shared.device->ops;
+    pst_stream *streams[2];
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(ops->stream_create(shared.device, 0, &streams[i]), PST_OK);
+    assert_int_equal(ops->event_create(shared.device, 0, &shared.event), PST_OK);
+    pthread_t threads[THREADS];
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, ask_event, &shared), 0);
+    record_rounds(&shared, streams);
+    pst__store_release(&shared.stop, 1); /* partner: the acquire in ask_event */
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    assert_false(shared.is_early);
+    ops->event_destroy(shared.device, shared.event);
+    for (int i = 0; i < 2; i++)
+        ops->stream_destroy(shared.device, streams[i]);
+    pst_runtime_destroy(runtime);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(arrivals_lose_nothing_and_keep_each_threads_order),
         cmocka_unit_test(no_wake_is_lost_between_the_look_and_the_sleep),
         cmocka_unit_test(a_lane_has_one_owner_at_a_time),
         cmocka_unit_test(an_edge_finds_the_list_or_the_end),
+        cmocka_unit_test(an_event_is_recorded_while_others_ask_for_it),
         cmocka_unit_test(a_stencil_over_workers_is_in_order_in_every_launch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
