@@ -163,7 +163,9 @@ void pst__lane_disown(pst_lane *lane, int changed, const pst__worker *self) {
     /* Orders the store above with the look below: whoever pushed and woke the worker, which then
      * found the lane owned, has pushed before that; see pst__worker's turn. */
     pst__fence_store_load();
-    if (changed || !pst__arrivals_empty(&lane->arrivals)) pst__lane_notify(lane);
+    const uint32_t missed = pst__load_relaxed(&lane->missed); /* see try_own of the worker */
+    if (missed) pst__store_relaxed(&lane->missed, 0);
+    if (changed || missed || !pst__arrivals_empty(&lane->arrivals)) pst__lane_notify(lane);
 }
 
 pst_event *pst__lane_event_of(pst_lane *lane, pst__node *node) {

@@ -32,7 +32,8 @@ struct pst_lane {
 
     /* any thread */
     _Alignas(PST__CACHE_LINE) pst__arrivals arrivals;
-    uint32_t owned; /* 1 while a thread serves the lane */
+    uint32_t owned;  /* 1 while a thread serves the lane */
+    uint32_t missed; /* 1 when the worker found it owned and went on: it wants to be told */
 
     /* the owner's */
     _Alignas(PST__CACHE_LINE) pst__fifo ready;
@@ -55,7 +56,8 @@ static inline int pst__lane_try_own(pst_lane *lane) {
 }
 
 /* Hands the lane back. Its worker may have looked away while it was owned: a thread that is not the
- * worker wakes it when it changed something or when something has arrived meanwhile. */
+ * worker wakes it when it changed something, or when something has arrived or the worker has come
+ * in vain meanwhile. */
 void pst__lane_disown(pst_lane *lane, int changed, const pst__worker *self);
 
 /* One turn of the lane, which the caller owns: arrivals, completions, then at most `budget`

@@ -15,12 +15,22 @@ typedef struct look {
     int pending; /* something is to be asked again soon */
 } look;
 
+/* A helper may have the lane, and what became ready meanwhile is then not seen by anybody: it is
+ * asked to wake us when it hands the lane back. The fence orders the request with the second try,
+ * and pairs with the one in pst__lane_disown. */
+static int try_own(pst_lane *lane) {
+    if (pst__lane_try_own(lane)) return 1;
+    pst__store_relaxed(&lane->missed, 1);
+    pst__fence_store_load();
+    return pst__lane_try_own(lane);
+}
+
 static look serve(pst__worker *self) {
     look seen = {0, 0};
     /* Acquire: pairs with the release in pst__worker_adopt. */
     for (pst_lane *lane = pst__load_acquire(&self->lanes); lane != NULL;
          lane = lane->next_of_worker) {
-        if (!pst__lane_try_own(lane)) {
+        if (!try_own(lane)) {
             seen.pending = 1; /* a helper has it: nobody knows what it leaves */
             continue;
         }

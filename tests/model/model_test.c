@@ -1,0 +1,57 @@
+#include "programs.h"
+#include "tests/cmocka_all.h"
+
+#include <stdio.h>
+
+static void report(const char *name, const model_outcome *outcome) {
+    printf("%s: %lu runs of up to %u steps: %s%s%s\n", name, outcome->runs, outcome->steps,
+           outcome->failed == NULL ? "nothing failed" : outcome->failed,
+           outcome->failed == NULL ? "" : ", schedule ",
+           outcome->failed == NULL ? "" : outcome->schedule);
+}
+
+/* Nothing fails as the code stands, and something does with the bug beneath it. */
+static void explore(const char *name, const model_program *program, model_plant plant) {
+    const model_outcome sound = model_explore(program, MODEL_NO_PLANT);
+    report(name, &sound);
+    if (sound.failed != NULL) fail_msg("%s: %s", name, sound.failed);
+    if (plant == MODEL_NO_PLANT) return;
+    const model_outcome planted = model_explore(program, plant);
+    report("  with a bug planted", &planted);
+    if (planted.failed == NULL) fail_msg("%s: the planted bug was not found", name);
+}
+
+#define MODEL_TEST(test, program, plant)                                                           \
+    static void test(void **state) {                                                               \
+        (void)state;                                                                               \
+        explore(#program, &(program), (plant));                                                    \
+    }
+
+MODEL_TEST(one_predecessor_is_the_last_to_come, fan_in, MODEL_SPLIT_MODIFY)
+MODEL_TEST(a_failure_is_inherited_from_a_predecessor, fan_in_of_failures, MODEL_SPLIT_CAS)
+MODEL_TEST(every_node_arrives_once_and_in_its_producers_order, arrivals, MODEL_SPLIT_EXCHANGE)
+MODEL_TEST(a_late_edge_meets_the_list_or_the_launch, late_edge, MODEL_SPLIT_EXCHANGE)
+MODEL_TEST(late_edges_hold_behind_a_gate_that_opens, late_edge_of_three, MODEL_SPLIT_EXCHANGE)
+MODEL_TEST(a_gate_is_opened_or_canceled, gate_and_cancel, MODEL_SPLIT_CAS)
+MODEL_TEST(one_thread_at_a_time_serves_a_lane, two_helpers, MODEL_SPLIT_CAS)
+MODEL_TEST(a_helper_hands_what_arrived_to_the_worker, helper_and_worker, MODEL_NO_FENCE)
+MODEL_TEST(a_helper_hands_what_became_ready_to_the_worker, helper_in_order, MODEL_NO_FENCE)
+MODEL_TEST(a_worker_that_parks_hears_of_a_task, park_and_submit, MODEL_LATE_COUNT)
+MODEL_TEST(a_thread_that_waits_hears_of_the_end, wait_and_end, MODEL_LATE_COUNT)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_predecessor_is_the_last_to_come),
+        cmocka_unit_test(a_failure_is_inherited_from_a_predecessor),
+        cmocka_unit_test(every_node_arrives_once_and_in_its_producers_order),
+        cmocka_unit_test(a_late_edge_meets_the_list_or_the_launch),
+        cmocka_unit_test(late_edges_hold_behind_a_gate_that_opens),
+        cmocka_unit_test(a_gate_is_opened_or_canceled),
+        cmocka_unit_test(one_thread_at_a_time_serves_a_lane),
+        cmocka_unit_test(a_helper_hands_what_arrived_to_the_worker),
+        cmocka_unit_test(a_helper_hands_what_became_ready_to_the_worker),
+        cmocka_unit_test(a_worker_that_parks_hears_of_a_task),
+        cmocka_unit_test(a_thread_that_waits_hears_of_the_end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
