@@ -1,5 +1,6 @@
 #include "graphs.h"
 
+#include "device.h"
 #include "memory.h"
 #include "plan.h"
 #include "random.h"
@@ -49,10 +50,22 @@ static void draw_lane(program *self, plan_lane *lane, pst_lane *worker) {
         lane->options.mode = PST_LANE_PUMPED;
     if (lane->options.mode == PST_LANE_SHARED) lane->options.share_with = worker;
     if (random_once_in(&self->random, 3)) lane->options.order = PST_LANE_BY_SUBMISSION;
+    if (random_once_in(&self->random, 3)) lane->options.device = self->plan.device;
+}
+
+static int open_borrowed(program *self) {
+    const pst_lane_options options = {.size = sizeof options,
+                                      .name = "borrowed",
+                                      .mode = PST_LANE_BORROWED,
+                                      .device = self->plan.device};
+    const pst_status status = pst_lane_create(self->runtime, &options, &self->plan.borrowed);
+    must(self, status, "pst_lane_create");
+    return status == PST_OK;
 }
 
 static int open_lanes(program *self) {
     pst_lane *worker = NULL;
+    if (random_below(&self->random, 2) && !open_borrowed(self)) return 0;
     self->plan.lane_count = 1 + random_below(&self->random, PLAN_LANES);
     for (uint32_t i = 0; i < self->plan.lane_count; i++) {
         plan_lane *lane = &self->plan.lanes[i];
@@ -103,9 +116,10 @@ static int build_sealed(program *self) {
 /* ---- the threads of a launch ------------------------------------------------------------ */
 
 static void open_gate(program *self, plan_task *gate) {
+    pst_lane *borrowed = gate->lane % 2 == 0 ? self->plan.borrowed : NULL;
     if (gate->handle.graph == NULL) return;
-    gate->opened[self->launch_index] = 1;
-    must(self, pst_gate_open(self->launch, gate->handle, NULL), "pst_gate_open");
+    plan_open(gate, self->launch_index, borrowed != NULL);
+    must(self, pst_gate_open(self->launch, gate->handle, borrowed), "pst_gate_open");
 }
 
 static void open_share(program *self, uint32_t number) {
@@ -166,10 +180,13 @@ static void end_helpers(program *self, helper *helpers) {
 /* ---- launches --------------------------------------------------------------------------- */
 
 static void wait_for_one(program *self) {
-    const plan_task *task = &self->plan.tasks[random_below(&self->random, self->plan.count)];
+    plan_task *task = &self->plan.tasks[random_below(&self->random, self->plan.count)];
+    pst_lane *borrowed = random_below(&self->random, 2) ? self->plan.borrowed : NULL;
     if (task->handle.graph == NULL) return;
-    const pst_status status = pst_task_wait(self->launch, task->handle, NULL);
+    const pst_status status = pst_task_wait(self->launch, task->handle, borrowed);
     if (status == PST_ETIMEDOUT) must(self, status, "pst_task_wait");
+    if (status == PST_OK && borrowed != NULL && !task->is_gate && self->plan.kind <= PLAN_FAILS)
+        plan_expect_before(task, self->launch_index);
 }
 
 static void wait_for_all(program *self) {
@@ -259,12 +276,22 @@ static void run_graph(program *self) {
     }
 }
 
-static void draw_faults(program *self) {
-    const int faulty = self->plan.kind == PLAN_FAULTY;
-    const int thread = faulty && random_once_in(&self->random, 6);
-    memory_begin(faulty && !thread ? 1 + random_below(&self->random, 60) : 0);
-    system_begin(random_once_in(&self->random, 2) ? 8 : 0,
-                 thread ? 1 + random_below(&self->random, 4) : 0);
+typedef enum fault_kind { FAULT_NONE, FAULT_MEMORY, FAULT_DEVICE, FAULT_THREAD } fault_kind;
+
+static int begin_machine(program *self) {
+    const fault_kind fault = self->plan.kind == PLAN_FAULTY
+                                 ? (fault_kind)(1 + random_below(&self->random, FAULT_THREAD))
+                                 : FAULT_NONE;
+    const uint32_t nth = 1 + random_below(&self->random, 60);
+    memory_begin(fault == FAULT_MEMORY ? nth : 0);
+    system_begin(random_once_in(&self->random, 2) ? 8 : 0, fault == FAULT_THREAD ? 1 + nth % 4 : 0);
+    self->plan.device = device_open(random_next(&self->random), fault == FAULT_DEVICE ? nth : 0);
+    return self->plan.device != NULL;
+}
+
+static void end_machine(const program *self) {
+    if (self->plan.device != NULL) self->plan.device->ops->destroy(self->plan.device);
+    memory_end();
 }
 
 void graphs_run(void *argument) {
@@ -273,7 +300,10 @@ void graphs_run(void *argument) {
     self.random = *(const uint64_t *)argument;
     self.plan.kind = (plan_kind)random_below(&self.random, PLAN_KINDS);
     self.helpers = random_below(&self.random, HELPERS + 1);
-    draw_faults(&self);
+    if (!begin_machine(&self)) {
+        end_machine(&self);
+        return;
+    }
     const pst_runtime_options options = {.size = sizeof options,
                                          .allocator = memory_allocator(),
                                          .spin = 1 + random_below(&self.random, 8),
@@ -288,5 +318,5 @@ void graphs_run(void *argument) {
     }
     pst_runtime_destroy(self.runtime);
     plan_check(&self.plan);
-    memory_end();
+    end_machine(&self);
 }

@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include "random.h"
+#include "sched/device/sim.h"
 #include "threads.h"
 
 /* ---- what tasks do ---------------------------------------------------------------------- */
@@ -34,7 +35,6 @@ static void linger(uint32_t points) {
 }
 
 static pst_status finish(plan_task *task, uint32_t launch) {
-    linger(task->duration);
     check_predecessors(task, launch);
     task->plan->lanes[task->lane].is_busy = 0;
     if (task->fails) return PST_EIO;
@@ -42,17 +42,40 @@ static pst_status finish(plan_task *task, uint32_t launch) {
     return PST_OK;
 }
 
+static int is_on_device(const plan_task *task) {
+    return task->plan->lanes[task->lane].options.device != NULL;
+}
+
+/* Once a failure has been told nobody knows what streams do. */
+static int is_known(const plan *self) {
+    return self->kind < PLAN_FAULTY;
+}
+
+static void run_on_stream(void *argument) {
+    const plan_turn *turn = argument;
+    if (is_known(turn->task->plan)) check_predecessors(turn->task, turn->launch);
+    turn->task->finished[turn->launch] = 1;
+}
+
+static pst_status enqueue(plan_task *task, uint32_t launch, pst_stream *stream) {
+    if (task->fails) return PST_EIO;
+    task->turns[launch] = (plan_turn){task, launch};
+    return pst__sim_call(task->plan->device, stream, 100u * task->duration, run_on_stream,
+                         &task->turns[launch]);
+}
+
 static pst_status start(void *argument, pst_stream *stream) {
     plan_task *task = argument;
     plan_lane *lane = &task->plan->lanes[task->lane];
     const uint32_t launch = task->ends;
-    (void)stream;
     if (launch >= task->added || task->started[launch]++ > 0)
         sim_fail("task %u was launched twice", index_of(task));
     if (lane->is_busy) sim_fail("task %u was launched while its lane was busy", index_of(task));
-    lane->is_busy = 1;
     check_order(task, launch);
+    if (is_on_device(task)) return enqueue(task, launch, stream);
+    lane->is_busy = 1;
     check_predecessors(task, launch);
+    linger(task->duration);
     task->asks = task->asks_first;
     return task->asks > 0 ? PST_PENDING : finish(task, launch);
 }
@@ -67,10 +90,38 @@ static void done(void *argument, pst_status status) {
     plan_task *task = argument;
     if (task->ends >= task->added)
         sim_fail("task %u has ended more often than it was launched", index_of(task));
+    if (status == PST_OK && !task->finished[task->ends])
+        sim_fail("task %u ended before its work was done", index_of(task));
     task->plan->lanes[task->lane].is_busy &= task->started[task->ends] == 0;
     task->status[task->ends] = status;
     linger(1);
     task->ends++;
+}
+
+/* ---- the borrowed stream ---------------------------------------------------------------- */
+
+static void open_on_stream(void *argument) {
+    const plan_turn *turn = argument;
+    turn->task->opened[turn->launch] = 1;
+}
+
+static void arrive_on_stream(void *argument) {
+    const plan_turn *turn = argument;
+    if (!turn->task->finished[turn->launch])
+        sim_fail("a stream that waited for task %u went on before it", index_of(turn->task));
+}
+
+void plan_open(plan_task *gate, uint32_t launch, int on_stream) {
+    gate->turns[launch] = (plan_turn){gate, launch};
+    if (!on_stream || pst__sim_call(gate->plan->device, pst_lane_stream(gate->plan->borrowed), 1000,
+                                    open_on_stream, &gate->turns[launch]) != PST_OK)
+        gate->opened[launch] = 1;
+}
+
+void plan_expect_before(plan_task *task, uint32_t launch) {
+    task->turns[launch] = (plan_turn){task, launch};
+    (void)pst__sim_call(task->plan->device, pst_lane_stream(task->plan->borrowed), 0,
+                        arrive_on_stream, &task->turns[launch]);
 }
 
 /* ---- drawing ---------------------------------------------------------------------------- */
@@ -146,8 +197,8 @@ void plan_added(plan_task *task) {
 
 static void check_launch(const plan_task *task, uint32_t launch) {
     const pst_status got = task->status[launch];
-    const int whole = got == PST_OK;
-    if (whole != (int)task->finished[launch])
+    const int whole = got == PST_OK, is_lost = is_on_device(task) && task->plan->kind > PLAN_FAILS;
+    if (whole != (int)task->finished[launch] && !is_lost)
         sim_fail("task %u ended with status %d in launch %u, and its work %s", index_of(task),
                  (int)got, launch, task->finished[launch] ? "was done" : "was not done");
     if (task->plan->kind > PLAN_FAILS) return;

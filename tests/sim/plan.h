@@ -5,7 +5,7 @@
 #include <penstock/graph.h>
 
 #define PLAN_TASKS        24u
-#define PLAN_PREDECESSORS 4u
+#define PLAN_PREDECESSORS 6u
 #define PLAN_LAUNCHES     4u
 #define PLAN_LANES        5u
 #define PLAN_GATES        4u
@@ -28,7 +28,15 @@ typedef struct plan_lane {
     uint32_t last_started[PLAN_LAUNCHES]; /* index + 1; lanes in order of submission */
 } plan_lane;
 
-typedef struct plan_task {
+typedef struct plan_task plan_task;
+
+/* A task in one launch. */
+typedef struct plan_turn {
+    plan_task *task;
+    uint32_t launch;
+} plan_turn;
+
+struct plan_task {
     plan *plan;
     int is_gate, fails;
     uint32_t lane, asks_first, asks, duration;
@@ -38,11 +46,14 @@ typedef struct plan_task {
     pst_status status[PLAN_LAUNCHES];
     int is_canceled; /* by the oracle: a predecessor fails */
     pst_task handle;
-} plan_task;
+    plan_turn turns[PLAN_LAUNCHES];
+};
 
 struct plan {
     uint64_t random;
     plan_kind kind;
+    pst_device *device; /* an asynchronous one */
+    pst_lane *borrowed; /* on it; NULL: none */
     int is_growing, has_backward_edges;
     uint32_t count, lane_count, launches;
     plan_lane lanes[PLAN_LANES];
@@ -53,6 +64,11 @@ struct plan {
 void plan_draw(plan *self, uint64_t seed, plan_kind kind);
 /* The options of a task, with `after` for PLAN_PREDECESSORS handles. */
 pst_task_options plan_options(plan *self, uint32_t index, pst_task *after);
+
+/* The gate is open on this side of the call: from now on, or where the borrowed stream is. */
+void plan_open(plan_task *gate, uint32_t launch, int on_stream);
+/* The borrowed stream was made to wait for the task: it had better have run by then. */
+void plan_expect_before(plan_task *task, uint32_t launch);
 
 /* The task has been given to the library once more. */
 void plan_added(plan_task *task);
