@@ -51,12 +51,15 @@ static pst_status wait_cross_events(const pst__node *node, const pst_lane *lane)
     return PST_OK;
 }
 
+/* In flight from the launch before: it has to end there first, also when it is not to run now. */
+static int is_in_flight(const pst__node *node) {
+    return pst__word_state(node->word) == PST__TASK_LAUNCHED;
+}
+
 /* The waits before a launch. PST_PENDING: not yet, ask again. */
 static pst_status wait_before(const pst__node *node, const pst_lane *lane) {
     const pst__detail *detail = node->detail;
     if (detail == NULL) return PST_OK;
-    /* Still in flight from the launch before. */
-    if (pst__word_state(node->word) == PST__TASK_LAUNCHED) return PST_PENDING;
     for (uint32_t i = 0; i < detail->after_count; i++) {
         pst_status status =
             lane->device->ops->stream_wait(lane->device, lane->stream, detail->after[i]);
@@ -174,7 +177,9 @@ static int advance_head(pst__advance *advance) {
     if (node == NULL) return 0;
     note_texts(lane);
     const pst_status stop = stop_of(node);
-    const pst_status waits = stop < 0 ? PST_OK : wait_before(node, lane);
+    const pst_status waits = is_in_flight(node) ? PST_PENDING
+                             : stop < 0         ? PST_OK
+                                                : wait_before(node, lane);
     if (waits == PST_PENDING) {
         lane->needs_poll = 1;
         return 0;

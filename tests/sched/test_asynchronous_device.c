@@ -168,6 +168,27 @@ static void the_next_launch_may_begin_while_tasks_are_in_flight(void **state) {
     assert_ran(&f->ran, "a", "b", "a", "b");
 }
 
+static void a_task_in_flight_ends_before_the_next_launch_of_it_is_canceled(void **state) {
+    fixture *f = *state;
+    step a = {.name = "a"};
+    const pst_task_options options = step_options(&a, f->gather);
+    pst_task task;
+    pst_launch first, second;
+    assert_ok(pst_graph_add(f->graph, &options, &task));
+    assert_ok(pst_graph_seal(f->graph));
+    assert_ok(pst_graph_launch(f->graph, &first));
+    turns(f, 2);
+    assert_ok(pst_graph_launch(f->graph, &second));
+    assert_ok(pst_launch_cancel(second));
+    turns(f, 2);
+    assert_int_equal(a.callbacks, 0);
+    queue_drain(&f->queue);
+    assert_ok(pst_launch_wait(first));
+    assert_status(pst_launch_wait(second), PST_ECANCELED);
+    assert_int_equal(a.callbacks, 2);
+    assert_int_equal(a.runs, 1);
+}
+
 static void only_the_oldest_event_of_a_lane_is_polled(void **state) {
     fixture *f = *state;
     step steps[6];
@@ -447,6 +468,7 @@ int main(void) {
         TEST(the_streams_keep_the_order_between_lanes),
         TEST(replaying_creates_no_events),
         TEST(the_next_launch_may_begin_while_tasks_are_in_flight),
+        TEST(a_task_in_flight_ends_before_the_next_launch_of_it_is_canceled),
         TEST(only_the_oldest_event_of_a_lane_is_polled),
         TEST(a_callback_comes_when_the_device_is_done),
         TEST(a_host_task_behind_a_device_task_starts_when_that_is_done),

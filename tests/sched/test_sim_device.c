@@ -1,0 +1,131 @@
+/* The device `sim`: effects come when the clock gets there, in the order of the streams. */
+#include "tests/sched/harness.h"
+
+#include "sched/device/sim.h"
+
+typedef struct fixture {
+    pst__heap heap;
+    uint64_t clock, late;
+    const char *fails; /* the call that does; NULL: none */
+    pst_device *device;
+    pst_stream *one, *other;
+    pst_event *event;
+} fixture;
+
+static uint64_t now(void *context) {
+    return ((fixture *)context)->clock;
+}
+
+static uint64_t late(void *context) {
+    return ((fixture *)context)->late;
+}
+
+static pst_status fault(void *context, const char *call) {
+    const fixture *f = context;
+    return f->fails != NULL && strcmp(f->fails, call) == 0 ? PST_EDEVICE : PST_OK;
+}
+
+static int setup(void **state) {
+    fixture *f = calloc(1, sizeof *f);
+    const pst__sim_options options = {.now = now,
+                                      .late = late,
+                                      .fault = fault,
+                                      .context = f,
+                                      .latency_ns = 100,
+                                      .bytes_each_us = 1000};
+    assert_ok(pst__heap_init(&f->heap, NULL));
+    assert_ok(pst__sim_create(&f->heap, &options, &f->device));
+    assert_ok(f->device->ops->stream_create(f->device, 0, &f->one));
+    assert_ok(f->device->ops->stream_create(f->device, 0, &f->other));
+    assert_ok(f->device->ops->event_create(f->device, 0, &f->event));
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state) {
+    fixture *f = *state;
+    f->device->ops->event_destroy(f->device, f->event);
+    f->device->ops->stream_destroy(f->device, f->one);
+    f->device->ops->stream_destroy(f->device, f->other);
+    f->device->ops->destroy(f->device);
+    free(f);
+    return 0;
+}
+
+static void fill(const fixture *f, pst_stream *stream, int *value, int byte) {
+    assert_ok(f->device->ops->fill(f->device, stream, value, byte, sizeof *value));
+}
+
+static pst_status query(fixture *f, uint64_t clock) {
+    f->clock = clock;
+    return f->device->ops->event_query(f->device, f->event);
+}
+
+static void an_effect_comes_at_the_operations_end(void **state) {
+    fixture *f = *state;
+    int value = 0;
+    fill(f, f->one, &value, 1);
+    assert_ok(f->device->ops->event_record(f->device, f->event, f->one));
+    assert_status(query(f, 103), PST_PENDING);
+    assert_int_equal(value, 0);
+    assert_ok(query(f, 104)); /* 100 ns and 4 bytes at one a nanosecond */
+    assert_int_equal(value, 0x01010101);
+}
+
+static void a_stream_goes_on_behind_the_event_that_it_waits_for(void **state) {
+    fixture *f = *state;
+    int value = 0;
+    for (int i = 0; i < 3; i++)
+        fill(f, f->one, &value, 1);
+    assert_ok(f->device->ops->event_record(f->device, f->event, f->one));
+    assert_ok(f->device->ops->stream_wait(f->device, f->other, f->event));
+    fill(f, f->other, &value, 2);
+    assert_ok(query(f, 312));
+    assert_int_equal(value, 0x01010101);
+    assert_ok(query(f, 416));
+    assert_int_equal(value, 0x02020202);
+}
+
+static void streams_that_nobody_orders_run_by_the_clock_and_not_by_the_calls(void **state) {
+    fixture *f = *state;
+    int value = 0, elsewhere = 0;
+    fill(f, f->one, &elsewhere, 1);
+    fill(f, f->one, &value, 1);
+    fill(f, f->other, &value, 2);
+    assert_ok(query(f, 1000));
+    assert_int_equal(value, 0x01010101);
+}
+
+static void a_late_event_is_seen_late_and_holds_no_stream_up(void **state) {
+    fixture *f = *state;
+    int value = 0;
+    f->late = 50;
+    fill(f, f->one, &value, 1);
+    assert_ok(f->device->ops->event_record(f->device, f->event, f->one));
+    assert_ok(f->device->ops->stream_wait(f->device, f->other, f->event));
+    assert_status(query(f, 153), PST_PENDING);
+    assert_ok(query(f, 154));
+}
+
+static void a_fault_takes_the_place_of_its_call_alone(void **state) {
+    fixture *f = *state;
+    int value = 0;
+    f->fails = "fill";
+    assert_status(f->device->ops->fill(f->device, f->one, &value, 1, sizeof value), PST_EDEVICE);
+    assert_ok(f->device->ops->event_record(f->device, f->event, f->one));
+    assert_ok(query(f, 1000));
+    assert_int_equal(value, 0);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(an_effect_comes_at_the_operations_end),
+        TEST(a_stream_goes_on_behind_the_event_that_it_waits_for),
+        TEST(streams_that_nobody_orders_run_by_the_clock_and_not_by_the_calls),
+        TEST(a_late_event_is_seen_late_and_holds_no_stream_up),
+        TEST(a_fault_takes_the_place_of_its_call_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
