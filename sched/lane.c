@@ -146,10 +146,13 @@ void pst__lane_notify(pst_lane *lane) {
     /* Acquire: pairs with the release in pst__worker_adopt, which may come late for a borrowed
      * lane. */
     pst__worker *worker = pst__load_acquire(&lane->worker);
-    if (worker != NULL)
+    if (worker != NULL) {
         pst__park_wake(&worker->park);
-    else
-        pst__runtime_wake_waiters(lane->runtime);
+        return;
+    }
+    /* Its fence is the signal's, too. */
+    pst__runtime_wake_waiters(lane->runtime);
+    pst__pump_signal(&lane->runtime->pump);
 }
 
 void pst_lane_wake(pst_lane *lane) {

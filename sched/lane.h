@@ -45,6 +45,11 @@ struct pst_lane {
     unsigned texts;        /* the runtime's error texts before the latest launch or test */
     int needs_poll;        /* something launched, or a wait, is to be asked again */
     pst__tally tally;
+    uint64_t ends;  /* of tasks that were in flight or pending */
+    uint64_t beats; /* turns and launches so far; read by the watchdog at any time */
+
+    /* the watchdog's */
+    pst__still task_still, owner_still;
 };
 
 /* Takes the lane if nobody owns it. */

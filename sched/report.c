@@ -43,10 +43,15 @@ static const char *what_is_missing(const pst__question *asked, pst__node *node) 
 }
 
 /* The task at the beginning: it has no unfinished predecessor. */
-static void describe_cause(const pst__question *asked, char *text) {
+static pst__node *cause_of(const pst__question *asked) {
     pst__node *cause = asked->node;
     for (pst__node *before; (before = unfinished_predecessor(asked, cause)) != NULL;)
         cause = before;
+    return cause;
+}
+
+static void describe_cause(const pst__question *asked, char *text) {
+    pst__node *cause = cause_of(asked);
     (void)snprintf(text, TEXT_BYTES, "%s (lane %s, ticket %" PRIu64 "), %s",
                    cause == asked->node ? "itself" : pst__node_name(cause), lane_of(cause),
                    pst__node_ticket(cause), what_is_missing(asked, cause));
@@ -120,4 +125,40 @@ pst_status pst__report_launch_timeout(const pst_launch *launch) {
                              "graph %s: %u tasks have not ended in %.3f s: they wait for %s",
                              graph->name, pst__load_relaxed(&graph->runs[0].unfinished),
                              seconds_of(graph->runtime), cause);
+}
+
+/* ---- the watchdog ----------------------------------------------------------------------- */
+
+static double watchdog_seconds(const pst_lane *lane) {
+    return (double)lane->runtime->watchdog_ns / 1e9;
+}
+
+/* What a launched task waits for: its own work, or a task before it whose event has not come. A
+ * growing task has forgotten its predecessors by then. */
+static void describe_launched(const pst__node *node, char *text) {
+    pst_graph *graph = node->graph;
+    (void)snprintf(text, TEXT_BYTES, "its own work%s",
+                   graph->kind == PST_GRAPH_GROWING ? " or for launched work of other lanes" : "");
+    if (graph->kind == PST_GRAPH_GROWING) return;
+    const uint64_t number = node->lane == NULL ? graph->number : pst__word_number(node->word);
+    const pst__question asked = {graph, &graph->nodes[pst__node_index(node)], number, 0};
+    if (cause_of(&asked) != node) describe_cause(&asked, text);
+}
+
+void pst__report_overdue(const pst_lane *lane, const pst__node *oldest, char *text, size_t size) {
+    char cause[TEXT_BYTES];
+    describe_launched(oldest, cause);
+    (void)snprintf(text, size,
+                   "lane %s: task %s (ticket %" PRIu64
+                   ") of graph %s is launched and has not come to its end in %.3f s: "
+                   "it waits for %s",
+                   lane->name, pst__node_name(oldest), pst__node_ticket(oldest),
+                   oldest->graph->name, watchdog_seconds(lane), cause);
+}
+
+void pst__report_stuck_thread(const pst_lane *lane, char *text, size_t size) {
+    (void)snprintf(text, size,
+                   "lane %s: the thread that serves it has not come back in %.3f s from a task's "
+                   "start, test or callback, none of which may block",
+                   lane->name, watchdog_seconds(lane));
 }

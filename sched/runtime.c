@@ -8,7 +8,7 @@
 #define DEFAULT_SPIN          2000u
 #define DEFAULT_TRACE_RECORDS 65536u
 #define DEFAULT_TASK_CAPACITY 1024u
-#define PUMP_BUDGET           64u
+#define DRAIN_BUDGET          64u
 
 /* ---- creation --------------------------------------------------------------------------- */
 
@@ -17,10 +17,16 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
     runtime->world_size = options->world_size == 0 ? 1 : options->world_size;
     runtime->spin = options->spin == 0 ? DEFAULT_SPIN : options->spin;
     runtime->deadline_ns = options->deadline_ns;
+    runtime->watchdog_ns = options->watchdog_ns;
+    runtime->grace_ns = options->deadline_ns;
+    if (runtime->grace_ns == 0 && options->watchdog_poisons)
+        runtime->grace_ns = options->watchdog_ns;
     runtime->task_capacity =
         options->task_capacity == 0 ? DEFAULT_TASK_CAPACITY : options->task_capacity;
     ck_spinlock_init(&runtime->lock);
     ck_ec_init(&runtime->waiting.count, 0);
+    pst__pump_init(&runtime->pump);
+    pst__watchdog_init(runtime, options);
     pst__error_init(&runtime->error, options->log, options->log_context);
     pst_status status = pst__trace_create(
         &runtime->heap, &runtime->error, runtime->rank, runtime->world_size,
@@ -33,6 +39,7 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
 }
 
 static void free_runtime(pst_runtime *runtime) {
+    pst__pump_close(&runtime->pump);
     if (runtime->done_event != NULL)
         runtime->host->ops->event_destroy(runtime->host, runtime->done_event);
     if (runtime->host != NULL) runtime->host->ops->destroy(runtime->host);
@@ -105,6 +112,16 @@ pst_status pst_runtime_status(const pst_runtime *runtime) {
     return (pst_status)pst__load_acquire(&runtime->poison);
 }
 
+void pst_runtime_get_stats(const pst_runtime *runtime, pst_runtime_stats *stats) {
+    if (stats == NULL) return;
+    *stats = (pst_runtime_stats){0};
+    if (runtime == NULL) return;
+    /* Relaxed: figures, each on its own. */
+    stats->late_launches = pst__load_relaxed(&runtime->late_launches);
+    stats->late_launch_ns = pst__load_relaxed(&runtime->late_launch_ns);
+    stats->watchdog_reports = pst__load_relaxed(&runtime->watchdog.reports);
+}
+
 /* ---- the end of all work ---------------------------------------------------------------- */
 
 /* Poisons without a text. 0 if it was poisoned already. */
@@ -147,7 +164,7 @@ static void drain(pst_runtime *runtime) {
     while (!pst__runtime_is_idle(runtime)) {
         const uint32_t count = pst__park_count(&runtime->waiting);
         (void)pst__add_acq_rel(&runtime->waiters, 1);
-        if (!pst__runtime_help(runtime, PUMP_BUDGET) && !pst__runtime_is_idle(runtime))
+        if (!pst__runtime_help(runtime, DRAIN_BUDGET, NULL) && !pst__runtime_is_idle(runtime))
             pst__park_wait(&runtime->waiting, count, 200000);
         (void)pst__sub_acq_rel(&runtime->waiters, 1);
     }
@@ -157,6 +174,7 @@ void pst_runtime_destroy(pst_runtime *runtime) {
     if (runtime == NULL) return;
     (void)stop_all(runtime, PST_ECANCELED);
     drain(runtime);
+    pst__watchdog_stop(runtime);
     while (runtime->workers != NULL) {
         pst__worker *next = runtime->workers->next;
         pst__worker_destroy(runtime->workers);
@@ -175,30 +193,9 @@ void pst_runtime_destroy(pst_runtime *runtime) {
     free_runtime(runtime);
 }
 
-/* ---- pumping ---------------------------------------------------------------------------- */
+/* ---- waking ----------------------------------------------------------------------------- */
 
 void pst__runtime_wake_waiters(pst_runtime *runtime) {
     pst__fence_store_load();
     if (pst__load_relaxed(&runtime->waiters) != 0) pst__park_wake(&runtime->waiting);
-}
-
-int pst__runtime_help(pst_runtime *runtime, uint32_t budget) {
-    int changed = 0;
-    /* Acquire: pairs with the release in pst_lane_create. */
-    for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next) {
-        if (!pst__lane_try_own(lane)) continue;
-        const int did = pst__lane_turn(lane, budget);
-        pst__lane_disown(lane, did, NULL);
-        changed |= did;
-    }
-    return changed;
-}
-
-pst_status pst_run_once(pst_runtime *runtime, int *idle) {
-    if (runtime == NULL) return PST_EINVAL;
-    const int changed = pst__runtime_help(runtime, PUMP_BUDGET);
-    if (changed && idle == NULL) return PST_OK;
-    const int is_idle = pst__runtime_is_idle(runtime);
-    if (idle != NULL) *idle = is_idle;
-    return changed || is_idle ? PST_OK : PST_PENDING;
 }

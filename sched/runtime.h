@@ -5,6 +5,8 @@
 #include "base/error.h"
 #include "base/heap.h"
 #include "sched/park.h"
+#include "sched/pump.h"
+#include "sched/watchdog.h"
 #include "tracing/trace.h"
 
 #include <penstock/graph.h>
@@ -19,7 +21,8 @@ struct pst_runtime {
     pst_event *done_event; /* of the host device, never recorded: counts as done for ever */
     int rank, world_size;
     uint32_t spin;
-    uint64_t deadline_ns;
+    uint64_t deadline_ns, watchdog_ns;
+    uint64_t grace_ns; /* after a poison: for launched work to end; 0: no limit */
     size_t task_capacity;
 
     ck_spinlock_t lock;   /* of the lists below; held for list surgery and for a cancel's walk */
@@ -33,6 +36,10 @@ struct pst_runtime {
 
     pst__park waiting; /* where pst_task_wait and its kin sleep */
     uint32_t waiters;  /* how many of them look at `waiting` */
+    pst__pump pump;    /* where those who pump are called */
+
+    pst__watchdog watchdog;
+    uint64_t late_launches, late_launch_ns; /* see pst_runtime_stats */
 };
 
 /* ---- for mem/ and ops/: any thread, the runtime owns what is returned ------------------- */
@@ -53,9 +60,6 @@ void pst__runtime_wake_waiters(pst_runtime *runtime);
 
 /* 1 when no graph has unfinished tasks. */
 int pst__runtime_is_idle(pst_runtime *runtime);
-
-/* One turn over all lanes that nobody owns; 1 when something was done. */
-int pst__runtime_help(pst_runtime *runtime, uint32_t budget);
 
 /* The names after the rank in every error text of this layer. */
 #define pst__runtime_fail(runtime, status, format, ...)                                            \

@@ -146,9 +146,15 @@ static void launched_pending(pst__advance *advance, pst__node *node, uint64_t nu
     pst__lane_count(lane, node->graph, pst__graph_run(node->graph, number), 1, 0);
 }
 
+/* Tells the watchdog that the lane's owner goes on. Relaxed: a sign of life, it orders nothing. */
+static void beat(pst_lane *lane) {
+    pst__store_relaxed(&lane->beats, lane->beats + 1);
+}
+
 static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     pst_lane *lane = advance->lane;
     const uint64_t begin = pst__hook_begin(lane);
+    beat(lane);
     if (node->detail != NULL) {
         node->detail->event_recorded = 0;
         node->detail->launched_at = begin;
@@ -200,10 +206,10 @@ static int advance_head(pst__advance *advance) {
 
 /* ---- completions ------------------------------------------------------------------------ */
 
-/* After a poison launched work is given the runtime's deadline to end, and then abandoned. */
+/* After a poison launched work is given some time to end, and then abandoned. */
 static int is_abandoned(const pst_runtime *runtime) {
-    return pst__load_acquire(&runtime->poison) != PST_OK && runtime->deadline_ns != 0 &&
-           pst__now() - pst__load_relaxed(&runtime->poison_at) > runtime->deadline_ns;
+    return pst__load_acquire(&runtime->poison) != PST_OK && runtime->grace_ns != 0 &&
+           pst__now() - pst__load_relaxed(&runtime->poison_at) > runtime->grace_ns;
 }
 
 static int end_current(pst__advance *advance) {
@@ -218,6 +224,7 @@ static int end_current(pst__advance *advance) {
         return 0;
     }
     lane->current = NULL;
+    lane->ends++;
     const uint64_t number = pst__word_number(node->word);
     if (node->detail->launched_at != 0) pst__hook_done(lane, node, node->detail->launched_at);
     if (status < 0)
@@ -238,6 +245,7 @@ static void end_oldest(pst__advance *advance, pst_status status) {
     pst__node *node = lane->flight_first;
     const uint64_t number = node->lane == NULL ? node->graph->number : pst__word_number(node->word);
     lane->flight_first = node->detail->flight_next;
+    lane->ends++;
     if (node == lane->tail) lane->tail = NULL;
     if (node->detail->launched_at != 0) pst__hook_done(lane, node, node->detail->launched_at);
     pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
@@ -320,6 +328,7 @@ static void gates_into_flight(pst_lane *lane) {
 int pst__lane_turn(pst_lane *lane, uint32_t budget) {
     pst__advance advance = {.lane = lane};
     int changed = 0;
+    beat(lane);
     lane->needs_poll = 0;
     if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);

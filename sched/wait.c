@@ -28,7 +28,7 @@ static uint64_t least(uint64_t a, uint64_t b) {
 static int help_or_spin(pst_runtime *runtime, int (*holds)(const void *), const void *argument) {
     for (uint32_t i = 0; i < runtime->spin; i++) {
         if (holds(argument) || pst_runtime_status(runtime) != PST_OK) return 1;
-        if (pst__runtime_help(runtime, HELP_BUDGET))
+        if (pst__runtime_help(runtime, HELP_BUDGET, NULL))
             i = 0;
         else
             ck_pr_stall();
@@ -44,7 +44,7 @@ static void sleep_until(pst_runtime *runtime, int (*holds)(const void *), const 
     (void)pst__add_acq_rel(&runtime->waiters, 1);
     pst__fence_store_load();
     if (!holds(argument) && pst_runtime_status(runtime) == PST_OK &&
-        !pst__runtime_help(runtime, HELP_BUDGET))
+        !pst__runtime_help(runtime, HELP_BUDGET, NULL))
         pst__park_wait(&runtime->waiting, count, timeout_ns);
     (void)pst__sub_acq_rel(&runtime->waiters, 1);
 }
@@ -55,6 +55,7 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
     uint64_t poll_ns = POLL_FIRST_NS;
     for (;;) {
         const int woken = help_or_spin(runtime, holds, argument);
+        pst__watchdog_pump(runtime);
         const pst_status poison = pst_runtime_status(runtime);
         if (poison != PST_OK) return poison;
         if (woken) return PST_OK;
@@ -168,6 +169,24 @@ static pst_status stream_waits(const pst__question *asked, pst_lane *borrowed) {
     return borrowed->device->ops->stream_wait(borrowed->device, borrowed->stream, event);
 }
 
+/* The deadline has passed, and not because the watchdog has said so already. */
+static int is_in_vain(const pst_runtime *runtime, pst_status status) {
+    return status == PST_ETIMEDOUT && pst_runtime_status(runtime) == PST_OK;
+}
+
+/* The stream's wait should cost nothing: a task that is not launched by then is counted. */
+static pst_status wait_for_launch(const pst__question *asked) {
+    pst_runtime *runtime = asked->graph->runtime;
+    if (!asked->launched_suffices || has_come(asked))
+        return pst__wait_until(runtime, has_come, asked);
+    const uint64_t begin = pst__now();
+    const pst_status status = pst__wait_until(runtime, has_come, asked);
+    /* Relaxed: figures for pst_runtime_get_stats. */
+    (void)pst__add_relaxed(&runtime->late_launches, 1);
+    (void)pst__add_relaxed(&runtime->late_launch_ns, pst__now() - begin);
+    return status;
+}
+
 pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed) {
     pst__question asked;
     pst_status status = ask(&launch, task, &asked);
@@ -177,8 +196,8 @@ pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed) {
     const pst_lane *lane = asked.node->lane;
     asked.launched_suffices =
         by_stream && lane != NULL && pst__lane_waits_on(borrowed, lane->device);
-    status = pst__wait_until(asked.graph->runtime, has_come, &asked);
-    if (status == PST_ETIMEDOUT) return pst__report_timeout(&asked);
+    status = wait_for_launch(&asked);
+    if (is_in_vain(asked.graph->runtime, status)) return pst__report_timeout(&asked);
     if (status != PST_OK) return status;
     (void)pst__look(&asked, &status);
     if (status == PST_OK && by_stream && (lane == NULL || asked.launched_suffices))
@@ -200,7 +219,7 @@ pst_status pst_launch_wait(pst_launch launch) {
     if (status != PST_OK) return status;
     pst_graph *graph = launch.graph;
     status = pst__wait_until(graph->runtime, run_is_over, &launch);
-    if (status == PST_ETIMEDOUT) return pst__report_launch_timeout(&launch);
+    if (is_in_vain(graph->runtime, status)) return pst__report_launch_timeout(&launch);
     if (status != PST_OK) return status;
     const pst__run *run = pst__graph_run(graph, launch.number);
     return pst__load_relaxed(&run->number) == launch.number

@@ -26,4 +26,13 @@ pst__task_state pst__look(const pst__question *asked, pst_status *status);
 pst_status pst__report_timeout(const pst__question *asked);
 pst_status pst__report_launch_timeout(const pst_launch *launch);
 
+/* ---- report.c: what the watchdog tells -------------------------------------------------- */
+
+#define PST__REPORT_BYTES 896
+
+/* Of the lane's oldest launched task; the caller owns the lane. */
+void pst__report_overdue(const pst_lane *lane, const pst__node *oldest, char *text, size_t size);
+/* Of a lane whose owner has not come back from a task. */
+void pst__report_stuck_thread(const pst_lane *lane, char *text, size_t size);
+
 #endif

@@ -1,6 +1,7 @@
 #include "sched/worker.h"
 
-#include <signal.h>
+#include "sched/thread.h"
+
 #include <string.h>
 
 #define TURN_BUDGET 256u /* launches of a lane before the worker looks at the next one */
@@ -72,22 +73,13 @@ static void *run(void *argument) {
     return NULL;
 }
 
-/* Signals are for the threads of the program that we are in: the worker blocks them all. */
-static int start_thread(pst__worker *worker) {
-    sigset_t all, before;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&worker->thread, NULL, run, worker);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
-}
-
 static pst_status fill(pst__worker *worker, const char *name) {
     pst_runtime *runtime = worker->runtime;
     ck_ec_init(&worker->park.count, 0);
     pst_status status = pst__track_create(runtime->trace, PST__TRACK_WORKER, name, &worker->track);
+    if (status == PST_OK) status = pst__watchdog_start(runtime);
     if (status != PST_OK) return status;
-    const int error = start_thread(worker);
+    const int error = pst__thread_start(&worker->thread, run, worker);
     if (error == 0) return PST_OK;
     return pst__runtime_fail(runtime, PST_ESYSTEM,
                              "lane %s: its worker thread could not be started: %s", name,

@@ -34,15 +34,27 @@ typedef struct pst_runtime_options {
     uint64_t deadline_ns; /* how long a wait may take before PST_ETIMEDOUT; 0: no limit */
     size_t trace_records; /* ring size a thread while tracing; 0: 65536 */
     size_t task_capacity; /* tasks a growing graph makes room for at a time; 0: 1024 */
+    /* How long the oldest launched task of a lane may take to end until the watchdog reports it,
+     * and a thread to come back from a task's `start`, `test` or callback; 0: no watchdog. The
+     * lanes are looked at eight times in that span, by a thread of the watchdog's own if the
+     * runtime has any worker, else by the caller's pst_run_once and waits. A report goes to `log`
+     * as an error, once a task, from the thread that looks: rank, lane, task, ticket, graph, what
+     * it waits for. */
+    uint64_t watchdog_ns;
+    int watchdog_poisons; /* a report also poisons the runtime with PST_ETIMEDOUT, which ends every
+                             wait */
 } pst_runtime_options;
 
 /* Creates a runtime with its host device; options may be NULL. On error nothing is left to destroy
- * and *runtime is NULL. PST_EINVAL, PST_ENOMEM, PST_ESYSTEM. */
+ * and *runtime is NULL. PST_EINVAL, PST_ENOMEM, PST_ESYSTEM. A runtime belongs to the process that
+ * created it: a child of fork has none of its threads and uses or destroys nothing of it; what the
+ * child creates itself works. */
 PST_API pst_status pst_runtime_create(const pst_runtime_options *options, pst_runtime **runtime);
 
-/* Cancels what is not launched, waits for what is (at most the deadline), ends the workers and
- * frees everything that was created on this runtime and not destroyed yet. Blocks. NULL is fine. No
- * other thread may use the runtime any more. */
+/* Cancels what is not launched, waits for what is (at most the deadline; without one, and with a
+ * watchdog that poisons, at most watchdog_ns), ends the workers and frees everything that was
+ * created on this runtime and not destroyed yet. Blocks. NULL is fine. No other thread may use the
+ * runtime any more. Not in a child of fork: see pst_runtime_create. */
 PST_API void pst_runtime_destroy(pst_runtime *runtime);
 
 /* The built-in host device of this runtime; owned by it. */
@@ -66,6 +78,31 @@ PST_API void pst_runtime_poison(pst_runtime *runtime, pst_status status, const c
  * runtime whose lanes are all PST_LANE_PUMPED owns no thread and lives by this call.
  */
 PST_API pst_status pst_run_once(pst_runtime *runtime, int *idle);
+
+/* A descriptor that is readable when a lane without a worker may have host work: for the poll,
+ * epoll or select of a foreign event loop, which then calls pst_run_once until that returns other
+ * than PST_OK. It stays readable until a pst_run_once has found nothing to do, and may be readable
+ * once too often. It says nothing of launched work that is to be asked again: pst_timeout does.
+ * Made on the first call (it costs nothing before), owned by the runtime; the caller does not read
+ * from it, write to it or close it. PST_EINVAL, PST_ESYSTEM. Any thread, never blocks. */
+PST_API pst_status pst_fd(pst_runtime *runtime, int *descriptor);
+
+/* How long a loop may sleep before pst_run_once is worth calling again even if pst_fd does not get
+ * readable: nanoseconds; 0: call it at once; -1: for ever. While something launched is pending on a
+ * lane without a worker the bound is 50 us, doubling with each turn in vain up to 1 ms
+ * (pst_lane_wake ends the sleep at once). Asked after pst_run_once, on the thread that sleeps;
+ * never blocks. */
+PST_API int64_t pst_timeout(const pst_runtime *runtime);
+
+typedef struct pst_runtime_stats {
+    uint64_t late_launches;  /* waits of a stream that blocked the caller until their task was
+                                launched */
+    uint64_t late_launch_ns; /* how long they blocked, all together */
+    uint64_t watchdog_reports;
+} pst_runtime_stats;
+
+/* Since the runtime was created. Any thread, never blocks. */
+PST_API void pst_runtime_get_stats(const pst_runtime *runtime, pst_runtime_stats *stats);
 
 #ifdef __cplusplus
 }

@@ -198,7 +198,7 @@ static void only_the_oldest_event_of_a_lane_is_polled(void **state) {
     }
     assert_ok(pst_graph_seal(f->graph));
     assert_ok(pst_graph_launch(f->graph, NULL));
-    turns(f, 1);
+    turns(f, 2); /* the second finds nothing more to launch */
     const size_t before = f->queue.queries;
     turns(f, 1);
     assert_int_equal(f->queue.queries, before + 1);
@@ -321,6 +321,24 @@ static void a_wait_gives_the_stream_the_wait_and_returns(void **state) {
         fail_msg("the stream did not wait");
     finish(f);
     assert_ran(&f->ran, "a", "after");
+}
+
+static void a_wait_that_comes_before_the_launch_is_counted_as_late(void **state) {
+    fixture *f = *state;
+    step a = {.name = "a"};
+    pst_runtime_stats stats;
+    pst_launch launch;
+    pst_task ta = add_quiet(f, f->graph, f->gather, &a, NO_TASK, NO_TASK);
+    assert_ok(pst_graph_seal(f->graph));
+    for (uint64_t late = 0; late < 2; late++) {
+        assert_ok(pst_graph_launch(f->graph, &launch));
+        if (late == 0) turns(f, 1);
+        assert_ok(pst_task_wait(launch, ta, f->compute));
+        pst_runtime_get_stats(f->runtime, &stats);
+        assert_int_equal(stats.late_launches, late);
+        assert_int_equal(stats.late_launch_ns > 0, late);
+        finish(f);
+    }
 }
 
 static void a_wait_that_nobody_foresaw_gets_its_event_late(void **state) {
@@ -476,6 +494,7 @@ int main(void) {
         TEST(a_host_task_behind_a_gate_starts_when_the_callers_stream_is_there),
         TEST(a_growing_graphs_gate_does_the_same),
         TEST(a_wait_gives_the_stream_the_wait_and_returns),
+        TEST(a_wait_that_comes_before_the_launch_is_counted_as_late),
         TEST(a_wait_that_nobody_foresaw_gets_its_event_late),
         TEST(a_streams_first_waits_are_its_after_events),
         TEST(a_late_edge_of_a_growing_graph_waits_for_the_event),

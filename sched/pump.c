@@ -1,0 +1,129 @@
+/* pst_run_once and how a foreign loop knows when to call it. */
+#include "sched/pump.h"
+
+#include "sched/lane.h"
+#include "sched/watchdog.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define PUMP_BUDGET 64u
+
+/* What is launched is asked again after this long, doubling up to the second figure. */
+#define POLL_FIRST_NS 50000u
+#define POLL_LAST_NS  1000000u
+
+void pst__pump_init(pst__pump *pump) {
+    *pump = (pst__pump){.descriptor = -1, .poll_ns = PST__FOREVER};
+}
+
+void pst__pump_close(pst__pump *pump) {
+    if (pump->descriptor >= 0) (void)close(pump->descriptor);
+}
+
+/* ---- the signal ------------------------------------------------------------------------- */
+
+static void make_readable(int descriptor) {
+    const uint64_t one = 1;
+    /* It can only fail when the count is at its end, and then the descriptor is readable. */
+    if (write(descriptor, &one, sizeof one) < 0) return;
+}
+
+void pst__pump_signal(pst__pump *pump) {
+    /* Relaxed, after the caller's fence: pairs with the fence in take_back. A 1 that is about to be
+     * taken back suffices: the turn after that finds what the caller has published. */
+    if (pst__load_relaxed(&pump->signalled)) return;
+    /* Acquire-release: take_back, when it finds this 1, finds what was published, too. */
+    if (pst__swap_acq_rel(&pump->signalled, 1)) return;
+    /* Acquire: pairs with the release in pst_fd, which makes a new descriptor readable itself. */
+    const int descriptor = pst__load_acquire(&pump->descriptor);
+    if (descriptor >= 0) make_readable(descriptor);
+}
+
+/* A turn has found nothing: takes the signal back. 1 when something may have come since that turn,
+ * so that another look is due. The descriptor is emptied first: whoever signals after the store
+ * below writes after the read. */
+static int take_back(pst__pump *pump) {
+    uint64_t count;
+    const int descriptor = pst__load_acquire(&pump->descriptor);
+    const int was_readable =
+        descriptor >= 0 && read(descriptor, &count, sizeof count) == (ssize_t)sizeof count;
+    if (!pst__swap_acq_rel(&pump->signalled, 0)) return was_readable;
+    /* Orders the store above with the looks of the turn that follows; see pst__pump_signal. */
+    pst__fence_store_load();
+    return 1;
+}
+
+pst_status pst_fd(pst_runtime *runtime, int *descriptor) {
+    if (runtime == NULL || descriptor == NULL) return PST_EINVAL;
+    pst__pump *pump = &runtime->pump;
+    ck_spinlock_lock(&runtime->lock);
+    int made = pump->descriptor;
+    const int is_new = made < 0;
+    if (is_new) {
+        made = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        pst__store_release(&pump->descriptor, made);
+    }
+    ck_spinlock_unlock(&runtime->lock);
+    *descriptor = made;
+    if (made < 0)
+        return pst__runtime_fail(runtime, PST_ESYSTEM, "pst_fd: eventfd: %s", strerror(errno));
+    /* Nobody wrote before: the first look comes without having been asked for. */
+    if (is_new) make_readable(made);
+    return PST_OK;
+}
+
+/* ---- turns ------------------------------------------------------------------------------ */
+
+int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
+    int changed = 0, again = 0;
+    /* Acquire: pairs with the release in pst_lane_create. */
+    for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next) {
+        /* Relaxed: a lane that gets its worker now is polled once too often. */
+        const int is_ours = pst__load_relaxed(&lane->worker) == NULL;
+        if (!pst__lane_try_own(lane)) {
+            again |= is_ours; /* another thread has it: nobody knows what it leaves */
+            continue;
+        }
+        const int did = pst__lane_turn(lane, budget);
+        again |= is_ours && lane->needs_poll;
+        pst__lane_disown(lane, did, NULL);
+        changed |= did;
+    }
+    if (pending != NULL) *pending = again;
+    return changed;
+}
+
+/* Relaxed: a hint to the one thread that asks for it. */
+static void set_poll(pst__pump *pump, int changed, int pending) {
+    uint64_t poll = pst__load_relaxed(&pump->poll_ns);
+    if (!pending)
+        poll = PST__FOREVER;
+    else if (changed || poll == PST__FOREVER)
+        poll = POLL_FIRST_NS;
+    else
+        poll = poll * 2 < POLL_LAST_NS ? poll * 2 : POLL_LAST_NS;
+    pst__store_relaxed(&pump->poll_ns, poll);
+}
+
+pst_status pst_run_once(pst_runtime *runtime, int *idle) {
+    if (runtime == NULL) return PST_EINVAL;
+    int pending;
+    int changed = pst__runtime_help(runtime, PUMP_BUDGET, &pending);
+    if (!changed && take_back(&runtime->pump))
+        changed = pst__runtime_help(runtime, PUMP_BUDGET, &pending);
+    set_poll(&runtime->pump, changed, pending);
+    pst__watchdog_pump(runtime);
+    if (changed && idle == NULL) return PST_OK;
+    const int is_idle = pst__runtime_is_idle(runtime);
+    if (idle != NULL) *idle = is_idle;
+    return changed || is_idle ? PST_OK : PST_PENDING;
+}
+
+int64_t pst_timeout(const pst_runtime *runtime) {
+    if (runtime == NULL || pst__load_relaxed(&runtime->pump.signalled)) return 0;
+    const uint64_t poll = pst__load_relaxed(&runtime->pump.poll_ns);
+    return poll == PST__FOREVER ? -1 : (int64_t)poll;
+}

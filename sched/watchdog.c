@@ -1,0 +1,122 @@
+#include "sched/watchdog.h"
+
+#include "base/clock.h"
+#include "sched/lane.h"
+#include "sched/thread.h"
+#include "sched/wait.h"
+
+#include <string.h>
+
+#define LOOKS 8u /* a task that is seen once more than that is overdue */
+
+void pst__watchdog_init(pst_runtime *runtime, const pst_runtime_options *options) {
+    pst__watchdog *watchdog = &runtime->watchdog;
+    watchdog->interval_ns = options->watchdog_ns / LOOKS + (options->watchdog_ns % LOOKS != 0);
+    watchdog->poisons = options->watchdog_poisons;
+    ck_ec_init(&watchdog->park.count, 0);
+}
+
+/* ---- a look ----------------------------------------------------------------------------- */
+
+/* 1 at the look at which `count` has stood still for long enough, and only at that one. */
+static int has_stood_still(pst__still *still, uint64_t count) {
+    if (still->looks == 0 || still->count != count) {
+        *still = (pst__still){count, 1};
+        return 0;
+    }
+    if (still->looks > LOOKS) return 0;
+    return ++still->looks > LOOKS;
+}
+
+/* The thread that serves the lane may touch its tasks at any time: only the lane can be named. */
+static int look_at_owner(pst_lane *lane, char *text, size_t size) {
+    if (!has_stood_still(&lane->owner_still, pst__load_relaxed(&lane->beats))) return 0;
+    pst__report_stuck_thread(lane, text, size);
+    return 1;
+}
+
+/* The caller owns the lane, so that the task and its graph stay. */
+static int look_at_oldest(pst_lane *lane, char *text, size_t size) {
+    lane->owner_still.looks = 0;
+    const pst__node *oldest = lane->current != NULL ? lane->current : lane->flight_first;
+    if (oldest == NULL) {
+        lane->task_still.looks = 0;
+        return 0;
+    }
+    if (!has_stood_still(&lane->task_still, lane->ends)) return 0;
+    pst__report_overdue(lane, oldest, text, size);
+    return 1;
+}
+
+static int look_at(pst_lane *lane, char *text, size_t size) {
+    if (!pst__lane_try_own(lane)) return look_at_owner(lane, text, size);
+    const int overdue = look_at_oldest(lane, text, size);
+    pst__lane_disown(lane, 0, NULL);
+    return overdue;
+}
+
+static void report(pst_runtime *runtime, const char *text) {
+    pst__watchdog *watchdog = &runtime->watchdog;
+    (void)pst__add_relaxed(&watchdog->reports, 1);
+    (void)pst__runtime_fail(runtime, PST_ETIMEDOUT, "watchdog: %s", text);
+    if (watchdog->poisons) pst_runtime_poison(runtime, PST_ETIMEDOUT, NULL);
+}
+
+void pst__watchdog_look(pst_runtime *runtime) {
+    char text[PST__REPORT_BYTES];
+    uint32_t nobody = 0;
+    /* Acquires what the last one to look has released below. */
+    if (!pst__cas_acq_rel(&runtime->watchdog.looking, &nobody, 1)) return;
+    /* Acquire: pairs with the release in pst_lane_create. */
+    for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next)
+        /* The log hook is called when the lane is free again. */
+        if (look_at(lane, text, sizeof text)) report(runtime, text);
+    pst__store_release(&runtime->watchdog.looking, 0);
+}
+
+/* ---- who looks -------------------------------------------------------------------------- */
+
+void pst__watchdog_pump(pst_runtime *runtime) {
+    pst__watchdog *watchdog = &runtime->watchdog;
+    /* Relaxed: a thread that starts now looks once too often. */
+    if (watchdog->interval_ns == 0 || pst__load_relaxed(&watchdog->has_thread)) return;
+    const uint64_t now = pst__now();
+    uint64_t next = pst__load_relaxed(&watchdog->next);
+    /* One of the threads that find a look due takes it. */
+    if (now < next || !pst__cas_acq_rel(&watchdog->next, &next, now + watchdog->interval_ns))
+        return;
+    pst__watchdog_look(runtime);
+}
+
+static void *run(void *argument) {
+    pst_runtime *runtime = argument;
+    pst__watchdog *watchdog = &runtime->watchdog;
+    for (;;) {
+        const uint32_t count = pst__park_count(&watchdog->park);
+        /* Acquire: pairs with the release in pst__watchdog_stop. */
+        if (pst__load_acquire(&watchdog->stop)) return NULL;
+        pst__park_wait(&watchdog->park, count, watchdog->interval_ns);
+        pst__watchdog_look(runtime);
+    }
+}
+
+pst_status pst__watchdog_start(pst_runtime *runtime) {
+    pst__watchdog *watchdog = &runtime->watchdog;
+    uint32_t none = 0;
+    /* Of the threads that create lanes together one starts it. */
+    if (watchdog->interval_ns == 0 || !pst__cas_acq_rel(&watchdog->has_thread, &none, 1))
+        return PST_OK;
+    const int error = pst__thread_start(&watchdog->thread, run, runtime);
+    if (error == 0) return PST_OK;
+    pst__store_release(&watchdog->has_thread, 0);
+    return pst__runtime_fail(runtime, PST_ESYSTEM, "the watchdog's thread could not be started: %s",
+                             strerror(error));
+}
+
+void pst__watchdog_stop(pst_runtime *runtime) {
+    pst__watchdog *watchdog = &runtime->watchdog;
+    if (!pst__load_relaxed(&watchdog->has_thread)) return;
+    pst__store_release(&watchdog->stop, 1);
+    pst__park_wake(&watchdog->park);
+    (void)pthread_join(watchdog->thread, NULL);
+}
