@@ -23,9 +23,9 @@ function(penstock_plant name file expected seeds old new)
 endfunction()
 
 # ---- launched once, ended once ---------------------------------------------------------------
-penstock_plant(two_owners sched/runtime.c "" 5000
-  "if (!pst__lane_try_own(lane)) continue;"
-  "if (pst__load_relaxed(&lane->owned)) continue; pst__store_relaxed(&lane->owned, 1);")
+penstock_plant(two_owners sched/pump.c "" 5000
+  "if (!pst__lane_try_own(lane)) {"
+  "int busy = (int)pst__load_relaxed(&lane->owned); pst__store_relaxed(&lane->owned, 1); if (busy) {")
 penstock_plant(gate_opened_twice sched/launch.c "" 5000
   "} while (!pst__cas_acq_rel(&gate->word, &seen, open));"
   "} while (pst__load_relaxed(&gate->word) != seen); pst__store_release(&gate->word, open);")
