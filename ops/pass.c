@@ -251,6 +251,7 @@ pst_status pst_zero_end_backward(pst_zero *engine) {
     if (pass->kind != PST__BACKWARD)
         return pst__zero_fail(engine, PST_ESTATE, "%s", "end_backward without begin_backward");
     status = finish_backward(engine);
+    if (status != PST_OK) pst__reduce_abandon(engine);
     pass->kind = PST__NO_PASS;
     pass->after_backward = 1;
     pass->after_reduce |= pass->reduce;

@@ -95,10 +95,11 @@ static pst_status check_group(pst_zero *engine, const pst_group_options *options
 static pst_status name_group(pst_zero *engine, pst__group *group, const char *name) {
     size_t bytes = strlen(name) + sizeof "wait ";
     char *wait_name = pst__heap_alloc(engine->heap, bytes);
+    if (wait_name == NULL) return PST_ENOMEM;
+    (void)snprintf(wait_name, bytes, "wait %s", name);
     group->wait_name = wait_name;
     group->name = pst__heap_text(engine->heap, name);
-    if (wait_name == NULL || group->name == NULL) return PST_ENOMEM;
-    (void)snprintf(wait_name, bytes, "wait %s", name);
+    if (group->name == NULL) return PST_ENOMEM;
     return PST_OK;
 }
 

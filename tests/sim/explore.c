@@ -1,6 +1,7 @@
 /* Runs seeds, each a random program under a random schedule, and says which one broke what. */
 #include "graphs.h"
 #include "random.h"
+#include "ranks.h"
 #include "threads.h"
 
 #include <errno.h>
@@ -16,7 +17,7 @@ static const char usage[] =
     "explore [--seeds N] [--seed S] [--program NAME] [--twice] [--expect TEXT]\n"
     "  --seeds N       how many seeds to run (1000)\n"
     "  --seed S        the first of them (1)\n"
-    "  --program NAME  graphs: only this one\n"
+    "  --program NAME  graphs or ranks: only this one\n"
     "  --twice         run each seed twice and compare the runs\n"
     "  --expect TEXT   succeed only if a seed fails, with TEXT in what it says\n";
 
@@ -29,7 +30,7 @@ typedef struct options {
 static const struct {
     const char *name;
     void (*run)(void *seed);
-} programs[] = {{"graphs", graphs_run}};
+} programs[] = {{"graphs", graphs_run}, {"ranks", ranks_run}};
 #define PROGRAMS (sizeof programs / sizeof *programs)
 
 /* ---- a seed ----------------------------------------------------------------------------- */

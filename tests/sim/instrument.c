@@ -54,6 +54,12 @@
         return __tsan_atomic##bits##_compare_exchange_strong(address, expected, value, order,      \
                                                              fail);                                \
     }                                                                                              \
+    type __tsan_atomic##bits##_compare_exchange_val(volatile type *address, type expected,         \
+                                                    type value, int order, int fail) {             \
+        (void)__tsan_atomic##bits##_compare_exchange_strong(address, &expected, value, order,      \
+                                                            fail);                                 \
+        return expected;                                                                           \
+    }                                                                                              \
     MODIFY(bits, type, add)                                                                        \
     MODIFY(bits, type, sub)                                                                        \
     MODIFY(bits, type, and)                                                                        \

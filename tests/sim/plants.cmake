@@ -66,3 +66,16 @@ penstock_plant(links_not_freed sched/growing.c "was not freed" 5000
   "    free_links(graph, task);\n    ck_stack_push" "    ck_stack_push")
 penstock_plant(half_made_lane sched/lane.c "was not freed" 5000
   "        pst__lane_destroy(lane);\n        return status;" "        return status;")
+penstock_plant(wait_name_not_written ops/registry.c "was freed as" 20000
+  "    (void)snprintf(wait_name, bytes, \"wait %s\", name);\n" "")
+penstock_plant(open_bucket_forgotten ops/pass.c "was not freed" 20000
+  "if (status != PST_OK) pst__reduce_abandon(engine);" "")
+
+# ---- the same order on all ranks -------------------------------------------------------------
+penstock_plant(ticket_skipped_on_a_rank ops/operation.c "different collectives" 5000
+  "if (status == PST_OK) operation->queue->tickets++;"
+  "if (status == PST_OK) operation->queue->tickets += operation->engine->rank == 1 ? 2 : 1;")
+
+# ---- leases do not overlap -------------------------------------------------------------------
+penstock_plant(pieces_overlap mem/pool.c "overlaps" 5000
+  "    right->offset = offset;\n" "    right->offset = offset - PST_ARENA_ALIGNMENT;\n")

@@ -1,0 +1,102 @@
+#include "comms.h"
+
+#include "threads.h"
+
+#include <string.h>
+
+#define STARTS 4096u
+
+typedef struct wrapper {
+    pst_comm comm;
+    pst_comm *inner;
+    uint64_t starts[STARTS]; /* what was started, as a number */
+    uint32_t count;
+} wrapper;
+
+static wrapper wrappers[COMMS_CHANNELS][COMMS_RANKS];
+static uint32_t fail_at;
+
+static int is_fault(void) {
+    return fail_at != 0 && --fail_at == 0;
+}
+
+static pst_comm *inner_of(const pst_comm *comm) {
+    return ((const wrapper *)comm->context)->inner;
+}
+
+static uint64_t number_of(const pst_collective *collective) {
+    uint64_t number = collective->ticket * 31u + (uint64_t)collective->kind;
+    for (const char *c = collective->name; c != NULL && *c != '\0'; c++)
+        number = number * 0x100000001b3u + (unsigned char)*c;
+    return number * 31u + (uint64_t)collective->dtype;
+}
+
+static size_t staging_bytes(pst_comm *comm, const pst_collective *collective) {
+    return inner_of(comm)->ops->staging_bytes(inner_of(comm), collective);
+}
+
+static pst_status start(pst_comm *comm, const pst_collective *collective, pst_stream *stream,
+                        void **request) {
+    wrapper *self = comm->context;
+    sim_point();
+    if (is_fault()) return PST_EIO;
+    if (self->count < STARTS) self->starts[self->count++] = number_of(collective);
+    return self->inner->ops->start(self->inner, collective, stream, request);
+}
+
+static pst_status test(pst_comm *comm, void *request) {
+    sim_point();
+    return inner_of(comm)->ops->test(inner_of(comm), request);
+}
+
+static pst_status abort_all(pst_comm *comm, pst_status status) {
+    return inner_of(comm)->ops->abort(inner_of(comm), status);
+}
+
+static pst_status status_of(pst_comm *comm) {
+    return is_fault() ? PST_EIO : inner_of(comm)->ops->status(inner_of(comm));
+}
+
+static const char *error_text(pst_comm *comm) {
+    return inner_of(comm)->ops->error_text(inner_of(comm));
+}
+
+static void destroy(pst_comm *comm) {
+    inner_of(comm)->ops->destroy(inner_of(comm));
+}
+
+void comms_begin(uint32_t nth) {
+    memset(wrappers, 0, sizeof wrappers);
+    fail_at = nth;
+}
+
+pst_comm *comms_wrap(pst_comm *inner, int channel) {
+    static pst_comm_ops ops;
+    wrapper *self = &wrappers[channel][inner->rank];
+    ops = (pst_comm_ops){.api_version = inner->ops->api_version,
+                         .kinds = inner->ops->kinds,
+                         .name = "watched",
+                         .staging_bytes = staging_bytes,
+                         .start = start,
+                         .test = test,
+                         .abort = abort_all,
+                         .status = status_of,
+                         .error_text = error_text,
+                         .destroy = destroy};
+    self->comm = (pst_comm){&ops, self, inner->rank, inner->size};
+    self->inner = inner;
+    return &self->comm;
+}
+
+static void compare(const wrapper *a, const wrapper *b) {
+    for (uint32_t i = 0; i < a->count && i < b->count; i++)
+        if (a->starts[i] != b->starts[i])
+            sim_fail("ranks %d and %d started different collectives at place %u", a->comm.rank,
+                     b->comm.rank, i);
+}
+
+void comms_check(void) {
+    for (int channel = 0; channel < COMMS_CHANNELS; channel++)
+        for (int rank = 1; rank < COMMS_RANKS; rank++)
+            compare(&wrappers[channel][0], &wrappers[channel][rank]);
+}

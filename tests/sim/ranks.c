@@ -1,0 +1,190 @@
+#include "ranks.h"
+
+#include "comms.h"
+#include "leases.h"
+#include "memory.h"
+#include "random.h"
+#include "system.h"
+#include "tests/ops/world.h"
+#include "threads.h"
+
+#define DEADLINE_NS 200000000u
+
+typedef enum fault_kind {
+    FAULT_NONE,
+    FAULT_SLOW, /* a rank is late, within the deadline */
+    FAULT_MEMORY,
+    FAULT_COMM,
+    FAULT_STALL, /* a rank is late by more than the deadline */
+    FAULT_DEATH, /* a rank leaves in the middle */
+    FAULT_KINDS
+} fault_kind;
+
+typedef struct program {
+    model model;
+    fault_kind fault;
+    int world, steps, at_rank, at_step, at_group; /* the fault is there */
+    uint32_t spin;
+    int kept_memory; /* an engine said that it could not free all */
+    rank_state states[COMMS_RANKS];
+    pthread_t threads[COMMS_RANKS];
+} program;
+
+static int may_fail(const program *self) {
+    return self->fault > FAULT_SLOW;
+}
+
+/* ---- drawing ---------------------------------------------------------------------------- */
+
+static model draw_model(uint64_t *random) {
+    model made = empty_model(1 + (int)random_below(random, 3));
+    const size_t groups = 1 + random_below(random, 4);
+    for (size_t g = 0; g < groups; g++) {
+        for (size_t p = 1 + random_below(random, 2); p > 0; p--)
+            add_shape(&made, random_below(random, 6), 1 + random_below(random, 6),
+                      random_below(random, 5) != 0);
+        close_group(&made);
+    }
+    made.prefetch_ahead = random_below(random, 4);
+    made.bucket_bytes = random_below(random, 2) * 128 * (1 + random_below(random, 4));
+    made.one_comm = random_once_in(random, 4);
+    made.pumped = random_once_in(random, 4);
+    made.deadline_ns = DEADLINE_NS;
+    return made;
+}
+
+static void draw_program(program *self, uint64_t seed) {
+    uint64_t random = seed;
+    *self = (program){.model = draw_model(&random)};
+    self->fault = (fault_kind)random_below(&random, FAULT_KINDS);
+    self->world = 2 + (int)random_below(&random, COMMS_RANKS - 1);
+    self->steps = 1 + (int)random_below(&random, 3);
+    self->at_rank = (int)random_below(&random, (uint32_t)self->world);
+    self->at_step = (int)random_below(&random, (uint32_t)self->steps);
+    self->at_group = (int)random_below(&random, (uint32_t)self->model.group_count);
+    self->spin = 1 + random_below(&random, 6);
+    memory_begin(self->fault == FAULT_MEMORY ? 1 + random_below(&random, 400) : 0);
+    comms_begin(self->fault == FAULT_COMM ? 1 + random_below(&random, 60) : 0);
+    system_begin(random_once_in(&random, 2) ? 8 : 0, 0);
+    leases_begin();
+}
+
+/* ---- a rank ----------------------------------------------------------------------------- */
+
+static void note_warning(void *context, pst_log_level level, const char *text) {
+    program *self = context;
+    if (level == PST_LOG_WARNING && strstr(text, "not freed") != NULL) self->kept_memory = 1;
+}
+
+static pst_status open_comm(rank_state *state, int channel, pst_comm **comm) {
+    const pst_status status =
+        pst_local_comm_create(state->meeting, state->runtime, state->rank, channel, comm);
+    if (status == PST_OK) *comm = comms_wrap(*comm, channel);
+    return status;
+}
+
+static void open_all(rank_state *state) {
+    program *self = state->argument;
+    const pst_runtime_options options = {.size = sizeof options,
+                                         .allocator = memory_allocator(),
+                                         .log = note_warning,
+                                         .log_context = self,
+                                         .rank = state->rank,
+                                         .world_size = state->world,
+                                         .spin = self->spin,
+                                         .deadline_ns = DEADLINE_NS,
+                                         .trace_records = 64,
+                                         .task_capacity = 4};
+    CHECK_OK(pst_runtime_create(&options, &state->runtime));
+    CHECK_OK(open_comm(state, 0, &state->gather));
+    CHECK_OK(open_comm(state, 1, &state->reduce));
+}
+
+static void sleep_for(uint64_t nanoseconds) {
+    const struct timespec length = {(time_t)(nanoseconds / 1000000000u),
+                                    (long)(nanoseconds % 1000000000u)};
+    (void)nanosleep(&length, NULL);
+}
+
+/* What befalls this rank here. 0: it is dead. */
+static int meet_fault(rank_state *state, int step, int group) {
+    const program *self = state->argument;
+    if (state->rank != self->at_rank || step != self->at_step || group != self->at_group) return 1;
+    if (self->fault == FAULT_SLOW) sleep_for(DEADLINE_NS / 4);
+    if (self->fault == FAULT_STALL) sleep_for(DEADLINE_NS * 3);
+    return self->fault != FAULT_DEATH;
+}
+
+static float mean(const rank_state *state, size_t parameter, size_t element) {
+    return mean_gradient(state->world, 15, state->version, parameter, element);
+}
+
+static void train_step(rank_state *state, int step) {
+    CHECK_OK(pst_zero_begin_forward(state->engine, 1));
+    for (size_t g = 0; g < state->model->group_count; g++) {
+        CHECK(meet_fault(state, step, (int)g));
+        use(state, g);
+        CHECK_FINE();
+    }
+    CHECK_OK(pst_zero_end_forward(state->engine));
+    fresh_targets(state);
+    backward(state, state->version);
+    CHECK_FINE();
+    if (state->world != 3) check_gradients(state, mean); /* a third is not exact */
+    CHECK_FINE();
+    update(state);
+}
+
+static void train(rank_state *state) {
+    const program *self = state->argument;
+    build_engine(state);
+    for (int step = 0; step < self->steps && state->failure[0] == '\0'; step++)
+        train_step(state, step);
+}
+
+static void *run_one(void *argument) {
+    rank_state *state = argument;
+    if (state->failure[0] == '\0') train(state);
+    free_rank(state);
+    return NULL;
+}
+
+/* ---- the program ------------------------------------------------------------------------ */
+
+static void train_all(program *self, pst_local_world *meeting) {
+    for (int rank = 0; rank < self->world; rank++) {
+        self->states[rank] = (rank_state){.rank = rank,
+                                          .world = self->world,
+                                          .model = &self->model,
+                                          .argument = self,
+                                          .meeting = meeting};
+        open_all(&self->states[rank]);
+    }
+    for (int rank = 0; rank < self->world; rank++)
+        (void)pthread_create(&self->threads[rank], NULL, run_one, &self->states[rank]);
+    for (int rank = 0; rank < self->world; rank++)
+        (void)pthread_join(self->threads[rank], NULL);
+}
+
+static void check_all(const program *self) {
+    comms_check();
+    for (int rank = 0; rank < self->world && !may_fail(self); rank++)
+        if (self->states[rank].failure[0] != '\0') sim_fail("%s", self->states[rank].failure);
+    if (!self->kept_memory) memory_end();
+    if (self->kept_memory && !may_fail(self)) sim_fail("an engine could not free its memory");
+}
+
+void ranks_run(void *argument) {
+    static program self;
+    pst_runtime *runtime = NULL;
+    pst_local_world *meeting = NULL;
+    draw_program(&self, *(const uint64_t *)argument);
+    const pst_runtime_options options = {
+        .size = sizeof options, .allocator = memory_allocator(), .trace_records = 64};
+    if (pst_runtime_create(&options, &runtime) == PST_OK &&
+        pst_local_world_create(runtime, self.world, &meeting) == PST_OK)
+        train_all(&self, meeting);
+    pst_local_world_destroy(meeting);
+    pst_runtime_destroy(runtime);
+    check_all(&self);
+}
