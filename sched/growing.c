@@ -228,6 +228,11 @@ static void put_back(pst_graph *graph, pst__grown *task) {
     graph->spare = task;
 }
 
+static void forget_cancel(pst_graph *graph, pst__run *run) {
+    pst__store_relaxed(&graph->stop, PST_OK);
+    if (pst__load_relaxed(&run->status) == PST_ECANCELED) pst__store_relaxed(&run->status, PST_OK);
+}
+
 /* A cancel holds, also for what is added, until all of it has ended; then work goes on. */
 static pst_status begin_adding(pst_graph *graph) {
     pst_status poison = pst_runtime_status(graph->runtime);
@@ -235,11 +240,13 @@ static pst_status begin_adding(pst_graph *graph) {
     pst__run *run = &graph->runs[0];
     if (pst__load_relaxed(&graph->stop) == PST_OK || pst__load_acquire(&run->unfinished) != 0)
         return PST_OK;
+    /* A poison sets its status before it takes this lock to stop the graph, so that one which came
+     * since the look above is seen here and its stop stays. */
     ck_spinlock_lock(&graph->lock);
-    pst__store_relaxed(&graph->stop, PST_OK);
-    if (pst__load_relaxed(&run->status) == PST_ECANCELED) pst__store_relaxed(&run->status, PST_OK);
+    poison = pst_runtime_status(graph->runtime);
+    if (poison == PST_OK) forget_cancel(graph, run);
     ck_spinlock_unlock(&graph->lock);
-    return PST_OK;
+    return poison;
 }
 
 static void fill(pst_graph *graph, pst__grown *task, const pst_task_options *options,

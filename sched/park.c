@@ -27,6 +27,13 @@ static void futex_wake(const struct ck_ec_ops *ops, const uint32_t *address) {
 const struct ck_ec_ops pst__park_ops = {
     .gettime = monotonic, .wait32 = futex_wait, .wake32 = futex_wake};
 
+/* ck_ec would sleep for 2 ms first and for eight times longer after each wake-up without a reason,
+ * beyond the deadline: one sleep to the deadline is what we want. */
+static int sleep_to_deadline(const struct ck_ec_wait_state *state, struct timespec *until) {
+    *until = *(const struct timespec *)state->data;
+    return 0;
+}
+
 void pst__park_wait(pst__park *park, uint32_t seen, uint64_t timeout_ns) {
     static const struct ck_ec_mode mode = {&pst__park_ops, false};
     if (timeout_ns == PST__FOREVER) {
@@ -37,5 +44,5 @@ void pst__park_wait(pst__park *park, uint32_t seen, uint64_t timeout_ns) {
                                      (long)(timeout_ns % 1000000000u)};
     struct timespec deadline;
     if (ck_ec_deadline(&deadline, &mode, &timeout) == 0)
-        (void)ck_ec32_wait(&park->count, &mode, seen, &deadline);
+        (void)ck_ec32_wait_pred(&park->count, &mode, seen, sleep_to_deadline, &deadline, &deadline);
 }
