@@ -21,6 +21,16 @@ int ck_ec32_wait_slow(struct ck_ec32 *count, const struct ck_ec_ops *ops, uint32
     }
 }
 
+/* For sleeps with an end, of which there are none here. */
+int ck_ec32_wait_pred_slow(struct ck_ec32 *count, const struct ck_ec_ops *ops, uint32_t old_value,
+                           int (*pred)(const struct ck_ec_wait_state *state,
+                                       struct timespec *deadline),
+                           void *data, const struct timespec *deadline) {
+    (void)pred;
+    (void)data;
+    return ck_ec32_wait_slow(count, ops, old_value, deadline);
+}
+
 void ck_ec32_wake(struct ck_ec32 *count, const struct ck_ec_ops *ops) {
     (void)ops;
     (void)model_modify(&count->counter, sizeof count->counter, MODEL_AND, (uint32_t)~FLAG);
