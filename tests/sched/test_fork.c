@@ -4,13 +4,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* The thread sanitizer starts no threads in the child of a process that had some. */
-#if defined(__SANITIZE_THREAD__)
-#define THREADS_IN_CHILD 0
+/* The sanitizers' allocators do not let go of their locks in a forked child: there any allocation
+ * may wait for ever. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define UNDER_SANITIZER 1
 #elif defined(__has_feature)
-#define THREADS_IN_CHILD (!__has_feature(thread_sanitizer))
+#define UNDER_SANITIZER (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
 #else
-#define THREADS_IN_CHILD 1
+#define UNDER_SANITIZER 0
 #endif
 
 /* The sum of 1..n, by n tasks of a chain; -1 on any error. Asserts nothing: the child runs it. */
@@ -41,13 +42,17 @@ static long sum_of(pst_runtime *runtime, pst_lane_mode mode, int tasks) {
 static int child_works(void) {
     pst_runtime *runtime;
     if (pst_runtime_create(NULL, &runtime) != PST_OK) return 0;
-    const long sum = sum_of(runtime, THREADS_IN_CHILD ? PST_LANE_WORKER : PST_LANE_PUMPED, 100);
+    const long sum = sum_of(runtime, PST_LANE_WORKER, 100);
     pst_runtime_destroy(runtime);
     return sum == 5050;
 }
 
 static void a_child_has_its_own_runtime_and_the_parents_goes_on(void **state) {
     (void)state;
+    if (UNDER_SANITIZER) {
+        print_message("skipped: the sanitizer's allocator may be locked in a forked child\n");
+        skip();
+    }
     pst_runtime *runtime = open_runtime(20000);
     assert_int_equal(sum_of(runtime, PST_LANE_WORKER, 10), 55);
     for (int i = 0; i < 20; i++) {
