@@ -58,16 +58,24 @@ static pst_status check_options(pst_runtime *runtime, const pst_zero_options *gi
     return check_comms(error, options);
 }
 
-static pst_status create_lane(pst_zero *engine, const char *name, pst_lane *share_with,
+/* On an asynchronous device the launches of both communicators have one order, so that it is the
+ * same on all ranks. On the host, where a launch takes its lane until it is done, each communicator
+ * has its own: else one would hold up the other. */
+static pst_status create_lane(pst_zero *engine, const char *name, pst_lane *first,
                               pst_lane **lane) {
-    pst_lane_mode mode = share_with == NULL ? PST_LANE_WORKER : PST_LANE_SHARED;
-    int pumped = engine->options.pumped;
+    int in_one_order = first != NULL && !(engine->device->ops->caps & PST_DEVICE_STREAM_IS_WORKER);
     pst_lane_options options = {.size = sizeof options,
                                 .name = name,
                                 .device = engine->device,
-                                .mode = pumped ? PST_LANE_PUMPED : mode,
-                                .share_with = pumped ? NULL : share_with,
                                 .order = PST_LANE_BY_SUBMISSION};
+    if (in_one_order) {
+        options.order_with = first;
+    } else if (engine->options.pumped) {
+        options.mode = PST_LANE_PUMPED;
+    } else if (first != NULL) {
+        options.mode = PST_LANE_SHARED;
+        options.share_with = first;
+    }
     return pst_lane_create(engine->runtime, &options, lane);
 }
 

@@ -94,9 +94,10 @@ static int starts_in_batch(const pst__node *node) {
            (node->lane->order == PST_LANE_BY_SUBMISSION || node->predecessors == 0);
 }
 
+/* Lanes with one order have one queue, and so one batch. */
 static pst__batch *batch_of(const pst_graph *graph, const pst_lane *lane) {
     for (size_t i = 0; i < graph->batch_count; i++)
-        if (graph->batches[i].item.lane == lane) return &graph->batches[i];
+        if (graph->batches[i].item.lane == lane->leader) return &graph->batches[i];
     return NULL;
 }
 
@@ -135,7 +136,8 @@ static void fill_batches(pst_graph *graph) {
     for (size_t i = 0; i < graph->node_count; i++) {
         const pst__node *node = &graph->nodes[i];
         if (!starts_in_batch(node)) continue;
-        if (batch == NULL || batch->item.lane != node->lane) batch = batch_of(graph, node->lane);
+        if (batch == NULL || batch->item.lane != node->lane->leader)
+            batch = batch_of(graph, node->lane);
         batch->count++;
     }
     const uint32_t *next = graph->batch_indices;
@@ -147,7 +149,7 @@ static void fill_batches(pst_graph *graph) {
     for (uint32_t i = 0; i < graph->node_count; i++) {
         const pst__node *node = &graph->nodes[i];
         if (!starts_in_batch(node)) continue;
-        if (batch->item.lane != node->lane) batch = batch_of(graph, node->lane);
+        if (batch->item.lane != node->lane->leader) batch = batch_of(graph, node->lane);
         graph->batch_indices[(size_t)(batch->indices - graph->batch_indices) + batch->cursor++] = i;
     }
 }
