@@ -47,6 +47,16 @@ static pst_status make_cross(pst_graph *graph) {
     return PST_OK;
 }
 
+static void find_last(pst_graph *graph) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < graph->node_count && count <= PST__LAST_TASKS; i++) {
+        if (graph->nodes[i].first_edge != graph->nodes[i + 1].first_edge) continue;
+        if (count < PST__LAST_TASKS) graph->last[count] = i;
+        count++;
+    }
+    graph->last_count = count <= PST__LAST_TASKS ? count : 0;
+}
+
 /* ---- flags and events ------------------------------------------------------------------- */
 
 static void flag_nodes(pst_graph *graph) {
@@ -164,6 +174,7 @@ static pst_status make_arrays(pst_graph *graph) {
     if (status == PST_OK) status = make_edges(graph);
     if (status == PST_OK) status = make_cross(graph);
     if (status != PST_OK) return status;
+    find_last(graph);
     flag_nodes(graph);
     status = make_events(graph);
     if (status == PST_OK) status = make_batches(graph);
