@@ -3,6 +3,7 @@
 #define PST_SCHED_LANE_H
 
 #include "sched/levels.h"
+#include "sched/recent.h"
 #include "sched/runtime.h"
 
 typedef struct pst__run pst__run;
@@ -51,6 +52,7 @@ struct pst_lane {
     pst__levels levels; /* BY_PRIORITY */
     uint64_t ends;      /* of tasks that were in flight or pending */
     uint64_t beats;     /* turns and launches so far; read by the watchdog at any time */
+    pst__recent recent; /* read by the watchdog at any time */
 
     /* the watchdog's */
     pst__still task_still, owner_still;

@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #define TEXT_BYTES 512
 
@@ -169,6 +170,31 @@ static void describe_launched(const pst__node *node, char *text) {
     if (cause_of(&asked) != node) describe_cause(&asked, text);
 }
 
+/* The caller holds the runtime's lock, so that the graph and with it the name stay. */
+static int is_alive(const pst_runtime *runtime, uint64_t graph_id) {
+    const pst_graph *graph = runtime->graphs;
+    while (graph != NULL && graph->id != graph_id)
+        graph = graph->next;
+    return graph != NULL;
+}
+
+static void append_recent(const pst_lane *lane, char *text, size_t size) {
+    pst_runtime *runtime = lane->runtime;
+    pst__recent_launch launch;
+    size_t used = strlen(text);
+    int count = 0;
+    ck_spinlock_lock(&runtime->lock);
+    for (uint64_t back = 0; back < PST__RECENT && used < size; back++) {
+        if (!pst__recent_read(&lane->recent, back, &launch) || !is_alive(runtime, launch.graph_id))
+            continue;
+        const int wrote = snprintf(text + used, size - used, "%s %s (ticket %" PRIu64 ")",
+                                   count++ == 0 ? "; the lane's last launches, latest first:" : ",",
+                                   launch.name, launch.ticket);
+        used += wrote < 0 ? 0 : (size_t)wrote;
+    }
+    ck_spinlock_unlock(&runtime->lock);
+}
+
 void pst__report_overdue(const pst_lane *lane, const pst__node *oldest, char *text, size_t size) {
     char cause[TEXT_BYTES];
     describe_launched(oldest, cause);
@@ -178,6 +204,7 @@ void pst__report_overdue(const pst_lane *lane, const pst__node *oldest, char *te
                    "it waits for %s",
                    lane->name, pst__node_name(oldest), pst__node_ticket(oldest),
                    oldest->graph->name, watchdog_seconds(lane), cause);
+    append_recent(lane, text, size);
 }
 
 void pst__report_stuck_thread(const pst_lane *lane, char *text, size_t size) {
@@ -185,4 +212,5 @@ void pst__report_stuck_thread(const pst_lane *lane, char *text, size_t size) {
                    "lane %s: the thread that serves it has not come back in %.3f s from a task's "
                    "start, test or callback, none of which may block",
                    lane->name, watchdog_seconds(lane));
+    append_recent(lane, text, size);
 }

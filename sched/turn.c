@@ -151,6 +151,11 @@ static void launched_pending(pst__advance *advance, pst__node *node, uint64_t nu
     pst__lane_count(lane, node->graph, pst__graph_run(node->graph, number), 1, 0);
 }
 
+/* Not inlined, so that tasks without a name do not pay for it. */
+__attribute__((noinline)) static void note_recent(pst_lane *lane, const pst__node *node) {
+    pst__recent_note(&lane->recent, node->graph->id, node->detail->name, node->detail->ticket);
+}
+
 static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     pst_lane *lane = advance->lane;
     const uint64_t begin = pst__hook_begin(lane);
@@ -158,6 +163,7 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     if (node->detail != NULL) {
         node->detail->event_recorded = 0;
         node->detail->launched_at = begin;
+        if (node->detail->name != NULL) note_recent(lane, node);
     }
     pst_status status = call_launch(node, lane);
     if (begin != 0) pst__hook_launched(lane, node, number, begin);
