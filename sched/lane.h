@@ -32,7 +32,7 @@ struct pst_lane {
     pst_lane *next_of_worker; /* of the worker */
     /* Lanes with one order have one queue and one owner, those of the lane that came first. */
     pst_lane *leader;   /* that lane; of all others the lane itself */
-    pst_lane *follower; /* the next lane of the order; set once a lane joins */
+    pst_lane *follower; /* the next lane of the order; the owner's */
 
     /* any thread */
     _Alignas(PST__CACHE_LINE) pst__arrivals arrivals;

@@ -360,7 +360,6 @@ int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
 int pst__lane_turn(pst_lane *lane, uint32_t budget) {
     pst__lane_beat(lane);
     if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
-    /* Acquire: pairs with the release in pst_lane_create. */
-    return pst__load_acquire(&lane->follower) == NULL ? pst__lane_serve(lane, lane, budget)
-                                                      : pst__order_turn(lane, budget);
+    return lane->follower == NULL ? pst__lane_serve(lane, lane, budget)
+                                  : pst__order_turn(lane, budget);
 }
