@@ -77,23 +77,36 @@ pst_status pst_fd(pst_runtime *runtime, int *descriptor) {
 
 /* ---- turns ------------------------------------------------------------------------------ */
 
-int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
-    int changed = 0, again = 0;
+static int help(pst_runtime *runtime, uint32_t budget, int workers_too, int *pending) {
+    int changed = 0;
     /* Acquire: pairs with the release in pst_lane_create. */
     for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next) {
         /* Relaxed: a lane that gets its worker now is polled once too often. */
         const int is_ours = pst__load_relaxed(&lane->worker) == NULL;
+        if (!is_ours && !workers_too) continue;
         if (!pst__lane_try_own(lane)) {
-            again |= is_ours; /* another thread has it: nobody knows what it leaves */
+            *pending |= is_ours; /* another thread has it: nobody knows what it leaves */
             continue;
         }
         const int did = pst__lane_turn(lane, budget);
-        again |= is_ours && lane->needs_poll;
+        pst__lane_count_flush(lane);
+        *pending |= is_ours && lane->needs_poll;
         pst__lane_disown(lane, did, NULL);
         changed |= did;
     }
+    return changed;
+}
+
+int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
+    int again = 0;
+    const int changed = help(runtime, budget, 1, &again);
     if (pending != NULL) *pending = again;
     return changed;
+}
+
+int pst__runtime_help_unserved(pst_runtime *runtime, uint32_t budget) {
+    int again = 0;
+    return help(runtime, budget, 0, &again);
 }
 
 /* Relaxed: a hint to the one thread that asks for it. */

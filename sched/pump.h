@@ -22,5 +22,7 @@ void pst__pump_signal(pst__pump *pump);
 /* One turn over all lanes that nobody owns; 1 when something was done. *pending (may be NULL) gets
  * 1 when a lane without a worker is to be asked again soon. */
 int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending);
+/* The same over the lanes that have no worker. */
+int pst__runtime_help_unserved(pst_runtime *runtime, uint32_t budget);
 
 #endif

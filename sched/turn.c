@@ -151,14 +151,18 @@ static void beat(pst_lane *lane) {
     pst__store_relaxed(&lane->beats, lane->beats + 1);
 }
 
+/* Stores only what changes: a growing graph's detail comes from the adding thread's cache and goes
+ * back there. */
+static void forget_last_launch(pst__detail *detail, uint64_t begin) {
+    if (detail->event_recorded) detail->event_recorded = 0;
+    if (detail->launched_at != begin) detail->launched_at = begin;
+}
+
 static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     pst_lane *lane = advance->lane;
     const uint64_t begin = pst__hook_begin(lane);
     beat(lane);
-    if (node->detail != NULL) {
-        node->detail->event_recorded = 0;
-        node->detail->launched_at = begin;
-    }
+    if (node->detail != NULL) forget_last_launch(node->detail, begin);
     pst_status status = call_launch(node, lane);
     if (begin != 0) pst__hook_launched(lane, node, number, begin);
     if (status == PST_PENDING &&
@@ -342,6 +346,5 @@ int pst__lane_turn(pst_lane *lane, uint32_t budget) {
         if (lane->current != NULL) lane->needs_poll = 1;
     }
     if (lane->flight_first != NULL) lane->needs_poll = 1;
-    pst__lane_count_flush(lane);
     return changed;
 }

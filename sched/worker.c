@@ -35,7 +35,9 @@ static look serve(pst__worker *self) {
             seen.pending = 1; /* a helper has it: nobody knows what it leaves */
             continue;
         }
-        seen.changed |= pst__lane_turn(lane, TURN_BUDGET);
+        const int changed = pst__lane_turn(lane, TURN_BUDGET);
+        if (!changed) pst__lane_count_flush(lane); /* after a turn that did something comes another */
+        seen.changed |= changed;
         seen.pending |= lane->needs_poll;
         pst__lane_disown(lane, 0, self);
     }

@@ -10,7 +10,8 @@ struct pst__worker {
     pst_runtime *runtime;
     pst__worker *next;
     pst_lane *lanes; /* newest first; lanes are only added */
-    pst__park park;
+    _Alignas(PST__CACHE_LINE) pst__park park;
+    char pad_[60];
     pst__track *track;
     uint32_t stop;
     pthread_t thread;
