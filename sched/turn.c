@@ -164,7 +164,7 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     beat(lane);
     if (node->detail != NULL) forget_last_launch(node->detail, begin);
     pst_status status = call_launch(node, lane);
-    if (begin != 0) pst__hook_launched(lane, node, number, begin);
+    const uint64_t end = begin == 0 ? 0 : pst__hook_launched(lane, node, number, begin);
     if (status == PST_PENDING &&
         (lane->asynchronous || node->detail == NULL || node->detail->test == NULL))
         status = PST_EINVAL;
@@ -175,7 +175,7 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     } else if (status == PST_PENDING) {
         launched_pending(advance, node, number);
     } else {
-        if (begin != 0) pst__hook_done(lane, node, begin);
+        if (begin != 0) pst__hook_done(lane, node, begin, end);
         pst__node_end(advance, node, number, PST__TASK_DONE, PST_OK, PST__ALL);
     }
 }
@@ -230,7 +230,8 @@ static int end_current(pst__advance *advance) {
     lane->current = NULL;
     lane->ends++;
     const uint64_t number = pst__word_number(node->word);
-    if (node->detail->launched_at != 0) pst__hook_done(lane, node, node->detail->launched_at);
+    if (node->detail->launched_at != 0)
+        pst__hook_done(lane, node, node->detail->launched_at, pst__now());
     if (status < 0)
         end_failed(advance, node, number, status, PST__ALL);
     else
@@ -251,7 +252,8 @@ static void end_oldest(pst__advance *advance, pst_status status) {
     lane->flight_first = node->detail->flight_next;
     lane->ends++;
     if (node == lane->tail) lane->tail = NULL;
-    if (node->detail->launched_at != 0) pst__hook_done(lane, node, node->detail->launched_at);
+    if (node->detail->launched_at != 0)
+        pst__hook_done(lane, node, node->detail->launched_at, pst__now());
     pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
                   PST__WHEN_DONE);
 }
