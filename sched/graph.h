@@ -83,9 +83,10 @@ static inline pst__run *pst__graph_run(pst_graph *graph, uint64_t number) {
     return &graph->runs[number & 1];
 }
 
-/* Tasks and gates of the run that have not ended. Of a growing graph `unfinished` counts down from 0
- * and `added` up, so that the adding thread and the lanes write to different lines. Acquire: pairs
- * with pst__run_count. `added` is looked at later, and so includes whatever has ended by then. */
+/* Tasks and gates of the run that have not ended. Of a growing graph `unfinished` counts down from
+ * 0 and `added` up, so that the adding thread and the lanes write to different lines. Acquire:
+ * pairs with pst__run_count. `added` is looked at later, and so includes whatever has ended by
+ * then. */
 static inline uint32_t pst__run_unfinished(const pst_graph *graph, const pst__run *run) {
     const uint32_t unfinished = pst__load_acquire(&run->unfinished);
     return unfinished + pst__load_relaxed(&graph->added);

@@ -4,7 +4,7 @@
 
 #include <inttypes.h>
 
-#define HELP_BUDGET 8u /* launches of a lane between two looks at what is waited for */
+#define HELP_BUDGET 8u  /* launches of a lane between two looks at what is waited for */
 #define VAIN_TURNS  32u /* after this many turns in vain a waiter also helps the workers */
 
 /* Lanes without a worker live by those who wait: they look again after this long, then longer. */

@@ -26,6 +26,11 @@ static int try_own(pst_lane *lane) {
     return pst__lane_try_own(lane);
 }
 
+/* Its next turn comes at once, and not behind what another lane does: it may count then. */
+static int is_only_lane(const pst__worker *self, const pst_lane *lane) {
+    return lane->next_of_worker == NULL && pst__load_relaxed(&self->lanes) == lane;
+}
+
 static look serve(pst__worker *self) {
     look seen = {0, 0};
     /* Acquire: pairs with the release in pst__worker_adopt. */
@@ -36,7 +41,7 @@ static look serve(pst__worker *self) {
             continue;
         }
         const int changed = pst__lane_turn(lane, TURN_BUDGET);
-        if (!changed) pst__lane_count_flush(lane); /* after a turn that did something comes another */
+        if (!changed || !is_only_lane(self, lane)) pst__lane_count_flush(lane);
         seen.changed |= changed;
         seen.pending |= lane->needs_poll;
         pst__lane_disown(lane, 0, self);

@@ -142,10 +142,10 @@ typedef struct pst_launch {
 
 /* Starts run k+1. PST_EBUSY (without an error text) until every task of run k is launched and every
  * task of run k-1 has ended, PST_ESTATE when not sealed, or a poisoned runtime's status. Lanes
- * count what they launched at the end of a turn: pst_launch_wait is the wait after which this call
- * is not busy, while pst_task_wait on the last task may return a moment before. The callback of a
- * run's last task may call it. Does not block, does not allocate. `launch` may be NULL. One thread
- * at a time. */
+ * count what they launched when they have nothing more to do: pst_launch_wait is the wait after
+ * which this call is not busy, while pst_task_wait on the last task may return a moment before. The
+ * callback of a run's last task may call it. Does not block, does not allocate. `launch` may be
+ * NULL. One thread at a time. */
 PST_API pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch);
 
 /* Opens a gate of the current launch (or of a growing graph). `borrowed`: what must come first on
