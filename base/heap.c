@@ -29,10 +29,13 @@ static size_t at_least_one(size_t bytes) {
     return bytes == 0 ? 1 : bytes;
 }
 
+static void *take(const pst__heap *heap, size_t bytes) {
+    return heap->allocator.alloc(heap->allocator.context, at_least_one(bytes), PST__CACHE_LINE);
+}
+
 void *pst__heap_alloc(const pst__heap *heap, size_t bytes) {
-    size_t size = at_least_one(bytes);
-    void *memory = heap->allocator.alloc(heap->allocator.context, size, PST__CACHE_LINE);
-    if (memory != NULL) memset(memory, 0, size);
+    void *memory = take(heap, bytes);
+    if (memory != NULL) memset(memory, 0, at_least_one(bytes));
     return memory;
 }
 
@@ -53,18 +56,26 @@ void pst__heap_free_text(const pst__heap *heap, char *text) {
     if (text != NULL) pst__heap_free(heap, text, strlen(text) + 1);
 }
 
+pst_status pst__heap_resize(const pst__heap *heap, void **array, size_t *capacity, size_t count,
+                            size_t element) {
+    if (count == *capacity) return PST_OK;
+    if (count > SIZE_MAX / element) return PST_ENOMEM;
+    unsigned char *moved = take(heap, count * element);
+    if (moved == NULL) return PST_ENOMEM;
+    const size_t kept = (count < *capacity ? count : *capacity) * element;
+    if (kept > 0) memcpy(moved, *array, kept);
+    memset(moved + kept, 0, count * element - kept);
+    pst__heap_free(heap, *array, *capacity * element);
+    *array = moved;
+    *capacity = count;
+    return PST_OK;
+}
+
 pst_status pst__heap_grow(const pst__heap *heap, void **array, size_t *capacity, size_t needed,
                           size_t element) {
     if (needed <= *capacity) return PST_OK;
     size_t grown = *capacity < 8 ? 8 : *capacity;
     while (grown < needed)
         grown = grown > SIZE_MAX / 2 ? needed : grown * 2;
-    if (grown > SIZE_MAX / element) return PST_ENOMEM;
-    void *larger = pst__heap_alloc(heap, grown * element);
-    if (larger == NULL) return PST_ENOMEM;
-    if (*array != NULL) memcpy(larger, *array, *capacity * element);
-    pst__heap_free(heap, *array, *capacity * element);
-    *array = larger;
-    *capacity = grown;
-    return PST_OK;
+    return pst__heap_resize(heap, array, capacity, grown, element);
 }

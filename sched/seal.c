@@ -1,25 +1,6 @@
 /* Sealing: from the lists of building to the flat arrays of replaying. */
 #include "sched/advance.h"
 
-#include <string.h>
-
-/* ---- the nodes -------------------------------------------------------------------------- */
-
-/* While the graph was built the array doubled: now it gets the size that stays, with the node that
- * ends the last one's edges. */
-static pst_status fit_nodes(pst_graph *graph) {
-    const pst__heap *heap = &graph->runtime->heap;
-    const size_t capacity = graph->node_count + 1;
-    if (graph->node_capacity == capacity) return PST_OK;
-    pst__node *nodes = pst__heap_alloc(heap, capacity * sizeof *nodes);
-    if (nodes == NULL) return PST_ENOMEM;
-    if (graph->node_count > 0) memcpy(nodes, graph->nodes, graph->node_count * sizeof *nodes);
-    pst__heap_free(heap, graph->nodes, graph->node_capacity * sizeof *nodes);
-    graph->nodes = nodes;
-    graph->node_capacity = capacity;
-    return PST_OK;
-}
-
 /* ---- the edges -------------------------------------------------------------------------- */
 
 static pst_status make_edges(pst_graph *graph) {
@@ -174,7 +155,11 @@ static void fill_batches(pst_graph *graph) {
 /* ---- the call --------------------------------------------------------------------------- */
 
 static pst_status make_arrays(pst_graph *graph) {
-    pst_status status = fit_nodes(graph);
+    /* While the graph was built the array doubled: now it gets the room it needs, with the node
+     * that ends the last one's edges. */
+    pst_status status =
+        pst__heap_resize(&graph->runtime->heap, (void **)&graph->nodes, &graph->node_capacity,
+                         graph->node_count + 1, sizeof *graph->nodes);
     if (status == PST_OK) status = make_edges(graph);
     if (status == PST_OK) status = make_cross(graph);
     if (status != PST_OK) return status;

@@ -130,6 +130,27 @@ static void growing_keeps_elements_and_zeroes_new_ones(void **state) {
     assert_int_equal(counts.live_bytes, 0);
 }
 
+static void resizing_takes_exactly_what_is_asked_for(void **state) {
+    (void)state;
+    counting_heap counts = {0};
+    pst__heap heap = counting_heap_open(&counts);
+    uint32_t *array = NULL;
+    size_t capacity = 0;
+    assert_int_equal(pst__heap_resize(&heap, (void **)&array, &capacity, 5, 4), PST_OK);
+    assert_int_equal(array[4], 0);
+    for (uint32_t i = 0; i < 5; i++)
+        array[i] = i + 1;
+    assert_int_equal(pst__heap_resize(&heap, (void **)&array, &capacity, 3, 4), PST_OK);
+    assert_int_equal(capacity, 3);
+    assert_int_equal(counts.live_bytes, 3 * 4);
+    assert_int_equal(pst__heap_resize(&heap, (void **)&array, &capacity, 7, 4), PST_OK);
+    assert_int_equal(counts.live_bytes, 7 * 4);
+    for (uint32_t i = 0; i < 7; i++)
+        assert_int_equal(array[i], i < 3 ? i + 1 : 0);
+    pst__heap_free(&heap, array, capacity * 4);
+    assert_int_equal(counts.live_bytes, 0);
+}
+
 static void growing_to_what_there_is_allocates_nothing(void **state) {
     (void)state;
     counting_heap counts = {0};
@@ -181,6 +202,7 @@ int main(void) {
         cmocka_unit_test(a_text_is_copied_and_null_is_empty),
         cmocka_unit_test(a_text_without_memory_is_null),
         cmocka_unit_test(growing_keeps_elements_and_zeroes_new_ones),
+        cmocka_unit_test(resizing_takes_exactly_what_is_asked_for),
         cmocka_unit_test(growing_to_what_there_is_allocates_nothing),
         cmocka_unit_test(growing_without_memory_changes_nothing),
         cmocka_unit_test(growing_beyond_the_address_space_is_no_memory),
