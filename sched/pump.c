@@ -77,36 +77,37 @@ pst_status pst_fd(pst_runtime *runtime, int *descriptor) {
 
 /* ---- turns ------------------------------------------------------------------------------ */
 
-static int help(pst_runtime *runtime, uint32_t budget, int workers_too, int *pending) {
+/* Turns of those lanes that have a worker, or have none. */
+static int help(pst_runtime *runtime, int have_worker, uint32_t budget, int *pending) {
     int changed = 0;
     /* Acquire: pairs with the release in pst_lane_create. */
     for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next) {
         /* Relaxed: a lane that gets its worker now is polled once too often. */
-        const int is_ours = pst__load_relaxed(&lane->worker) == NULL;
-        if (!is_ours && !workers_too) continue;
+        if ((pst__load_relaxed(&lane->worker) != NULL) != have_worker) continue;
         if (!pst__lane_try_own(lane)) {
-            *pending |= is_ours; /* another thread has it: nobody knows what it leaves */
+            *pending = 1; /* another thread has it: nobody knows what it leaves */
             continue;
         }
         const int did = pst__lane_turn(lane, budget);
         pst__lane_count_flush(lane);
-        *pending |= is_ours && lane->needs_poll;
+        *pending |= lane->needs_poll;
         pst__lane_disown(lane, did, NULL);
         changed |= did;
     }
     return changed;
 }
 
-int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
-    int again = 0;
-    const int changed = help(runtime, budget, 1, &again);
-    if (pending != NULL) *pending = again;
-    return changed;
+int pst__runtime_help_some(pst_runtime *runtime, int have_worker, uint32_t budget) {
+    int pending = 0;
+    return help(runtime, have_worker, budget, &pending);
 }
 
-int pst__runtime_help_unserved(pst_runtime *runtime, uint32_t budget) {
-    int again = 0;
-    return help(runtime, budget, 0, &again);
+int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
+    int again = 0, of_workers = 0;
+    int changed = help(runtime, 0, budget, &again);
+    changed |= help(runtime, 1, budget, &of_workers);
+    if (pending != NULL) *pending = again;
+    return changed;
 }
 
 /* Relaxed: a hint to the one thread that asks for it. */
