@@ -3,15 +3,27 @@
 #include <jemalloc/jemalloc.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
+
+/* Arrays from here on lie in huge pages where the kernel has them: those of a large graph are fresh
+ * memory, and its 4 KiB pages would cost more than all that is written to them. */
+#define HUGE_PAGE ((size_t)2 << 20)
+
+static size_t builtin_alignment(size_t bytes, size_t alignment) {
+    return bytes < HUGE_PAGE ? alignment : HUGE_PAGE;
+}
 
 static void *builtin_alloc(void *context, size_t bytes, size_t alignment) {
     (void)context;
-    return pst_je_mallocx(bytes, MALLOCX_ALIGN(alignment));
+    void *memory = pst_je_mallocx(bytes, MALLOCX_ALIGN(builtin_alignment(bytes, alignment)));
+    /* Advice: where it is not taken the memory is as good. */
+    if (memory != NULL && bytes >= HUGE_PAGE) (void)madvise(memory, bytes, MADV_HUGEPAGE);
+    return memory;
 }
 
 static void builtin_free(void *context, void *memory, size_t bytes, size_t alignment) {
     (void)context;
-    pst_je_sdallocx(memory, bytes, MALLOCX_ALIGN(alignment));
+    pst_je_sdallocx(memory, bytes, MALLOCX_ALIGN(builtin_alignment(bytes, alignment)));
 }
 
 pst_status pst__heap_init(pst__heap *heap, const pst_allocator *allocator) {

@@ -28,6 +28,26 @@ static void builtin_memory_is_zero_and_aligned_also_when_used_again(void **state
     }
 }
 
+/* Around the size of a huge page, where the alignment changes. */
+static void large_builtin_memory_is_zero_and_grows_on(void **state) {
+    (void)state;
+    const size_t page = (size_t)2 << 20;
+    const size_t sizes[] = {page - 1, page, page + 1, 5 * page + 100};
+    pst__heap heap = builtin_heap();
+    unsigned char *array = NULL;
+    size_t capacity = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
+        const size_t before = capacity;
+        assert_int_equal(pst__heap_resize(&heap, (void **)&array, &capacity, sizes[i], 1), PST_OK);
+        assert_int_equal((uintptr_t)array % PST__CACHE_LINE, 0);
+        assert_true(all_zero(array + before, capacity - before));
+        for (size_t k = 0; k < before; k += 4095)
+            assert_int_equal(array[k], 0xff);
+        memset(array, 0xff, capacity);
+    }
+    pst__heap_free(&heap, array, capacity);
+}
+
 static void no_bytes_are_memory_of_their_own(void **state) {
     (void)state;
     pst__heap heap = builtin_heap();
@@ -193,6 +213,7 @@ static void growing_beyond_the_address_space_is_no_memory(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(builtin_memory_is_zero_and_aligned_also_when_used_again),
+        cmocka_unit_test(large_builtin_memory_is_zero_and_grows_on),
         cmocka_unit_test(no_bytes_are_memory_of_their_own),
         cmocka_unit_test(more_than_there_is_yields_null),
         cmocka_unit_test(freeing_null_does_nothing),
