@@ -132,7 +132,10 @@ static void release_list(pst__advance *advance, pst__grown *task, pst__link **li
 void pst__grown_release(pst__advance *advance, pst__node *node, pst__phase phase,
                         pst_status status) {
     pst__grown *task = grown_of(node);
-    if (phase != PST__WHEN_DONE) release_list(advance, task, &task->early, phase, status);
+    /* Nothing is early behind a host task: see pst__is_early. */
+    const int has_early = node->lane == NULL || node->lane->asynchronous;
+    if (has_early && phase != PST__WHEN_DONE)
+        release_list(advance, task, &task->early, phase, status);
     if (phase != PST__WHEN_LAUNCHED) release_list(advance, task, &task->late, phase, status);
 }
 
