@@ -132,7 +132,10 @@ static void release_list(pst__advance *advance, pst__grown *task, pst__link **li
 void pst__grown_release(pst__advance *advance, pst__node *node, pst__phase phase,
                         pst_status status) {
     pst__grown *task = grown_of(node);
-    if (phase != PST__WHEN_DONE) release_list(advance, task, &task->early, phase, status);
+    /* Nothing is early behind a host task: see pst__is_early. */
+    const int has_early = node->lane == NULL || node->lane->asynchronous;
+    if (has_early && phase != PST__WHEN_DONE)
+        release_list(advance, task, &task->early, phase, status);
     if (phase != PST__WHEN_LAUNCHED) release_list(advance, task, &task->late, phase, status);
 }
 
@@ -238,7 +241,7 @@ static pst_status begin_adding(pst_graph *graph) {
     pst_status poison = pst_runtime_status(graph->runtime);
     if (poison != PST_OK) return poison; /* the text says already why */
     pst__run *run = &graph->runs[0];
-    if (pst__load_relaxed(&graph->stop) == PST_OK || pst__load_acquire(&run->unfinished) != 0)
+    if (pst__load_relaxed(&graph->stop) == PST_OK || pst__run_unfinished(graph, run) != 0)
         return PST_OK;
     /* A poison sets its status before it takes this lock to stop the graph, so that one which came
      * since the look above is seen here and its stop stays. */
@@ -247,6 +250,11 @@ static pst_status begin_adding(pst_graph *graph) {
     if (poison == PST_OK) forget_cancel(graph, run);
     ck_spinlock_unlock(&graph->lock);
     return poison;
+}
+
+/* Before the task is anybody's. Relaxed: who has seen it end has seen it added. */
+static void count_added(pst_graph *graph) {
+    pst__store_relaxed(&graph->added, graph->added + 1);
 }
 
 static void fill(pst_graph *graph, pst__grown *task, const pst_task_options *options,
@@ -269,7 +277,7 @@ static void submit(pst_graph *graph, pst__grown *task, const pst_task_options *o
     pst__advance advance = {.lane = NULL};
     pst_status status = PST_OK;
     uint32_t arrived = 1;
-    (void)pst__add_relaxed(&graph->runs[0].unfinished, 1);
+    count_added(graph);
     if (options->lane->order == PST_LANE_BY_SUBMISSION)
         pst__arrivals_push(&options->lane->leader->arrivals, &task->node);
     for (size_t i = 0; i < options->after_count; i++)
@@ -310,7 +318,7 @@ pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *han
     gate->node.pending = gate->node.predecessors = 1;
     gate->detail.name = name;
     gate->references = 2;
-    (void)pst__add_relaxed(&graph->runs[0].unfinished, 1);
+    count_added(graph);
     ck_spinlock_lock(&graph->lock);
     gate->previous = NULL;
     gate->next = graph->open_gates;

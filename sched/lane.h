@@ -8,8 +8,8 @@
 
 typedef struct pst__run pst__run;
 
-/* Tasks launched and ended that their run does not know of yet: counted by a lane while it has a
- * turn, so that not every task costs an atomic operation. */
+/* Tasks launched and ended that their run does not know of yet: counted by a lane while it has
+ * work, so that not every task costs an atomic operation. */
 typedef struct pst__tally {
     pst_graph *graph;
     pst__run *run;
@@ -77,7 +77,8 @@ static inline void pst__lane_beat(pst_lane *lane) {
 }
 
 /* One turn of the lane, which the caller owns, and of its followers: arrivals, completions, then at
- * most `budget` launches. Never blocks. 1 when something was done. */
+ * most `budget` launches. Never blocks. 1 when something was done: then the caller takes another
+ * turn at once, or flushes what the lane has counted. */
 int pst__lane_turn(pst_lane *lane, uint32_t budget);
 
 /* Wakes whoever serves the lane. */
@@ -92,7 +93,7 @@ static inline int pst__lane_waits_on(const pst_lane *lane, const pst_device *dev
  */
 void pst__run_count(pst_graph *graph, pst__run *run, uint32_t launched, uint32_t finished);
 
-/* The same at the end of the lane's turn, for the lane's owner. */
+/* The same of what the lane has counted, for the lane's owner. */
 static inline void pst__lane_count_flush(pst_lane *lane) {
     pst__tally tally = lane->tally;
     if (tally.run == NULL) return;

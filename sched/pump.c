@@ -77,22 +77,36 @@ pst_status pst_fd(pst_runtime *runtime, int *descriptor) {
 
 /* ---- turns ------------------------------------------------------------------------------ */
 
-int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
-    int changed = 0, again = 0;
+/* Turns of those lanes that have a worker, or have none. */
+static int help(pst_runtime *runtime, int have_worker, uint32_t budget, int *pending) {
+    int changed = 0;
     /* Acquire: pairs with the release in pst_lane_create. */
     for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next) {
         if (lane->leader != lane) continue; /* its leader's turn is its own */
         /* Relaxed: a lane that gets its worker now is polled once too often. */
-        const int is_ours = pst__load_relaxed(&lane->worker) == NULL;
+        if ((pst__load_relaxed(&lane->worker) != NULL) != have_worker) continue;
         if (!pst__lane_try_own(lane)) {
-            again |= is_ours; /* another thread has it: nobody knows what it leaves */
+            *pending = 1; /* another thread has it: nobody knows what it leaves */
             continue;
         }
         const int did = pst__lane_turn(lane, budget);
-        again |= is_ours && lane->needs_poll;
+        pst__lane_count_flush(lane);
+        *pending |= lane->needs_poll;
         pst__lane_disown(lane, did, NULL);
         changed |= did;
     }
+    return changed;
+}
+
+int pst__runtime_help_some(pst_runtime *runtime, int have_worker, uint32_t budget) {
+    int pending = 0;
+    return help(runtime, have_worker, budget, &pending);
+}
+
+int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
+    int again = 0, of_workers = 0;
+    int changed = help(runtime, 0, budget, &again);
+    changed |= help(runtime, 1, budget, &of_workers);
     if (pending != NULL) *pending = again;
     return changed;
 }

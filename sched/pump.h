@@ -22,5 +22,7 @@ void pst__pump_signal(pst__pump *pump);
 /* One turn over all lanes that nobody owns; 1 when something was done. *pending (may be NULL) gets
  * 1 when a lane without a worker is to be asked again soon. */
 int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending);
+/* The same over the lanes that have a worker (1) or those that have none (0). */
+int pst__runtime_help_some(pst_runtime *runtime, int have_worker, uint32_t budget);
 
 #endif

@@ -11,11 +11,12 @@ static inline uint64_t pst__hook_begin(const pst_lane *lane) {
 }
 
 /* The calling thread has launched the node: a slice on the thread's track from `begin` to now, and
- * the ends of the edges that lead to it from other lanes. */
-void pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, uint64_t begin);
+ * the ends of the edges that lead to it from other lanes. Returns now: reading the clock is most of
+ * what an event costs. */
+uint64_t pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, uint64_t begin);
 
-/* The node is done: a slice on the lane's track from `begin` to now. */
-void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin);
+/* The node is done: a slice on the lane's track from `begin` to `end`. */
+void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end);
 
 /* A growing task releases a successor on another lane: begins an arrow at the task's launch. The
  * lane's owner calls it. Returns the arrow's id for the other end; 0: none. */
