@@ -318,6 +318,10 @@ pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *han
     graph->open_gates = gate;
     ck_spinlock_unlock(&graph->lock);
     *handle = (pst_task){graph, (uint64_t)(uintptr_t)gate};
+    /* A poison sets its status before it takes this lock to end the gates: one that came since the
+     * look above has met this gate, or is seen here. */
+    status = pst_runtime_status(graph->runtime);
+    if (status != PST_OK) pst__graph_cancel(graph, status);
     return PST_OK;
 }
 

@@ -97,7 +97,9 @@ PST_API pst_status pst_graph_create(pst_runtime *runtime, pst_graph_kind kind, c
                                     pst_graph **graph);
 
 /* Destroys a graph; handles of its tasks, released or not, are void from then on. PST_EBUSY while
- * tasks or gates of a launch are unfinished (wait first, or cancel and wait); NULL is fine. */
+ * tasks or gates of a launch are unfinished (wait first, or cancel and wait); NULL is fine. No other
+ * thread may be in a call on this graph, but for one that has opened a gate: it may still be on its
+ * way out of pst_gate_open. */
 PST_API pst_status pst_graph_destroy(pst_graph *graph);
 
 /* Adds a task. In a sealed graph: while building only (PST_ESTATE later). In a growing graph the
