@@ -175,3 +175,34 @@ const model_program flight_over_flight = {.setup = set_up_in_flight,
                                           .threads = {launch_over_flight, pump_once, run_device},
                                           .finish = check_flights,
                                           .preemptions = 2};
+
+/* ---- a foreign loop beside a thread that serves the lane once --------------------------- */
+
+static int64_t loop_timeout; /* with which the loop goes to sleep */
+
+static void open_and_loop(void) {
+    open_gate();
+    do
+        pump_once();
+    while ((loop_timeout = pst_timeout(world.runtime)) == 0);
+}
+
+/* The device has not moved: the loop has to come back by itself, or by the descriptor. */
+static void check_loop(void) {
+    const int is_called = pst_timeout(world.runtime) == 0;
+    model_check(world.bodies[0].started == 1, "a task is lost");
+    model_check(loop_timeout > 0 || is_called, "a loop sleeps for ever while a task is in flight");
+    check_flights();
+}
+
+static void set_up_gated(void) {
+    open_device(1, PST_GRAPH_SEALED);
+    add_gate();
+    add_on(on.lanes[0], 0, &world.gate, 1, &world.source);
+    seal_and_launch();
+}
+
+const model_program loop_and_helper = {.setup = set_up_gated,
+                                       .threads = {open_and_loop, pump_once},
+                                       .finish = check_loop,
+                                       .preemptions = 2};

@@ -53,6 +53,7 @@ MODEL_TEST(a_gate_that_is_added_beside_a_poison_ends_with_it, poison_and_add_gat
 MODEL_TEST(a_stream_waits_for_a_predecessor_in_flight, flight_behind_flight, MODEL_SPLIT_CAS)
 MODEL_TEST(a_late_edge_meets_the_list_or_the_flight, late_edge_behind_flight, MODEL_SPLIT_EXCHANGE)
 MODEL_TEST(a_wait_that_nobody_foresaw_holds, late_wait, MODEL_SPLIT_CAS)
+MODEL_TEST(a_loop_comes_back_while_a_task_is_in_flight, loop_and_helper, MODEL_NO_PLANT)
 MODEL_TEST(a_task_in_flight_is_not_launched_again, flight_over_flight, MODEL_SPLIT_CAS)
 
 int main(void) {
@@ -79,6 +80,7 @@ int main(void) {
         cmocka_unit_test(a_stream_waits_for_a_predecessor_in_flight),
         cmocka_unit_test(a_late_edge_meets_the_list_or_the_flight),
         cmocka_unit_test(a_wait_that_nobody_foresaw_holds),
+        cmocka_unit_test(a_loop_comes_back_while_a_task_is_in_flight),
         cmocka_unit_test(a_task_in_flight_is_not_launched_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

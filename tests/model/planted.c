@@ -17,6 +17,7 @@ static const struct {
     {"late_edge_behind_flight", &late_edge_behind_flight},
     {"late_wait", &late_wait},
     {"flight_over_flight", &flight_over_flight},
+    {"loop_and_helper", &loop_and_helper},
 };
 
 static const model_program *find(const char *name) {

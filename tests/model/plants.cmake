@@ -44,3 +44,7 @@ penstock_model_plant(launched_in_flight sched/turn.c flight_over_flight
 penstock_model_plant(flights_not_asked sched/turn.c flight_over_flight
   "status = lane->device->ops->event_query(lane->device, event_in_flight(lane, last));"
   "status = PST_OK;")
+
+# ---- foreign loops ---------------------------------------------------------------------------
+penstock_model_plant(stale_poll sched/pump.c loop_and_helper
+  "&seen, next) && pending);" "&seen, next));")
