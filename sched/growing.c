@@ -192,9 +192,9 @@ void pst__grown_forget_predecessors(pst__node *node) {
 
 /* ---- adding ----------------------------------------------------------------------------- */
 
-static pst_status no_memory(const pst_graph *graph, const char *name) {
-    return pst__runtime_fail(graph->runtime, PST_ENOMEM, "graph %s: task %s: no memory",
-                             graph->name, name == NULL ? "" : name);
+static pst_status refuse(const pst_graph *graph, const char *name, pst_status status) {
+    return pst__runtime_fail(graph->runtime, status, "graph %s: task %s cannot be added: %s",
+                             graph->name, name == NULL ? "" : name, pst_status_text(status));
 }
 
 static pst_status reserve_links(const pst_graph *graph, pst__grown *task, size_t count) {
@@ -282,14 +282,14 @@ pst_status pst__grown_add(pst_graph *graph, const pst_task_options *options, pst
     pst_status status = begin_adding(graph);
     if (status != PST_OK) return status;
     pst__grown *task = take_block(graph);
-    if (task == NULL) return no_memory(graph, options->name);
+    if (task == NULL) return refuse(graph, options->name, PST_ENOMEM);
     const uint32_t references = handle == NULL ? 1 : 2;
     status = reserve_links(graph, task, options->after_count);
     if (status == PST_OK)
         status = reserve_event(task, options->lane, handle != NULL || options->done != NULL);
     if (status != PST_OK) {
         put_back(graph, task);
-        return no_memory(graph, options->name);
+        return refuse(graph, options->name, status);
     }
     fill(graph, task, options, references);
     if (handle != NULL) *handle = (pst_task){graph, (uint64_t)(uintptr_t)task};
@@ -303,7 +303,7 @@ pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *han
     pst_status status = begin_adding(graph);
     if (status != PST_OK) return status;
     pst__grown *gate = take_block(graph);
-    if (gate == NULL) return no_memory(graph, name);
+    if (gate == NULL) return refuse(graph, name, PST_ENOMEM);
     gate->node.graph = graph;
     gate->node.detail = &gate->detail;
     gate->node.flags = PST__NODE_GROWING | PST__NODE_GATE;

@@ -106,7 +106,8 @@ PST_API pst_status pst_graph_destroy(pst_graph *graph);
  * task is submitted by this call and may start, end and call back before it returns; `task` may be
  * NULL when nobody asks for it, otherwise the caller owns the handle and gives it back with
  * pst_task_release. One thread at a time adds to a graph. PST_EINVAL names what is wrong (a
- * predecessor of another graph, a lane of another runtime, a BORROWED lane), PST_ENOMEM. */
+ * predecessor of another graph, a lane of another runtime, a BORROWED lane), PST_ENOMEM, and what the device
+ * returns. */
 PST_API pst_status pst_graph_add(pst_graph *graph, const pst_task_options *options, pst_task *task);
 
 /* Adds a gate: a task with no work, opened from outside with pst_gate_open. `lane` NULL. In a
