@@ -146,7 +146,12 @@ static void resume(int next) {
     enter_stack(next);
 }
 
+static void drain_oldest(thread *t);
+
+/* Delayed stores get out before others can look, or do not yet. */
 static void switch_to(int next) {
+    while (self()->buffered > 0 && choose(2) == 1)
+        drain_oldest(self());
     if (_setjmp(self()->where) == 0) resume(next);
 }
 
@@ -277,14 +282,8 @@ static void drain(void) {
         drain_oldest(self());
 }
 
-/* A delayed store gets out before each later step of its thread, or does not yet. */
-static void word_point(void) {
-    point();
-    if (now.phase == EXPLORING && self()->buffered > 0 && choose(2) == 1) drain_oldest(self());
-}
-
 uint64_t model_load(const volatile void *word, size_t size) {
-    word_point();
+    point();
     if (now.phase != ALONE)
         for (size_t i = self()->buffered; i-- > 0;)
             if (self()->buffer[i].word == word) return self()->buffer[i].value;
@@ -292,7 +291,7 @@ uint64_t model_load(const volatile void *word, size_t size) {
 }
 
 void model_store(volatile void *word, size_t size, uint64_t value, int order) {
-    word_point();
+    point();
     thread *t = self();
     if (order == __ATOMIC_SEQ_CST) drain();
     const int may_delay = now.phase == EXPLORING && order != __ATOMIC_SEQ_CST && now.delays > 0 &&
