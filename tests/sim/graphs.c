@@ -11,9 +11,10 @@
 #include <string.h>
 
 #define DEADLINE_NS       30000000000u
-#define STUCK_DEADLINE_NS 10000000u
-#define WATCHDOG_SLACK_NS 2000000u /* what is before it on its lane, threads that come late */
-#define MEMORY_SITES      120u
+#define STUCK_DEADLINE_NS 20000000u
+#define WATCHDOG_SLACK_NS                                                                          \
+    12000000u /* nine looks of a waiting thread, each after its longest sleep */
+#define MEMORY_SITES 120u
 
 static int may_fail(const program *self) {
     return self->plan.kind > PLAN_FAILS;
