@@ -195,9 +195,9 @@ void pst__grown_forget_predecessors(pst__node *node) {
 
 /* ---- adding ----------------------------------------------------------------------------- */
 
-static pst_status no_memory(const pst_graph *graph, const char *name) {
-    return pst__runtime_fail(graph->runtime, PST_ENOMEM, "graph %s: task %s: no memory",
-                             graph->name, name == NULL ? "" : name);
+static pst_status refuse(const pst_graph *graph, const char *name, pst_status status) {
+    return pst__runtime_fail(graph->runtime, status, "graph %s: task %s cannot be added: %s",
+                             graph->name, name == NULL ? "" : name, pst_status_text(status));
 }
 
 static pst_status reserve_links(const pst_graph *graph, pst__grown *task, size_t count) {
@@ -290,14 +290,14 @@ pst_status pst__grown_add(pst_graph *graph, const pst_task_options *options, pst
     pst_status status = begin_adding(graph);
     if (status != PST_OK) return status;
     pst__grown *task = take_block(graph);
-    if (task == NULL) return no_memory(graph, options->name);
+    if (task == NULL) return refuse(graph, options->name, PST_ENOMEM);
     const uint32_t references = handle == NULL ? 1 : 2;
     status = reserve_links(graph, task, options->after_count);
     if (status == PST_OK)
         status = reserve_event(task, options->lane, handle != NULL || options->done != NULL);
     if (status != PST_OK) {
         put_back(graph, task);
-        return no_memory(graph, options->name);
+        return refuse(graph, options->name, status);
     }
     fill(graph, task, options, references);
     if (handle != NULL) *handle = (pst_task){graph, (uint64_t)(uintptr_t)task};
@@ -311,7 +311,7 @@ pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *han
     pst_status status = begin_adding(graph);
     if (status != PST_OK) return status;
     pst__grown *gate = take_block(graph);
-    if (gate == NULL) return no_memory(graph, name);
+    if (gate == NULL) return refuse(graph, name, PST_ENOMEM);
     gate->node.graph = graph;
     gate->node.detail = &gate->detail;
     gate->node.flags = PST__NODE_GROWING | PST__NODE_GATE;
@@ -326,6 +326,10 @@ pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *han
     graph->open_gates = gate;
     ck_spinlock_unlock(&graph->lock);
     *handle = (pst_task){graph, (uint64_t)(uintptr_t)gate};
+    /* A poison sets its status before it takes this lock to end the gates: one that came since the
+     * look above has met this gate, or is seen here. */
+    status = pst_runtime_status(graph->runtime);
+    if (status != PST_OK) pst__graph_cancel(graph, status);
     return PST_OK;
 }
 

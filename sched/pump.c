@@ -16,7 +16,7 @@
 #define POLL_LAST_NS  1000000u
 
 void pst__pump_init(pst__pump *pump) {
-    *pump = (pst__pump){.descriptor = -1, .poll_ns = PST__FOREVER};
+    *pump = (pst__pump){.descriptor = -1};
 }
 
 void pst__pump_close(pst__pump *pump) {
@@ -111,25 +111,30 @@ int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
     return changed;
 }
 
-/* Relaxed: a hint to the one thread that asks for it. */
-static void set_poll(pst__pump *pump, int changed, int pending) {
-    uint64_t poll = pst__load_relaxed(&pump->poll_ns);
-    if (!pending)
-        poll = PST__FOREVER;
-    else if (changed || poll == PST__FOREVER)
-        poll = POLL_FIRST_NS;
-    else
-        poll = poll * 2 < POLL_LAST_NS ? poll * 2 : POLL_LAST_NS;
-    pst__store_relaxed(&pump->poll_ns, poll);
+static uint32_t next_poll(uint32_t poll, int changed, int pending) {
+    if (!pending) return 0;
+    if (changed || poll == 0) return POLL_FIRST_NS;
+    return poll * 2 < POLL_LAST_NS ? poll * 2 : POLL_LAST_NS;
+}
+
+/* `seen` is from before the turn: a thread that has found nothing pending says so only if nobody
+ * else has had a word since, as what another thread found may be later. The order of the changes is
+ * all that matters: the exchange is acquire-release only because it is one operation for all. */
+static void set_poll(pst__pump *pump, uint64_t seen, int changed, int pending) {
+    uint64_t next;
+    do
+        next = ((seen >> 32) + 1) << 32 | next_poll((uint32_t)seen, changed, pending);
+    while (!pst__cas_acq_rel(&pump->poll, &seen, next) && pending);
 }
 
 pst_status pst_run_once(pst_runtime *runtime, int *idle) {
     if (runtime == NULL) return PST_EINVAL;
+    const uint64_t poll = pst__load_relaxed(&runtime->pump.poll);
     int pending;
     int changed = pst__runtime_help(runtime, PUMP_BUDGET, &pending);
     if (!changed && take_back(&runtime->pump))
         changed = pst__runtime_help(runtime, PUMP_BUDGET, &pending);
-    set_poll(&runtime->pump, changed, pending);
+    set_poll(&runtime->pump, poll, changed, pending);
     pst__watchdog_pump(runtime);
     if (changed && idle == NULL) return PST_OK;
     const int is_idle = pst__runtime_is_idle(runtime);
@@ -139,6 +144,7 @@ pst_status pst_run_once(pst_runtime *runtime, int *idle) {
 
 int64_t pst_timeout(const pst_runtime *runtime) {
     if (runtime == NULL || pst__load_relaxed(&runtime->pump.signalled)) return 0;
-    const uint64_t poll = pst__load_relaxed(&runtime->pump.poll_ns);
-    return poll == PST__FOREVER ? -1 : (int64_t)poll;
+    /* Relaxed: this thread's own turn was the last to change it, or a later one. */
+    const uint32_t poll = (uint32_t)pst__load_relaxed(&runtime->pump.poll);
+    return poll == 0 ? -1 : (int64_t)poll;
 }

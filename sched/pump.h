@@ -8,8 +8,9 @@
  * to do. The descriptor is readable then; it may be readable once too often, never too seldom. */
 typedef struct pst__pump {
     uint32_t signalled;
-    int descriptor;   /* an eventfd; -1 until somebody asks for it */
-    uint64_t poll_ns; /* until what is launched is worth asking again; PST__FOREVER: nothing is */
+    int descriptor; /* an eventfd; -1 until somebody asks for it */
+    uint64_t poll;  /* low half: ns until what is launched is worth asking again, 0: nothing is;
+                       high half: counts the changes */
 } pst__pump;
 
 void pst__pump_init(pst__pump *pump);
