@@ -110,17 +110,17 @@ PST_API pst_status pst_graph_create(pst_runtime *runtime, pst_graph_kind kind, c
                                     pst_graph **graph);
 
 /* Destroys a graph; handles of its tasks, released or not, are void from then on. PST_EBUSY while
- * tasks or gates of a launch are unfinished (wait first, or cancel and wait); NULL is fine. No other
- * thread may be in a call on this graph, but for one that has opened a gate: it may still be on its
- * way out of pst_gate_open. */
+ * tasks or gates of a launch are unfinished (wait first, or cancel and wait); NULL is fine. No
+ * other thread may be in a call on this graph, but for one that has opened a gate: it may still be
+ * on its way out of pst_gate_open. */
 PST_API pst_status pst_graph_destroy(pst_graph *graph);
 
 /* Adds a task. In a sealed graph: while building only (PST_ESTATE later). In a growing graph the
  * task is submitted by this call and may start, end and call back before it returns; `task` may be
  * NULL when nobody asks for it, otherwise the caller owns the handle and gives it back with
  * pst_task_release. One thread at a time adds to a graph. PST_EINVAL names what is wrong (a
- * predecessor of another graph, a lane of another runtime, a BORROWED lane), PST_ENOMEM, and what the device
- * returns. */
+ * predecessor of another graph, a lane of another runtime, a BORROWED lane), PST_ENOMEM, and what
+ * the device returns. */
 PST_API pst_status pst_graph_add(pst_graph *graph, const pst_task_options *options, pst_task *task);
 
 /* Adds a gate: a task with no work, opened from outside with pst_gate_open. `lane` NULL. In a
