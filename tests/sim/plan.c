@@ -218,7 +218,7 @@ pst_task_options plan_options(plan *self, uint32_t index, pst_task *after, pst_e
                                 .after = after,
                                 .after_events = events,
                                 .ticket = index + 1,
-                                 .priority = task->priority,
+                                .priority = task->priority,
                                 .bytes = index};
     options.after_event_count = outside_events(&self->outside, place_of(task), task->events_first,
                                                task->events_wanted, events);
