@@ -110,9 +110,14 @@ void pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, 
     }
 }
 
-void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t number, uint64_t begin) {
+void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin) {
     const uint64_t bytes = node->detail == NULL ? 0 : node->detail->bytes;
-    uint64_t end = pst__now();
+    pst__trace_slice(lane->track, traced_name(lane, node), begin, pst__now(),
+                     pst__node_ticket(node), bytes);
+}
+
+void pst__hook_done_on_device(pst_lane *lane, const pst__node *node, uint64_t number) {
+    uint64_t begin = node->detail->launched_at, end = pst__now();
     if (is_timed(lane)) {
         take_times(lane, node->detail, &begin, &end);
         if (!(node->flags & PST__NODE_GROWING)) {
@@ -121,7 +126,7 @@ void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t number, uint
         }
     }
     pst__trace_slice(lane->track, traced_name(lane, node), begin, end, pst__node_ticket(node),
-                     bytes);
+                     node->detail->bytes);
 }
 
 uint64_t pst__hook_edge(pst_lane *lane, const pst__node *from, const pst__node *to) {

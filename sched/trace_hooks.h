@@ -21,9 +21,12 @@ void pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, 
 /* The launch has failed: there will be no end of it. */
 void pst__hook_failed(const pst_lane *lane, const pst__node *node);
 
-/* The node is done: a slice on the lane's track, from the device's beginning to its end where it
- * tells them (the ends of edges are there then, too), else from `begin` to now. */
-void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t number, uint64_t begin);
+/* The node is done: a slice on the lane's track from `begin` to now. */
+void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin);
+
+/* The same on an asynchronous device: from the device's beginning to its end where it tells times,
+ * and the ends of edges are there then, too. */
+void pst__hook_done_on_device(pst_lane *lane, const pst__node *node, uint64_t number);
 
 /* A growing task releases a successor on another lane: begins an arrow at the task's launch. The
  * lane's owner calls it. Returns the arrow's id for the other end; 0: none, as where a device tells

@@ -171,7 +171,7 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     } else if (status == PST_PENDING) {
         launched_pending(advance, node, number);
     } else {
-        if (begin != 0) pst__hook_done(lane, node, number, begin);
+        if (begin != 0) pst__hook_done(lane, node, begin);
         pst__node_end(advance, node, number, PST__TASK_DONE, PST_OK, PST__ALL);
     }
 }
@@ -226,8 +226,7 @@ static int end_current(pst__advance *advance) {
     lane->current = NULL;
     lane->ends++;
     const uint64_t number = pst__word_number(node->word);
-    if (node->detail->launched_at != 0)
-        pst__hook_done(lane, node, number, node->detail->launched_at);
+    if (node->detail->launched_at != 0) pst__hook_done(lane, node, node->detail->launched_at);
     if (status < 0)
         end_failed(advance, node, number, status, PST__ALL);
     else
@@ -248,8 +247,7 @@ static void end_oldest(pst__advance *advance, pst_status status) {
     lane->flight_first = node->detail->flight_next;
     lane->ends++;
     if (node == lane->tail) lane->tail = NULL;
-    if (node->detail->launched_at != 0)
-        pst__hook_done(lane, node, number, node->detail->launched_at);
+    if (node->detail->launched_at != 0) pst__hook_done_on_device(lane, node, number);
     pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
                   PST__WHEN_DONE);
 }
