@@ -16,8 +16,7 @@ enum { MOST_ROUNDS = 1000, CALLS = 200, MOST_PIECES = 256 };
 #define PINNED_BYTES (1024 * MEBIBYTE)
 #define SIDE_BYTES   (256 * MEBIBYTE)
 
-/* ---- the driver's own calls -------------------------------------------------------------------
- */
+/* ---- the driver's own calls --------------------------------------------------------- */
 
 static struct {
     CUresult (*get_current)(CUcontext *);
@@ -55,8 +54,7 @@ static void check(CUresult result, const char *what) {
     exit(1);
 }
 
-/* ---- calls ------------------------------------------------------------------------------------
- */
+/* ---- calls -------------------------------------------------------------------------- */
 
 typedef struct bench {
     bench_gpu gpu;
@@ -149,8 +147,7 @@ static void bench_calls(bench *b, size_t rounds) {
                bench_quantile(ns[s], rounds, 0.5), bench_quantile(ns[s], rounds, 0.9));
 }
 
-/* ---- batches ----------------------------------------------------------------------------------
- */
+/* ---- batches ------------------------------------------------------------------------ */
 
 typedef struct pieces {
     pst_copy copies[MOST_PIECES];
@@ -198,8 +195,7 @@ static void bench_batches(const bench *b, size_t rounds) {
     }
 }
 
-/* ---- pinned memory ----------------------------------------------------------------------------
- */
+/* ---- pinned memory ------------------------------------------------------------------ */
 
 static void *timed_alloc(const bench *b, int bare, double *seconds) {
     void *memory = NULL;
@@ -252,8 +248,7 @@ static void bench_pinned(const bench *b, size_t rounds) {
             bench_quantile(ways[bare][2], rounds, 0.5), bench_quantile(ways[bare][3], rounds, 0.5));
 }
 
-/* -----------------------------------------------------------------------------------------------
- */
+/* ------------------------------------------------------------------------------------- */
 
 static void *alloc(const bench *b, size_t bytes) {
     void *memory = NULL;
