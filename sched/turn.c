@@ -113,6 +113,7 @@ static void into_flight(pst_lane *lane, pst__node *node) {
     else
         lane->flight_last->detail->flight_next = node;
     lane->flight_last = node;
+    if (node->detail->event_recorded) lane->newest = node;
 }
 
 /* The device has it. Its event is recorded before successors may ask their streams to wait. */
@@ -247,6 +248,7 @@ static void end_oldest(pst__advance *advance, pst_status status) {
     lane->flight_first = node->detail->flight_next;
     lane->ends++;
     if (node == lane->tail) lane->tail = NULL;
+    if (node == lane->newest) lane->newest = NULL;
     if (node->detail->launched_at != 0) pst__hook_done_on_device(lane, node, number);
     pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
                   PST__WHEN_DONE);
@@ -282,10 +284,15 @@ static void mark_tail(pst__advance *advance) {
     if (status < 0)
         lose_flights(advance, status);
     else
-        lane->tail = lane->flight_last;
+        lane->tail = lane->newest = lane->flight_last;
 }
 
-/* Ends the tasks up to the oldest one that has an event, if that is done. */
+static pst_status ask(const pst_lane *lane, const pst__node *node) {
+    return lane->device->ops->event_query(lane->device, event_in_flight(lane, node));
+}
+
+/* Ends the tasks up to the oldest one that has an event, if that is done, and all of them if the
+ * newest is: a question costs as much as many launches, so those between are not asked about. */
 static int end_flights(pst__advance *advance) {
     pst_lane *lane = advance->lane;
     if (lane->flight_first == NULL) return 0;
@@ -293,7 +300,7 @@ static int end_flights(pst__advance *advance) {
     if (lane->watched == NULL) return 0;
     pst__node *last = lane->watched;
     note_texts(lane);
-    pst_status status = lane->device->ops->event_query(lane->device, event_in_flight(lane, last));
+    pst_status status = ask(lane, last);
     if (status == PST_PENDING && is_abandoned(lane->runtime))
         status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
     if (status == PST_PENDING) {
@@ -304,6 +311,8 @@ static int end_flights(pst__advance *advance) {
     if (status < 0) {
         lose_flights(advance, status);
     } else {
+        pst__node *newest = lane->newest;
+        if (newest != NULL && newest != last && ask(lane, newest) == PST_OK) last = newest;
         for (pst__node *ended = NULL; ended != last;) {
             ended = lane->flight_first;
             end_oldest(advance, PST_OK);
