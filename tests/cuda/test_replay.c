@@ -24,12 +24,11 @@ typedef struct replay {
     size_t ran;
 } replay;
 
-static int setup_replay(void **state) {
+static int setup_with(void **state, pst_lane_mode mode) {
     static const char *const names[LANES] = {"gather", "reduce", "copy"};
     replay *r = calloc(1, sizeof *r);
     assert_int_equal(setup((void **)&r->f), 0);
-    pst_lane_options options = {.size = sizeof options, .device = r->f->device};
-    options.mode = PST_LANE_PUMPED;
+    pst_lane_options options = {.size = sizeof options, .device = r->f->device, .mode = mode};
     for (size_t i = 0; i < LANES; i++) {
         options.name = names[i];
         assert_ok(pst_lane_create(r->f->runtime, &options, &r->lanes[i]));
@@ -42,6 +41,14 @@ static int setup_replay(void **state) {
     return 0;
 }
 
+static int setup_pumped(void **state) {
+    return setup_with(state, PST_LANE_PUMPED);
+}
+
+static int setup_workers(void **state) {
+    return setup_with(state, PST_LANE_WORKER);
+}
+
 static int teardown_replay(void **state) {
     replay *r = *state;
     const int result = teardown((void **)&r->f);
@@ -49,8 +56,7 @@ static int teardown_replay(void **state) {
     return result;
 }
 
-/* ---- the graph --------------------------------------------------------------------------------
- */
+/* ---- the graph ---------------------------------------------------------------------- */
 
 /* Within the stream: the fake driver runs this under its lock. */
 static void CUDA_CB arrive(void *argument) {
@@ -117,8 +123,7 @@ static void assert_order(const replay *r) {
             if (r->edges[from][to]) assert_true(r->nodes[from].ran_at < r->nodes[to].ran_at);
 }
 
-/* ---- replays ----------------------------------------------------------------------------------
- */
+/* ---- replays ------------------------------------------------------------------------ */
 
 static void pump_until_launched(replay *r) {
     for (int i = 0; i < 10 * TASKS; i++)
@@ -158,6 +163,22 @@ static void a_replay_issues_what_its_graph_needs_and_keeps_its_order(void **stat
         fake_cuda_hold(0);
         fake_cuda_pace(1 + random_below(&seed, 3));
         pump(r->f->runtime);
+        assert_int_equal(r->ran, TASKS);
+        assert_order(r);
+    }
+}
+
+static void workers_keep_the_order_too(void **state) {
+    replay *r = *state;
+    uint64_t seed = random_seed("workers");
+    add_random_tasks(r, &seed);
+    assert_ok(pst_graph_seal(r->graph));
+    for (int k = 0; k < 100; k++) {
+        fake_cuda_seed(mix(seed + (uint64_t)k));
+        fake_cuda_pace(random_below(&seed, 4));
+        r->ran = 0;
+        assert_ok(pst_graph_launch(r->graph, &r->launch));
+        assert_ok(pst_launch_wait(r->launch));
         assert_int_equal(r->ran, TASKS);
         assert_order(r);
     }
@@ -228,8 +249,7 @@ static void hooks_under_capture_end_the_launch_with_an_error(void **state) {
     assert_int_equal(r->ran, 1);
 }
 
-/* ---- failures ---------------------------------------------------------------------------------
- */
+/* ---- failures ----------------------------------------------------------------------- */
 
 static void a_launch_that_the_driver_refuses_is_named_with_its_task(void **state) {
     replay *r = *state;
@@ -290,8 +310,9 @@ static void a_lost_context_ends_every_wait_with_its_name(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup_replay, teardown_replay)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup_pumped, teardown_replay)
         TEST(a_replay_issues_what_its_graph_needs_and_keeps_its_order),
+        cmocka_unit_test_setup_teardown(workers_keep_the_order_too, setup_workers, teardown_replay),
         TEST(a_chain_on_one_lane_needs_one_record_in_all),
         TEST(a_gate_is_a_record_and_a_wait_of_the_thread_is_a_wait),
         TEST(hooks_under_capture_end_the_launch_with_an_error),

@@ -78,8 +78,7 @@ static void copy(fixture *f, pst_stream *stream, void *to, const void *from, siz
     assert_ok(f->ops->copy(f->device, stream, &one, 1));
 }
 
-/* ---- memory and copies ------------------------------------------------------------------------
- */
+/* ---- memory and copies -------------------------------------------------------------- */
 
 #define BYTES ((size_t)40 << 20)
 
@@ -163,8 +162,7 @@ static void what_does_not_fit_is_refused_and_harms_nothing(void **state) {
     finish(f, f->a);
 }
 
-/* ---- order ------------------------------------------------------------------------------------
- */
+/* ---- order -------------------------------------------------------------------------- */
 
 static void a_stream_waits_for_an_event_of_another(void **state) {
     fixture *f = *state;
@@ -240,8 +238,7 @@ static void flags_are_written_past_streams_that_all_wait_for_ever(void **state) 
     f->ops->free(f->device, PST_MEMORY_DEVICE, flags, STREAMS * 4);
 }
 
-/* ---- events -----------------------------------------------------------------------------------
- */
+/* ---- events ------------------------------------------------------------------------- */
 
 static void times_of_events_lie_on_the_hosts_clock(void **state) {
     enum { EVENTS = 5 };
@@ -268,8 +265,7 @@ static void times_of_events_lie_on_the_hosts_clock(void **state) {
     }
 }
 
-/* ---- capture ----------------------------------------------------------------------------------
- */
+/* ---- capture ------------------------------------------------------------------------ */
 
 static void *entry(const char *name) {
     void *found = NULL, *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -328,8 +324,7 @@ static void a_capture_refuses_hooks_and_is_not_broken_by_workers(void **state) {
     f->ops->free(f->device, PST_MEMORY_DEVICE, flag, 4);
 }
 
-/* ---- a graph ----------------------------------------------------------------------------------
- */
+/* ---- a graph ------------------------------------------------------------------------ */
 
 #define LANES 4
 #define TASKS 60
@@ -424,8 +419,7 @@ static void replays_of_a_random_graph_keep_its_order(void **state) {
     free(n);
 }
 
-/* ---- other processes, made before this one calls the driver -----------------------------------
- */
+/* ---- other processes, made before this one calls the driver ------------------------- */
 
 typedef struct helper {
     pid_t process;
