@@ -113,7 +113,8 @@ static void into_flight(pst_lane *lane, pst__node *node) {
     else
         lane->flight_last->detail->flight_next = node;
     lane->flight_last = node;
-    if (node->detail->event_recorded) lane->newest = node;
+    /* Gates come when they have passed, which need not be the order of their records. */
+    if (node->detail->event_recorded && node->lane != NULL) lane->newest = node;
 }
 
 /* The device has it. Its event is recorded before successors may ask their streams to wait. */
