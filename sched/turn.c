@@ -6,6 +6,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+/* Launches on a lane that has ever more of them, until what is done there is asked about: the
+ * questions cost the device's driver more than a launch costs us. */
+#define ASK_EVERY 16u
+
 /* ---- the head of the queue -------------------------------------------------------------- */
 
 /* What is ready by now, also what has arrived since the turn began, competes for the launch. */
@@ -348,17 +352,34 @@ static void gates_into_flight(pst_lane *lane) {
     }
 }
 
+static uint32_t launch_some(pst__advance *advance, pst_lane *queue, uint32_t budget) {
+    uint32_t launched = 0;
+    while (launched < budget && advance->lane->current == NULL && advance_head(advance, queue))
+        launched++;
+    return launched;
+}
+
+static int end_all_flights(pst__advance *advance) {
+    int ended = 0;
+    advance->lane->unasked = 0;
+    while (end_flights(advance))
+        ended = 1;
+    return ended;
+}
+
 int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
     pst__advance advance = {.lane = lane};
     int changed = 0;
     lane->needs_poll = 0;
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
     if (lane->current != NULL) changed |= end_current(&advance);
-    while (end_flights(&advance))
-        changed = 1;
-    if (lane->mode != PST_LANE_BORROWED) {
-        while (budget-- > 0 && lane->current == NULL && advance_head(&advance, queue))
-            changed = 1;
+    if (lane->mode == PST_LANE_BORROWED) {
+        changed |= end_all_flights(&advance);
+    } else {
+        const uint32_t launched = launch_some(&advance, queue, budget);
+        lane->unasked += launched;
+        if (launched == 0 || lane->unasked >= ASK_EVERY) changed |= end_all_flights(&advance);
+        changed |= launched > 0;
         mark_tail(&advance);
         if (lane->current != NULL) lane->needs_poll = 1;
     }
