@@ -44,9 +44,11 @@ struct pst_lane {
     pst__node *current;                        /* a host device's launch that is pending */
     pst__node *flight_first, *flight_last; /* launched and not done, on an asynchronous device */
     pst__node *watched;    /* the oldest in flight that has an event: the one that is polled */
+    pst__node *newest;     /* the latest task put in flight that has one; NULL: it has ended */
     pst__node *tail;       /* in flight when tail_event was recorded */
     pst_event *tail_event; /* completion of the last tasks, which need no event themselves */
     unsigned texts;        /* the runtime's error texts before the latest launch or test */
+    uint32_t unasked;      /* launches since in-flight tasks were last asked about */
     int needs_poll;        /* something launched, or a wait, is to be asked again */
     pst__tally tally;
     pst__levels levels; /* BY_PRIORITY */
@@ -87,6 +89,13 @@ void pst__lane_notify(pst_lane *lane);
 /* 1 when a stream of this lane can wait for events of `device`. */
 static inline int pst__lane_waits_on(const pst_lane *lane, const pst_device *device) {
     return lane != NULL && lane->asynchronous && lane->device == device;
+}
+
+/* What the device has said to the calling thread about its latest failure; "" if it says nothing.
+ */
+static inline const char *pst__device_text(pst_device *device) {
+    const char *text = device->ops->error_text == NULL ? NULL : device->ops->error_text(device);
+    return text == NULL ? "" : text;
 }
 
 /* Counts tasks of a run. The graph may be gone when this returns: the caller holds nothing of it.

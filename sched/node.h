@@ -29,7 +29,8 @@ typedef struct pst__detail {
     const char *traced_name; /* the trace's copy of `name`, made when it is first recorded */
     uint64_t ticket, bytes;
     pst_device *event_device;
-    pst_lane *event_lane; /* gates: the borrowed lane on whose stream `event` was recorded */
+    pst_lane *event_lane;     /* gates: the borrowed lane on whose stream `event` was recorded */
+    pst_event *began, *ended; /* timed; while it is traced in flight on a device that has such */
     pst_event *after[PST__AFTER_EVENTS];
 } pst__detail;
 

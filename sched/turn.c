@@ -6,6 +6,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+/* Launches on a lane that has ever more of them, until what is done there is asked about: the
+ * questions cost the device's driver more than a launch costs us. */
+#define ASK_EVERY 16u
+
 /* ---- the head of the queue -------------------------------------------------------------- */
 
 /* What is ready by now, also what has arrived since the turn began, competes for the launch. */
@@ -85,13 +89,10 @@ static pst_status call_launch(const pst__node *node, const pst_lane *lane) {
 /* What the work itself or its device has said about it. */
 static void get_reason(const pst_lane *lane, char *reason, size_t size) {
     pst_runtime *runtime = lane->runtime;
-    const pst_device_ops *ops = lane->device->ops;
-    const char *text = ops->error_text == NULL ? NULL : ops->error_text(lane->device);
-    reason[0] = '\0';
     if (pst__load_relaxed(&runtime->error.count) != lane->texts)
         (void)pst__error_get(&runtime->error, reason, size);
-    else if (text != NULL)
-        (void)snprintf(reason, size, "%s", text);
+    else
+        (void)snprintf(reason, size, "%s", pst__device_text(lane->device));
 }
 
 /* In a poisoned runtime the text of the poison stays: what fails now fails because of it. */
@@ -127,6 +128,8 @@ static void into_flight(pst_lane *lane, pst__node *node) {
     else
         lane->flight_last->detail->flight_next = node;
     lane->flight_last = node;
+    /* Gates come when they have passed, which need not be the order of their records. */
+    if (node->detail->event_recorded && node->lane != NULL) lane->newest = node;
 }
 
 /* The device has it. Its event is recorded before successors may ask their streams to wait. */
@@ -138,6 +141,7 @@ static void launched_on_device(pst__advance *advance, pst__node *node, uint64_t 
     if (status < 0) {
         /* The work runs and nobody can tell when it ends: nothing after it is in order. */
         pst_runtime_poison(lane->runtime, status, "an event could not be recorded");
+        if (node->detail->launched_at != 0) pst__hook_failed(lane, node);
         end_failed(advance, node, number, status, PST__ALL);
         return;
     }
@@ -177,12 +181,14 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
         forget_last_launch(node->detail, begin);
         if (node->detail->name != NULL) note_recent(lane, node);
     }
+    if (begin != 0) pst__hook_launching(lane, node);
     pst_status status = call_launch(node, lane);
     const uint64_t end = begin == 0 ? 0 : pst__hook_launched(lane, node, number, begin);
     if (status == PST_PENDING &&
         (lane->asynchronous || node->detail == NULL || node->detail->test == NULL))
         status = PST_EINVAL;
     if (status < 0) {
+        if (begin != 0) pst__hook_failed(lane, node);
         end_failed(advance, node, number, status, PST__ALL);
     } else if (lane->asynchronous) {
         launched_on_device(advance, node, number);
@@ -267,8 +273,8 @@ static void end_oldest(pst__advance *advance, pst_status status) {
     lane->flight_first = node->detail->flight_next;
     lane->ends++;
     if (node == lane->tail) lane->tail = NULL;
-    if (node->detail->launched_at != 0)
-        pst__hook_done(lane, node, node->detail->launched_at, pst__now());
+    if (node == lane->newest) lane->newest = NULL;
+    if (node->detail->launched_at != 0) pst__hook_done_on_device(lane, node, number);
     pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
                   PST__WHEN_DONE);
 }
@@ -303,10 +309,15 @@ static void mark_tail(pst__advance *advance) {
     if (status < 0)
         lose_flights(advance, status);
     else
-        lane->tail = lane->flight_last;
+        lane->tail = lane->newest = lane->flight_last;
 }
 
-/* Ends the tasks up to the oldest one that has an event, if that is done. */
+static pst_status ask(const pst_lane *lane, const pst__node *node) {
+    return lane->device->ops->event_query(lane->device, event_in_flight(lane, node));
+}
+
+/* Ends the tasks up to the oldest one that has an event, if that is done, and all of them if the
+ * newest is: a question costs as much as many launches, so those between are not asked about. */
 static int end_flights(pst__advance *advance) {
     pst_lane *lane = advance->lane;
     if (lane->flight_first == NULL) return 0;
@@ -314,7 +325,7 @@ static int end_flights(pst__advance *advance) {
     if (lane->watched == NULL) return 0;
     pst__node *last = lane->watched;
     note_texts(lane);
-    pst_status status = lane->device->ops->event_query(lane->device, event_in_flight(lane, last));
+    pst_status status = ask(lane, last);
     if (status == PST_PENDING && is_abandoned(lane->runtime))
         status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
     if (status == PST_PENDING) {
@@ -325,6 +336,8 @@ static int end_flights(pst__advance *advance) {
     if (status < 0) {
         lose_flights(advance, status);
     } else {
+        pst__node *newest = lane->newest;
+        if (newest != NULL && newest != last && ask(lane, newest) == PST_OK) last = newest;
         for (pst__node *ended = NULL; ended != last;) {
             ended = lane->flight_first;
             end_oldest(advance, PST_OK);
@@ -346,17 +359,34 @@ static void gates_into_flight(pst_lane *lane) {
     }
 }
 
+static uint32_t launch_some(pst__advance *advance, pst_lane *queue, uint32_t budget) {
+    uint32_t launched = 0;
+    while (launched < budget && advance->lane->current == NULL && advance_head(advance, queue))
+        launched++;
+    return launched;
+}
+
+static int end_all_flights(pst__advance *advance) {
+    int ended = 0;
+    advance->lane->unasked = 0;
+    while (end_flights(advance))
+        ended = 1;
+    return ended;
+}
+
 int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
     pst__advance advance = {.lane = lane};
     int changed = 0;
     lane->needs_poll = 0;
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
     if (lane->current != NULL) changed |= end_current(&advance);
-    while (end_flights(&advance))
-        changed = 1;
-    if (lane->mode != PST_LANE_BORROWED) {
-        while (budget-- > 0 && lane->current == NULL && advance_head(&advance, queue))
-            changed = 1;
+    if (lane->mode == PST_LANE_BORROWED) {
+        changed |= end_all_flights(&advance);
+    } else {
+        const uint32_t launched = launch_some(&advance, queue, budget);
+        lane->unasked += launched;
+        if (launched == 0 || lane->unasked >= ASK_EVERY) changed |= end_all_flights(&advance);
+        changed |= launched > 0;
         mark_tail(&advance);
         if (lane->current != NULL) lane->needs_poll = 1;
     }

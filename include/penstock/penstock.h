@@ -3,6 +3,7 @@
 #define PENSTOCK_PENSTOCK_H
 
 #include <penstock/comm.h>
+#include <penstock/cuda.h>
 #include <penstock/device.h>
 #include <penstock/graph.h>
 #include <penstock/memory.h>
