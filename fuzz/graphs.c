@@ -118,6 +118,14 @@ static int is_on_device(const fuzz_world *world, const pst_lane *lane) {
     return 0;
 }
 
+/* Seldom one that the lane refuses. */
+static int draw_priority(fuzz_world *world, const pst_lane *lane) {
+    for (size_t i = 0; i < world->lane_count; i++)
+        if (world->lanes[i] == lane && world->orders[i] == PST_LANE_BY_PRIORITY)
+            return PST_PRIORITY_MOST_URGENT + (int)fuzz_below(world, 8);
+    return fuzz_below(world, 16) == 15;
+}
+
 static void add(fuzz_world *world) {
     fuzz_graph *graph = graph_of(world);
     if (graph->graph == NULL || graph->count == TASKS) return;
@@ -139,7 +147,8 @@ static void add(fuzz_world *world) {
                                       .after_event_count =
                                           task->on_device ? fuzz_events(world, events) : 0,
                                       .done = done,
-                                      .done_argument = task};
+                                      .done_argument = task,
+                                      .priority = draw_priority(world, lane)};
     const pst_status status = pst_graph_add(graph->graph, &options, &task->handle);
     answers(world, status, MAY(OK) | MAY(EINVAL) | MAY(ESTATE) | MAY(EDEVICE) | MAY(ECANCELED));
     fuzz_check(status != PST_OK || !foreign, "an edge between graphs");
@@ -299,13 +308,14 @@ const unsigned fuzz_graph_call_count = sizeof fuzz_graph_calls / sizeof *fuzz_gr
 
 /* ---- begin and end ---------------------------------------------------------------------- */
 
-static pst_lane *open_lane(fuzz_world *world, pst_lane_mode mode, int on_device, unsigned order) {
+static pst_lane *open_lane(fuzz_world *world, pst_lane_mode mode, int on_device,
+                           pst_lane_order order, pst_lane *order_with) {
     const pst_lane_options options = {.size = sizeof options,
                                       .name = "fuzzed",
                                       .device = on_device ? &world->device.device : NULL,
                                       .mode = mode,
-                                      .order =
-                                          order ? PST_LANE_BY_SUBMISSION : PST_LANE_BY_READINESS};
+                                      .order = order,
+                                      .order_with = order_with};
     pst_lane *lane = NULL;
     answers(world, pst_lane_create(world->runtime, &options, &lane), MAY(OK));
     return lane;
@@ -314,15 +324,22 @@ static pst_lane *open_lane(fuzz_world *world, pst_lane_mode mode, int on_device,
 /* The first half of the lanes is on the host, the others on the device, the last one is borrowed.
  */
 void fuzz_begin_graphs(fuzz_world *world) {
-    const unsigned orders = fuzz_below(world, 1u << (LANES - 1));
+    pst_lane *first_in_order = NULL;
     world_now = world;
     for (unsigned i = 0; i + 1 < LANES; i++) {
-        pst_lane *lane = open_lane(world, PST_LANE_PUMPED, i >= LANES / 2, orders >> i & 1);
+        const pst_lane_order order = (pst_lane_order)fuzz_below(world, 3);
+        pst_lane *with = NULL;
+        if (order == PST_LANE_BY_SUBMISSION && fuzz_below(world, 2)) with = first_in_order;
+        /* One that joins has no mode of its own: 0. */
+        const pst_lane_mode mode = with == NULL ? PST_LANE_PUMPED : (pst_lane_mode)0;
+        pst_lane *lane = open_lane(world, mode, i >= LANES / 2, order, with);
         if (lane == NULL) continue;
+        if (order == PST_LANE_BY_SUBMISSION && with == NULL) first_in_order = lane;
+        world->orders[world->lane_count] = order;
         world->lanes[world->lane_count++] = lane;
         if (i < LANES / 2) world->host_lanes++;
     }
-    world->borrowed = open_lane(world, PST_LANE_BORROWED, 1, 0);
+    world->borrowed = open_lane(world, PST_LANE_BORROWED, 1, PST_LANE_BY_READINESS, NULL);
 }
 
 static void end_launch(fuzz_graph *graph) {

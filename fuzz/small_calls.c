@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+enum { HOOKS = 3, HOOK_CALLS = 400 };
+
 static void ask_runtime(fuzz_world *world) {
     char text[64];
     pst_runtime_stats stats;
@@ -12,6 +14,23 @@ static void ask_runtime(fuzz_world *world) {
     fuzz_check(stats.watchdog_reports == 0, "a watchdog that nobody wanted");
     const pst_status status = pst_runtime_status(world->runtime);
     fuzz_check(status == PST_OK || status == PST_EDEVICE, "a poison that nobody gave");
+}
+
+static void note_poison(void *context, pst_status status) {
+    fuzz_world *world = context;
+    fuzz_check(status < 0 && world->hooks > 0, "a hook that nobody wanted");
+    fuzz_check(++world->hook_calls <= HOOK_CALLS, "hooks without an end");
+}
+
+static void tend_hooks(fuzz_world *world) {
+    if (fuzz_below(world, 2) && world->hooks < HOOKS) {
+        world->hooks++;
+        if (pst_runtime_add_poison_hook(world->runtime, note_poison, world) != PST_OK)
+            world->hooks--;
+    } else {
+        pst_runtime_remove_poison_hook(world->runtime, note_poison, world);
+        world->hooks -= world->hooks > 0;
+    }
 }
 
 static void ask_lane(fuzz_world *world) {
@@ -75,7 +94,7 @@ static void fail_device(fuzz_world *world) {
     if (fuzz_below(world, 4) == 3) world->device.fail_in = 1 + fuzz_below(world, 8);
 }
 
-fuzz_call *const fuzz_small_calls[] = {ask_runtime, ask_lane,     ask_loop,    ask_dtype,
-                                       ask_memory,  write_trace,  step_device, step_device,
-                                       step_device, record_event, fail_device};
+fuzz_call *const fuzz_small_calls[] = {ask_runtime, tend_hooks,  ask_lane,     ask_loop,
+                                       ask_dtype,   ask_memory,  write_trace,  step_device,
+                                       step_device, step_device, record_event, fail_device};
 const unsigned fuzz_small_call_count = sizeof fuzz_small_calls / sizeof *fuzz_small_calls;

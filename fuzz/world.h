@@ -47,7 +47,9 @@ typedef struct fuzz_world {
     long live;        /* allocations */
     int may_fail;     /* some allocation has failed: PST_ENOMEM is an answer */
     pst_lane *lanes[LANES];
+    pst_lane_order orders[LANES];
     size_t lane_count, host_lanes;
+    int hooks, hook_calls; /* registered and not removed; made */
     pst_lane *borrowed;
     fuzz_device device;
     pst_event *events[EVENTS]; /* of the device, recorded on the borrowed lane's stream */

@@ -50,6 +50,9 @@ MODEL_TEST(a_launch_can_follow_when_the_wait_for_the_one_before_ends, launch_aft
 MODEL_TEST(a_launch_comes_before_the_poison_or_is_refused, poison_and_launch, MODEL_NO_PLANT)
 MODEL_TEST(what_a_poison_has_stopped_no_added_task_starts_again, poison_and_add, MODEL_NO_PLANT)
 MODEL_TEST(a_gate_that_is_added_beside_a_poison_ends_with_it, poison_and_add_gate, MODEL_NO_PLANT)
+MODEL_TEST(a_poison_hook_is_called_once, hook_and_poison, MODEL_NO_PLANT)
+MODEL_TEST(two_poisons_call_a_hook_once, hook_and_two_poisons, MODEL_NO_PLANT)
+MODEL_TEST(a_hook_that_is_removed_does_not_run, hook_removed, MODEL_NO_PLANT)
 MODEL_TEST(a_stream_waits_for_a_predecessor_in_flight, flight_behind_flight, MODEL_SPLIT_CAS)
 MODEL_TEST(a_late_edge_meets_the_list_or_the_flight, late_edge_behind_flight, MODEL_SPLIT_EXCHANGE)
 MODEL_TEST(a_wait_that_nobody_foresaw_holds, late_wait, MODEL_SPLIT_CAS)
@@ -77,6 +80,9 @@ int main(void) {
         cmocka_unit_test(a_launch_comes_before_the_poison_or_is_refused),
         cmocka_unit_test(what_a_poison_has_stopped_no_added_task_starts_again),
         cmocka_unit_test(a_gate_that_is_added_beside_a_poison_ends_with_it),
+        cmocka_unit_test(a_poison_hook_is_called_once),
+        cmocka_unit_test(two_poisons_call_a_hook_once),
+        cmocka_unit_test(a_hook_that_is_removed_does_not_run),
         cmocka_unit_test(a_stream_waits_for_a_predecessor_in_flight),
         cmocka_unit_test(a_late_edge_meets_the_list_or_the_flight),
         cmocka_unit_test(a_wait_that_nobody_foresaw_holds),

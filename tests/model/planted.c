@@ -13,6 +13,8 @@ static const struct {
     {"poison_and_add", &poison_and_add},
     {"poison_and_add_gate", &poison_and_add_gate},
     {"growing_gate_and_destroy", &growing_gate_and_destroy},
+    {"hook_and_poison", &hook_and_poison},
+    {"hook_removed", &hook_removed},
     {"flight_behind_flight", &flight_behind_flight},
     {"late_edge_behind_flight", &late_edge_behind_flight},
     {"late_wait", &late_wait},

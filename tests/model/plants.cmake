@@ -22,6 +22,11 @@ penstock_model_plant(poisoned_graph_restarted sched/growing.c poison_and_add
 penstock_model_plant(gate_misses_poison sched/growing.c poison_and_add_gate
   "if (status != PST_OK) pst__graph_cancel(graph, status);" "")
 
+penstock_model_plant(hook_misses_poison sched/hooks.c hook_and_poison
+  "if (poison != PST_OK) pst__hooks_call(runtime, poison);" "")
+penstock_model_plant(hook_still_runs sched/hooks.c hook_removed
+  "while (pst__load_acquire(&hook->running))" "while (0)")
+
 # ---- gates -----------------------------------------------------------------------------------
 penstock_model_plant(gate_touched_after_its_end sched/launch.c growing_gate_and_destroy
   "    opened(gate, status);\n    return status;"
