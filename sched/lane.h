@@ -43,6 +43,7 @@ struct pst_lane {
     pst__node *tail;       /* in flight when tail_event was recorded */
     pst_event *tail_event; /* completion of the last tasks, which need no event themselves */
     unsigned texts;        /* the runtime's error texts before the latest launch or test */
+    uint32_t unpolled;     /* launches since the device was last asked what is done */
     int needs_poll;        /* something launched, or a wait, is to be asked again */
     pst__tally tally;
     uint64_t ends;  /* of tasks that were in flight or pending */

@@ -315,6 +315,10 @@ static int end_flights(pst__advance *advance) {
 
 /* ---- the turn --------------------------------------------------------------------------- */
 
+/* A GPU's answer that an event is not done yet takes as long as half a launch, and no launch waits
+ * for it: while there is something to launch it is asked for now and then only. */
+#define LAUNCHES_A_POLL 16u
+
 /* On a borrowed lane only gates arrive, each with its event recorded: they are in flight at once.
  */
 static void gates_into_flight(pst_lane *lane) {
@@ -325,6 +329,15 @@ static void gates_into_flight(pst_lane *lane) {
     }
 }
 
+static int launch_ready(pst__advance *advance, uint32_t budget) {
+    pst_lane *lane = advance->lane;
+    uint32_t launched = 0;
+    while (launched < budget && lane->current == NULL && advance_head(advance))
+        launched++;
+    lane->unpolled += launched;
+    return launched > 0;
+}
+
 int pst__lane_turn(pst_lane *lane, uint32_t budget) {
     pst__advance advance = {.lane = lane};
     int changed = 0;
@@ -333,14 +346,14 @@ int pst__lane_turn(pst_lane *lane, uint32_t budget) {
     if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
     if (lane->current != NULL) changed |= end_current(&advance);
-    while (end_flights(&advance))
-        changed = 1;
-    if (lane->mode != PST_LANE_BORROWED) {
-        while (budget-- > 0 && lane->current == NULL && advance_head(&advance))
+    if (lane->mode != PST_LANE_BORROWED) changed |= launch_ready(&advance, budget);
+    if (!changed || lane->unpolled >= LAUNCHES_A_POLL) {
+        lane->unpolled = 0;
+        while (end_flights(&advance))
             changed = 1;
-        mark_tail(&advance);
-        if (lane->current != NULL) lane->needs_poll = 1;
     }
+    if (lane->mode != PST_LANE_BORROWED) mark_tail(&advance);
+    if (lane->current != NULL) lane->needs_poll = 1;
     if (lane->flight_first != NULL) lane->needs_poll = 1;
     pst__lane_count_flush(lane);
     return changed;
