@@ -206,6 +206,9 @@ static int advance_head(pst__advance *advance) {
 
 /* ---- completions ------------------------------------------------------------------------ */
 
+/* Tasks in flight that one question is about, at most. */
+#define REACH_LIMIT 1024u
+
 /* After a poison launched work is given some time to end, and then abandoned. */
 static int is_abandoned(const pst_runtime *runtime) {
     return pst__load_acquire(&runtime->poison) != PST_OK && runtime->grace_ns != 0 &&
@@ -252,11 +255,24 @@ static void end_oldest(pst__advance *advance, pst_status status) {
                   PST__WHEN_DONE);
 }
 
+/* Of the oldest tasks in flight that have an event, `reach` many, the last. */
 static pst__node *find_watched(const pst_lane *lane) {
-    pst__node *node = lane->flight_first;
-    while (node != NULL && event_in_flight(lane, node) == NULL)
-        node = node->detail->flight_next;
-    return node;
+    pst__node *found = NULL;
+    uint32_t left = lane->reach;
+    for (pst__node *node = lane->flight_first; node != NULL && left > 0;
+         node = node->detail->flight_next) {
+        if (event_in_flight(lane, node) == NULL) continue;
+        found = node;
+        left--;
+    }
+    return found;
+}
+
+/* After an answer "done" the next question is about twice as many tasks, so that few questions
+ * serve where many are done. */
+static void set_reach(pst_lane *lane, uint32_t reach) {
+    lane->reach = reach < REACH_LIMIT ? reach : REACH_LIMIT;
+    lane->watched = NULL;
 }
 
 /* A failure after the launch: what the device did from there on is unknown. */
@@ -285,12 +301,13 @@ static void mark_tail(pst__advance *advance) {
         lane->tail = lane->flight_last;
 }
 
-/* Ends the tasks up to the oldest one that has an event, if that is done. */
+/* Ends the tasks up to the one that is watched, if that is done. */
 static int end_flights(pst__advance *advance) {
     pst_lane *lane = advance->lane;
     if (lane->flight_first == NULL) return 0;
     if (lane->watched == NULL) lane->watched = find_watched(lane);
     if (lane->watched == NULL) return 0;
+    lane->unpolled = 0;
     pst__node *last = lane->watched;
     note_texts(lane);
     pst_status status = lane->device->ops->event_query(lane->device, event_in_flight(lane, last));
@@ -298,9 +315,10 @@ static int end_flights(pst__advance *advance) {
         status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
     if (status == PST_PENDING) {
         lane->needs_poll = 1;
+        if (lane->reach > 1) set_reach(lane, lane->reach / 2);
         return 0;
     }
-    lane->watched = NULL;
+    set_reach(lane, 2 * lane->reach);
     if (status < 0) {
         lose_flights(advance, status);
     } else {
@@ -311,6 +329,15 @@ static int end_flights(pst__advance *advance) {
     }
     pst__advance_finish(advance);
     return 1;
+}
+
+/* For a lane that has nothing else to do: the oldest first, which others may wait for. */
+static int end_all_that_is_done(pst__advance *advance) {
+    int ended = 0;
+    if (advance->lane->reach > 1) set_reach(advance->lane, 1);
+    while (end_flights(advance))
+        ended = 1;
+    return ended;
 }
 
 /* ---- the turn --------------------------------------------------------------------------- */
@@ -347,11 +374,10 @@ int pst__lane_turn(pst_lane *lane, uint32_t budget) {
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
     if (lane->current != NULL) changed |= end_current(&advance);
     if (lane->mode != PST_LANE_BORROWED) changed |= launch_ready(&advance, budget);
-    if (!changed || lane->unpolled >= LAUNCHES_A_POLL) {
-        lane->unpolled = 0;
-        while (end_flights(&advance))
-            changed = 1;
-    }
+    if (!changed)
+        changed = end_all_that_is_done(&advance);
+    else if (lane->unpolled >= LAUNCHES_A_POLL)
+        (void)end_flights(&advance);
     if (lane->mode != PST_LANE_BORROWED) mark_tail(&advance);
     if (lane->current != NULL) lane->needs_poll = 1;
     if (lane->flight_first != NULL) lane->needs_poll = 1;
