@@ -51,7 +51,6 @@ static pst_status open_device(pst_lane *lane, const pst_lane_options *options) {
                                  "lane %s: device %s has interface version %u, this library %u",
                                  lane->name, ops->name, ops->api_version, PST_DEVICE_API_VERSION);
     lane->asynchronous = !(ops->caps & PST_DEVICE_STREAM_IS_WORKER);
-    lane->reach = 1;
     pst_status status = get_stream(lane, options);
     if (status != PST_OK) return lacks(lane, status, "its stream");
     if (lane->asynchronous) status = ops->event_create(lane->device, 0, &lane->tail_event);

@@ -39,8 +39,8 @@ struct pst_lane {
     _Alignas(PST__CACHE_LINE) pst__fifo ready;
     pst__node *current;                    /* a host device's launch that is pending */
     pst__node *flight_first, *flight_last; /* launched and not done, on an asynchronous device */
-    pst__node *watched;    /* in flight, with an event: the one that is polled; NULL: to be found */
-    uint32_t reach;        /* how many of those with an event it is from the oldest on */
+    pst__node *watched;    /* the oldest in flight that has an event: the one that is polled */
+    pst__node *newest;     /* the latest task put in flight that has one; NULL: it has ended */
     pst__node *tail;       /* in flight when tail_event was recorded */
     pst_event *tail_event; /* completion of the last tasks, which need no event themselves */
     unsigned texts;        /* the runtime's error texts before the latest launch or test */

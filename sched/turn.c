@@ -113,6 +113,8 @@ static void into_flight(pst_lane *lane, pst__node *node) {
     else
         lane->flight_last->detail->flight_next = node;
     lane->flight_last = node;
+    /* Gates come when they have passed, which need not be the order of their records. */
+    if (node->detail->event_recorded && node->lane != NULL) lane->newest = node;
 }
 
 /* The device has it. Its event is recorded before successors may ask their streams to wait. */
@@ -206,8 +208,7 @@ static int advance_head(pst__advance *advance) {
 
 /* ---- completions ------------------------------------------------------------------------ */
 
-/* Tasks in flight that one question is about, at most. */
-#define REACH_LIMIT 1024u
+#define LAUNCHES_A_POLL 16u
 
 /* After a poison launched work is given some time to end, and then abandoned. */
 static int is_abandoned(const pst_runtime *runtime) {
@@ -250,29 +251,17 @@ static void end_oldest(pst__advance *advance, pst_status status) {
     lane->flight_first = node->detail->flight_next;
     lane->ends++;
     if (node == lane->tail) lane->tail = NULL;
+    if (node == lane->newest) lane->newest = NULL;
     if (node->detail->launched_at != 0) pst__hook_done_on_device(lane, node, number);
     pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
                   PST__WHEN_DONE);
 }
 
-/* Of the oldest tasks in flight that have an event, `reach` many, the last. */
 static pst__node *find_watched(const pst_lane *lane) {
-    pst__node *found = NULL;
-    uint32_t left = lane->reach;
-    for (pst__node *node = lane->flight_first; node != NULL && left > 0;
-         node = node->detail->flight_next) {
-        if (event_in_flight(lane, node) == NULL) continue;
-        found = node;
-        left--;
-    }
-    return found;
-}
-
-/* After an answer "done" the next question is about twice as many tasks, so that few questions
- * serve where many are done. */
-static void set_reach(pst_lane *lane, uint32_t reach) {
-    lane->reach = reach < REACH_LIMIT ? reach : REACH_LIMIT;
-    lane->watched = NULL;
+    pst__node *node = lane->flight_first;
+    while (node != NULL && event_in_flight(lane, node) == NULL)
+        node = node->detail->flight_next;
+    return node;
 }
 
 /* A failure after the launch: what the device did from there on is unknown. */
@@ -298,30 +287,35 @@ static void mark_tail(pst__advance *advance) {
     if (status < 0)
         lose_flights(advance, status);
     else
-        lane->tail = lane->flight_last;
+        lane->tail = lane->newest = lane->flight_last;
 }
 
-/* Ends the tasks up to the one that is watched, if that is done. */
+static pst_status ask(const pst_lane *lane, const pst__node *node) {
+    return lane->device->ops->event_query(lane->device, event_in_flight(lane, node));
+}
+
+/* Ends the tasks up to the oldest one that has an event, if that is done, and all of them if the
+ * newest is: a question costs as much as many launches, so those between are not asked about. */
 static int end_flights(pst__advance *advance) {
     pst_lane *lane = advance->lane;
     if (lane->flight_first == NULL) return 0;
     if (lane->watched == NULL) lane->watched = find_watched(lane);
     if (lane->watched == NULL) return 0;
-    lane->unpolled = 0;
     pst__node *last = lane->watched;
     note_texts(lane);
-    pst_status status = lane->device->ops->event_query(lane->device, event_in_flight(lane, last));
+    pst_status status = ask(lane, last);
     if (status == PST_PENDING && is_abandoned(lane->runtime))
         status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
     if (status == PST_PENDING) {
         lane->needs_poll = 1;
-        if (lane->reach > 1) set_reach(lane, lane->reach / 2);
         return 0;
     }
-    set_reach(lane, 2 * lane->reach);
+    lane->watched = NULL;
     if (status < 0) {
         lose_flights(advance, status);
     } else {
+        pst__node *newest = lane->newest;
+        if (newest != NULL && newest != last && ask(lane, newest) == PST_OK) last = newest;
         for (pst__node *ended = NULL; ended != last;) {
             ended = lane->flight_first;
             end_oldest(advance, PST_OK);
@@ -331,20 +325,18 @@ static int end_flights(pst__advance *advance) {
     return 1;
 }
 
-/* For a lane that has nothing else to do: the oldest first, which others may wait for. */
-static int end_all_that_is_done(pst__advance *advance) {
+/* While there is something to launch, launches come first, and a question now and then. */
+static int ask_what_is_done(pst__advance *advance, int busy) {
+    pst_lane *lane = advance->lane;
     int ended = 0;
-    if (advance->lane->reach > 1) set_reach(advance->lane, 1);
-    while (end_flights(advance))
+    if (busy && lane->unpolled < LAUNCHES_A_POLL) return 0;
+    lane->unpolled = 0;
+    while (end_flights(advance) && !busy)
         ended = 1;
     return ended;
 }
 
 /* ---- the turn --------------------------------------------------------------------------- */
-
-/* A GPU's answer that an event is not done yet takes as long as half a launch, and no launch waits
- * for it: while there is something to launch it is asked for now and then only. */
-#define LAUNCHES_A_POLL 16u
 
 /* On a borrowed lane only gates arrive, each with its event recorded: they are in flight at once.
  */
@@ -374,10 +366,7 @@ int pst__lane_turn(pst_lane *lane, uint32_t budget) {
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
     if (lane->current != NULL) changed |= end_current(&advance);
     if (lane->mode != PST_LANE_BORROWED) changed |= launch_ready(&advance, budget);
-    if (!changed)
-        changed = end_all_that_is_done(&advance);
-    else if (lane->unpolled >= LAUNCHES_A_POLL)
-        (void)end_flights(&advance);
+    changed |= ask_what_is_done(&advance, changed);
     if (lane->mode != PST_LANE_BORROWED) mark_tail(&advance);
     if (lane->current != NULL) lane->needs_poll = 1;
     if (lane->flight_first != NULL) lane->needs_poll = 1;
