@@ -221,6 +221,8 @@ static int advance_head(pst__advance *advance, pst_lane *queue) {
 
 /* ---- completions ------------------------------------------------------------------------ */
 
+/* A GPU takes more than a microsecond to say whether an event is done, and no launch waits for the
+ * answer: a lane that has something to launch asks after so many launches only. */
 #define LAUNCHES_A_POLL 16u
 
 /* After a poison launched work is given some time to end, and then abandoned. */
@@ -338,7 +340,7 @@ static int end_flights(pst__advance *advance) {
     return 1;
 }
 
-/* While there is something to launch, launches come first, and a question now and then. */
+/* Busy: with something to launch. */
 static int ask_what_is_done(pst__advance *advance, int busy) {
     pst_lane *lane = advance->lane;
     int ended = 0;
