@@ -4,6 +4,7 @@
 
 #include <penstock/comm.h>
 #include <penstock/device.h>
+#include <penstock/exchange.h>
 #include <penstock/graph.h>
 #include <penstock/memory.h>
 #include <penstock/runtime.h>
