@@ -123,7 +123,7 @@ typedef struct pst_device_ops {
     /* (optional) host-clock nanoseconds at which a done, timed event happened */
     pst_status (*event_time)(pst_device *device, pst_event *event, uint64_t *nanoseconds);
 
-    /* Copies, in stream order. */
+    /* Copies, in stream order; those of one call in any order, so they do not overlap. */
     pst_status (*copy)(pst_device *device, pst_stream *stream, const pst_copy *copies,
                        size_t count);
     pst_status (*copy_2d)(pst_device *device, pst_stream *stream, void *destination,
@@ -133,16 +133,23 @@ typedef struct pst_device_ops {
     /* Memory. alloc may block; alignment of what it returns is at least 512 bytes. */
     pst_status (*alloc)(pst_device *device, pst_memory_kind kind, size_t bytes, void **memory);
     void (*free)(pst_device *device, pst_memory_kind kind, void *memory, size_t bytes);
-    /* (optional) memory of one process, seen by another: a file descriptor out, an address in */
+    /* (optional) Device memory of one process, seen by another: a file descriptor out, which the
+     * caller closes, an address in. `memory` is what alloc has returned, `bytes` what it was asked
+     * for. memory_unmap ends an import. */
     pst_status (*memory_export)(pst_device *device, void *memory, int *descriptor);
     pst_status (*memory_import)(pst_device *device, int descriptor, size_t bytes, void **memory);
     void (*memory_unmap)(pst_device *device, void *memory, size_t bytes);
 
-    /* (optional) 32-bit flags in stream order: write a value, wait until *address == value */
+    /* (optional) 32-bit flags in stream order, at multiples of 4 in memory that the device can
+     * reach: write a value, after everything before it in the stream is done and visible; wait
+     * until (int32_t)(*address - value) >= 0, so that sequence numbers may wrap. */
     pst_status (*stream_write32)(pst_device *device, pst_stream *stream, uint32_t *address,
                                  uint32_t value);
     pst_status (*stream_wait32)(pst_device *device, pst_stream *stream, const uint32_t *address,
                                 uint32_t value);
+    /* (optional) Writes a flag now, whatever the streams wait for: releases their waits when the
+     * writer is dead. Any thread; blocks until it is written, PST_ETIMEDOUT after a second. */
+    pst_status (*flag_write32)(pst_device *device, uint32_t *address, uint32_t value);
 
     /* Three kernels, in stream order. */
     pst_status (*cast_scale_copy)(pst_device *device, pst_stream *stream, const pst_cast *pieces,
