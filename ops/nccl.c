@@ -160,8 +160,9 @@ static void nccl_free(pst__nccl *own) {
 static void nccl_destroy(pst_comm *comm) {
     pst__nccl *own = nccl_of(comm);
     if (pst__nccl_close(own)) /* after an error NCCL would wait in vain */
-        begin_end(own, pst__load_acquire(&own->status) != PST_OK); /* pairs with the store in fail */
-    uint64_t until = pst__now() + 2 * own->deadline_ns; /* for finalize, then for the abort */
+        begin_end(own,
+                  pst__load_acquire(&own->status) != PST_OK); /* pairs with the store in fail */
+    uint64_t until = pst__now() + 2 * own->deadline_ns;       /* for finalize, then for the abort */
     while (!has_ended(own) && pst__now() < until)
         (void)nanosleep(&(struct timespec){0, NAP_NS}, NULL);
     if (!has_ended(own)) { /* its thread still needs all this: let it be */
