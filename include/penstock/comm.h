@@ -139,10 +139,16 @@ typedef struct pst_collective_work {
     pst_collective collective;
     void *request;
     pst_status status; /* how it ended */
+    int combine_apart; /* the second part (see pst_comm_ops) is a task of its own */
 } pst_collective_work;
 
-/* Work that runs `work->collective`; `work` lives until the task has ended. */
+/* Work that runs `work->collective`; `work` lives until the task has ended. A second part, if the
+ * communicator has one, comes right behind on the same stream unless `combine_apart` is set. */
 PST_API pst_work pst_collective_as_work(pst_collective_work *work);
+
+/* Work that runs the second part: for a task behind that of pst_collective_as_work, on a lane of
+ * the same device. Nothing to do, and no error, where there is no second part. */
+PST_API pst_work pst_combine_as_work(pst_collective_work *work);
 
 #ifdef __cplusplus
 }
