@@ -364,15 +364,12 @@ def run_rank(rank: int, ranks: int, options: argparse.Namespace) -> None:
     torch.cuda.set_device(rank)
     torch.manual_seed(1234 + rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
-    lines: list[str] = []
 
     def say(line: str) -> None:
-        lines.append(line)
         if rank == 0:
             print(line, flush=True)
 
     bench = Bench(options.alternations, dist.new_group(backend="gloo"))
-    say(f"$ bench/gpu/collectives.py {' '.join(sys.argv[1:])}")
     say(
         f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, {ranks} x {torch.cuda.get_device_name()}"
     )
@@ -386,9 +383,6 @@ def run_rank(rank: int, ranks: int, options: argparse.Namespace) -> None:
     bandwidths(bench, implementations, sizes, say)
     beside = [size for size in (64 * MIB, 256 * MIB, GIB) if size <= options.largest]
     gemms_beside(bench, implementations, beside, say)
-    if rank == 0 and options.save:
-        with open(options.save, "w", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
     bench.meet()
     for implementation in implementations:
         if isinstance(implementation, Ours):
@@ -404,7 +398,6 @@ def main() -> None:
     parser.add_argument("--comms", nargs="+", default=["nccl", "nccl-blocking", "nccl-fp32", "ce"])
     parser.add_argument("--largest", type=int, default=4 * GIB, help="bytes")
     parser.add_argument("--alternations", type=int, default=20)
-    parser.add_argument("--save", help="a file for what is printed")
     options = parser.parse_args()
     ranks = options.ranks or torch.cuda.device_count()
     if ranks < 2:
