@@ -5,6 +5,7 @@
 #include "base/heap.h"
 #include "sched/device/cuda_driver.h"
 
+#include <ck_spinlock.h>
 #include <penstock/cuda.h>
 #include <pthread.h>
 

@@ -15,6 +15,7 @@ static struct {
     CUresult error;
 } fault;
 static CUresult broken;
+static const char *lacking;
 
 static void note(const char *name, CUstream stream) {
     if (record_count == record_capacity) {
@@ -77,7 +78,18 @@ void fake_cuda_break(CUresult error) {
     (void)pthread_mutex_unlock(&lock);
 }
 
+void fake_cuda_lack(const char *name) {
+    (void)pthread_mutex_lock(&lock);
+    lacking = name;
+    (void)pthread_mutex_unlock(&lock);
+}
+
+int fake_lacks(const char *name) {
+    return lacking != NULL && strcmp(lacking, name) == 0;
+}
+
 void fake_cuda_reset(void) {
+    fake_cuda_lack(NULL);
     fake_cuda_fail(NULL, 0, CUDA_SUCCESS);
     fake_cuda_break(CUDA_SUCCESS);
     fake_cuda_hold(0);

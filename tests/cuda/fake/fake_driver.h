@@ -33,6 +33,8 @@ FAKE_API size_t fake_cuda_live_memory(void);
 /* The nth call of `name` from now on (1: the next) answers `error` and does nothing. One at a time;
  * name NULL: none. */
 FAKE_API void fake_cuda_fail(const char *name, size_t nth, CUresult error);
+/* From now on the driver has no entry point of this name; NULL: it has all. */
+FAKE_API void fake_cuda_lack(const char *name);
 /* The context is lost: from now on all calls that use it answer `error`; CUDA_SUCCESS mends it. */
 FAKE_API void fake_cuda_break(CUresult error);
 
