@@ -50,5 +50,7 @@ pst_status pst__ce_sum_chunk(pst__ce *ce, const pst_collective *collective, char
                          .scale = scale_of(collective),
                          .destination_dtype = collective->dtype,
                          .source_dtype = collective->dtype};
-    return ce->device->ops->sum(ce->device, stream, &sum);
+    const pst_device_ops *ops = ce->device->ops;
+    if (collective->reduce != PST_REDUCE_MAX) return ops->sum(ce->device, stream, &sum);
+    return ops->maximum == NULL ? PST_EUNSUPPORTED : ops->maximum(ce->device, stream, &sum);
 }

@@ -262,14 +262,10 @@ static pst_status cast_scale_copy(pst_device *device, pst_stream *stream, const 
     return status;
 }
 
-static pst_status sum(pst_device *device, pst_stream *stream, const pst_sum *given) {
-    sim *sim = sim_of(device);
-    pst_sum nothing = *given;
-    nothing.count = 0;
-    pst_status status = fault_of(sim, "sum");
-    if (status == PST_OK) status = pst__host_sum(&nothing);
-    if (status != PST_OK || given->count == 0) return status;
-    operation *made = pst__sim_operation_create(sim, PST__SIM_SUM, given->source_count);
+static pst_status enqueue_sum(sim *sim, pst_stream *stream, pst__sim_kind kind,
+                              const pst_sum *given) {
+    if (given->count == 0) return PST_OK;
+    operation *made = pst__sim_operation_create(sim, kind, given->source_count);
     if (made == NULL) return PST_ENOMEM;
     made->sum = *given;
     made->sum.sources = made->sources;
@@ -278,6 +274,24 @@ static pst_status sum(pst_device *device, pst_stream *stream, const pst_sum *giv
         sim, stream, made,
         cost_of(sim, given->source_count * given->count * pst_dtype_size(given->source_dtype)));
     return PST_OK;
+}
+
+static pst_status sum(pst_device *device, pst_stream *stream, const pst_sum *given) {
+    sim *sim = sim_of(device);
+    pst_sum nothing = *given;
+    nothing.count = 0;
+    pst_status status = fault_of(sim, "sum");
+    if (status == PST_OK) status = pst__host_sum(&nothing);
+    return status == PST_OK ? enqueue_sum(sim, stream, PST__SIM_SUM, given) : status;
+}
+
+static pst_status maximum(pst_device *device, pst_stream *stream, const pst_sum *given) {
+    sim *sim = sim_of(device);
+    pst_sum nothing = *given;
+    nothing.count = 0;
+    pst_status status = fault_of(sim, "maximum");
+    if (status == PST_OK) status = pst__host_maximum(&nothing);
+    return status == PST_OK ? enqueue_sum(sim, stream, PST__SIM_MAXIMUM, given) : status;
 }
 
 /* ---- memory, and the device ------------------------------------------------------------- */
@@ -364,6 +378,7 @@ static const pst_device_ops sim_ops = {
     .cast_scale_copy = cast_scale_copy,
     .sum = sum,
     .fill = fill,
+    .maximum = maximum,
     .destroy = destroy,
 };
 

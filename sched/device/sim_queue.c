@@ -62,6 +62,9 @@ static void happen(const pst__sim *sim, const pst__sim_operation *operation, uin
     case PST__SIM_SUM:
         (void)pst__host_sum(&operation->sum);
         break;
+    case PST__SIM_MAXIMUM:
+        (void)pst__host_maximum(&operation->sum);
+        break;
     case PST__SIM_RECORD:
         operation->mark->done = 1;
         operation->mark->end = end;

@@ -11,6 +11,7 @@ typedef enum pst__sim_kind {
     PST__SIM_ROWS,
     PST__SIM_CAST,
     PST__SIM_SUM,
+    PST__SIM_MAXIMUM,
     PST__SIM_RECORD,
     PST__SIM_WAIT_EVENT,
     PST__SIM_WRITE32,
@@ -46,7 +47,7 @@ typedef struct pst__sim_operation {
     pst__sim_mark *mark; /* RECORD, WAIT_EVENT */
     uint32_t *flag;      /* WRITE32, WAIT32 */
     uint32_t value;
-    const void *sources[]; /* SUM */
+    const void *sources[]; /* SUM, MAXIMUM */
 } pst__sim_operation;
 
 struct pst_stream {
