@@ -61,9 +61,11 @@ static pst_status look_at_peers(pst__ce *ce) {
 
 /* One that ends in good order has said so before. */
 static pst_status look_for_dead(pst__ce *ce) {
-    const int peer = pst__link_find_closed(&ce->link);
-    if (peer < 0 || pst__boards_has_left(&ce->boards, peer)) return PST_OK;
-    return pst__ce_fail(ce, PST_EPEER, "the process of rank %d has ended", peer);
+    const uint32_t closed = pst__link_closed(&ce->link);
+    for (int peer = 0; peer < ce->comm.size; peer++)
+        if ((closed >> peer & 1u) != 0 && !pst__boards_has_left(&ce->boards, peer))
+            return pst__ce_fail(ce, PST_EPEER, "the process of rank %d has ended", peer);
+    return PST_OK;
 }
 
 static pst_status ce_status(pst_comm *comm) {

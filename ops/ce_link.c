@@ -199,12 +199,13 @@ pst_status pst__link_swap(const pst__link *link, const pst__message *mine, int d
     return PST_EPEER;
 }
 
-int pst__link_find_closed(const pst__link *link) {
+uint32_t pst__link_closed(const pst__link *link) {
     struct pollfd ends[PST_CE_MAX_RANKS];
+    uint32_t closed = 0;
     for (int rank = 0; rank < link->size; rank++) /* poll ignores the -1 of the own rank */
         ends[rank] = (struct pollfd){.fd = link->sockets[rank], .events = POLLRDHUP};
-    if (poll(ends, (nfds_t)link->size, 0) <= 0) return -1;
+    if (poll(ends, (nfds_t)link->size, 0) <= 0) return 0;
     for (int rank = 0; rank < link->size; rank++)
-        if (ends[rank].revents != 0) return rank;
-    return -1;
+        if (ends[rank].revents != 0) closed |= UINT32_C(1) << rank;
+    return closed;
 }

@@ -32,7 +32,7 @@ typedef struct pst__message {
 pst_status pst__link_swap(const pst__link *link, const pst__message *mine, int descriptor,
                           pst__message *messages, int *descriptors, int *culprit);
 
-/* The first rank whose end of the socket is closed; -1: none. Any thread, does not block. */
-int pst__link_find_closed(const pst__link *link);
+/* By bit: the ranks whose end of the socket is closed. Any thread, does not block. */
+uint32_t pst__link_closed(const pst__link *link);
 
 #endif

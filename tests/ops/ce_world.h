@@ -14,7 +14,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#define CE_HOME ((size_t)1 << 19) /* bytes of a rank's memory; the first half is registered */
+#define CE_HOME ((size_t)1 << 20) /* bytes of a rank's memory; the first half is registered */
 
 typedef struct ce_world ce_world;
 
@@ -60,9 +60,10 @@ static inline uint64_t ce_jitter(void *context) {
 static inline int ce_owner(const ce_world *world, const char *address) {
     for (int rank = 0; rank < world->size; rank++) {
         const char *home = world->ranks[rank].home;
+        if (home != NULL && address >= home && address < home + CE_HOME) return rank;
+        if (world->ranks[rank].comm == NULL) continue;
         const pst__ce *ce = world->ranks[rank].comm->context;
         const char *own = ce->own_memory;
-        if (home != NULL && address >= home && address < home + CE_HOME) return rank;
         if (address >= own && address < own + ce->own_memory_bytes) return rank;
     }
     return -1;

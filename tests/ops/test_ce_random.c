@@ -5,14 +5,14 @@
 #include "sched/device/half.h"
 
 #define JOBS         40
-#define SLOTS        5 /* the last one is not registered */
+#define SLOTS        6 /* the last two are not registered */
 #define SLOT_BYTES   ((size_t)1 << 16)
 #define SOURCE_BYTES ((size_t)40 << 10) /* at most */
 #define PIECES       4
 
 static const size_t unregistered_at = CE_HOME / 2;
-static const size_t destination_at = CE_HOME / 2 + ((size_t)64 << 10); /* two of 40 KiB */
-static const size_t staging_at = CE_HOME / 2 + ((size_t)144 << 10);    /* two of 56 KiB */
+static const size_t destination_at = CE_HOME / 2 + ((size_t)128 << 10); /* two of 40 KiB */
+static const size_t staging_at = CE_HOME / 2 + ((size_t)256 << 10);     /* two of 56 KiB */
 
 /* The same on all ranks. */
 typedef struct job {
@@ -97,7 +97,7 @@ static void draw_segments(job *job, uint64_t *dice, int size) {
             const size_t gap = random_below(dice, 2) == 0 ? 0 : random_below(dice, 30);
             at += bytes + gap;
             if (from + bytes > job->count) job->count = from + bytes;
-            from += bytes + gap;
+            from += bytes + (job->in_place || random_below(dice, 2) == 0 ? gap : 0);
         }
     }
 }
@@ -145,7 +145,9 @@ static void draw_pieces(part *part, uint64_t *dice, char *destination) {
 
 static char *source_of(const part *part) {
     const job *job = part->job;
-    const size_t slot = job->slot == SLOTS - 1 ? unregistered_at : job->slot * SLOT_BYTES;
+    const size_t slot = job->slot < SLOTS - 2
+                            ? job->slot * SLOT_BYTES
+                            : unregistered_at + (SLOTS - 1 - job->slot) * SLOT_BYTES;
     return part->rank->home + slot + job->offset;
 }
 
