@@ -85,6 +85,10 @@ static size_t draw_size(uint64_t *dice, size_t most) {
     return random_below(dice, (uint32_t)(most < bound ? most : bound) + 1);
 }
 
+static size_t draw_gap(uint64_t *dice) {
+    return random_below(dice, 2) == 0 ? 0 : random_below(dice, 30);
+}
+
 /* Up to three segments a peer, of which some go on where another ends. */
 static void draw_segments(job *job, uint64_t *dice, int size) {
     const size_t most = draw_size(dice, SOURCE_BYTES - 8000) / (3 * (size_t)size);
@@ -94,10 +98,10 @@ static void draw_segments(job *job, uint64_t *dice, int size) {
         for (uint32_t k = random_below(dice, 4); k > 0; k--) {
             const size_t bytes = draw_size(dice, most);
             job->segments[job->segment_count++] = (pst_segment){(uint32_t)i, from, at, bytes};
-            const size_t gap = random_below(dice, 2) == 0 ? 0 : random_below(dice, 30);
+            const size_t gap = draw_gap(dice);
             at += bytes + gap;
             if (from + bytes > job->count) job->count = from + bytes;
-            from += bytes + (job->in_place || random_below(dice, 2) == 0 ? gap : 0);
+            from += bytes + (job->in_place ? gap : draw_gap(dice));
         }
     }
 }
