@@ -80,13 +80,10 @@ static pst_status call_launch(const pst__node *node, const pst_lane *lane) {
 /* What the work itself or its device has said about it. */
 static void get_reason(const pst_lane *lane, char *reason, size_t size) {
     pst_runtime *runtime = lane->runtime;
-    const pst_device_ops *ops = lane->device->ops;
-    const char *text = ops->error_text == NULL ? NULL : ops->error_text(lane->device);
-    reason[0] = '\0';
     if (pst__load_relaxed(&runtime->error.count) != lane->texts)
         (void)pst__error_get(&runtime->error, reason, size);
-    else if (text != NULL)
-        (void)snprintf(reason, size, "%s", text);
+    else
+        (void)snprintf(reason, size, "%s", pst__device_text(lane->device));
 }
 
 static void report_failure(const pst__node *node, const pst_lane *lane, pst_status status) {

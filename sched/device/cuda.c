@@ -186,8 +186,7 @@ static pst_status open_context(pst__cuda *cuda, const pst_cuda_options *options)
 }
 
 static pst_status open_device(pst__cuda *cuda, const pst_cuda_options *options) {
-    pst_status status =
-        pst__cuda_driver_open(&cuda->driver, options->driver, cuda->runtime);
+    pst_status status = pst__cuda_driver_open(&cuda->driver, options->driver, cuda->runtime);
     if (status != PST_OK) return status;
     status = find_gpu(cuda);
     if (status == PST_OK) status = get_attributes(cuda);

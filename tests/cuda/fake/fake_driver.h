@@ -20,7 +20,7 @@ FAKE_API void fake_cuda_reset(void);
 
 /* ---- what was called ----------------------------------------------------------------------- */
 
-/* Calls of `name` ("cuEventRecord") since the reset. */
+/* Calls of `name` ("cuEventRecord"; NULL: of all) since the reset. */
 FAKE_API size_t fake_cuda_calls(const char *name);
 /* Of those, the ones that named this stream. */
 FAKE_API size_t fake_cuda_calls_on(const char *name, CUstream stream);
