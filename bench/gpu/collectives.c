@@ -1,17 +1,11 @@
 #include "collectives.h"
 
+#include <penstock/copy_engine.h>
 #include <penstock/cuda.h>
 #include <penstock/penstock.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#if __has_include(<penstock/copy_engine.h>)
-#include <penstock/copy_engine.h>
-#else
-#define pst_ce_create(...)   PST_EUNSUPPORTED
-#define pst_ce_register(...) PST_EUNSUPPORTED
-#endif
 
 #define MOST_RANKS 16
 #define IN_FLIGHT  2 /* buckets, and stagings */

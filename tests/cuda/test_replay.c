@@ -24,12 +24,11 @@ typedef struct replay {
     size_t ran;
 } replay;
 
-static int setup_replay(void **state) {
+static int setup_with(void **state, pst_lane_mode mode) {
     static const char *const names[LANES] = {"gather", "reduce", "copy"};
     replay *r = calloc(1, sizeof *r);
     assert_int_equal(setup((void **)&r->f), 0);
-    pst_lane_options options = {.size = sizeof options, .device = r->f->device};
-    options.mode = PST_LANE_PUMPED;
+    pst_lane_options options = {.size = sizeof options, .device = r->f->device, .mode = mode};
     for (size_t i = 0; i < LANES; i++) {
         options.name = names[i];
         assert_ok(pst_lane_create(r->f->runtime, &options, &r->lanes[i]));
@@ -40,6 +39,14 @@ static int setup_replay(void **state) {
     r->graph = open_graph(r->f->runtime, PST_GRAPH_SEALED, "step");
     *state = r;
     return 0;
+}
+
+static int setup_pumped(void **state) {
+    return setup_with(state, PST_LANE_PUMPED);
+}
+
+static int setup_workers(void **state) {
+    return setup_with(state, PST_LANE_WORKER);
 }
 
 static int teardown_replay(void **state) {
@@ -158,6 +165,22 @@ static void a_replay_issues_what_its_graph_needs_and_keeps_its_order(void **stat
         fake_cuda_hold(0);
         fake_cuda_pace(1 + random_below(&seed, 3));
         pump(r->f->runtime);
+        assert_int_equal(r->ran, TASKS);
+        assert_order(r);
+    }
+}
+
+static void workers_keep_the_order_too(void **state) {
+    replay *r = *state;
+    uint64_t seed = random_seed("workers");
+    add_random_tasks(r, &seed);
+    assert_ok(pst_graph_seal(r->graph));
+    for (int k = 0; k < 100; k++) {
+        fake_cuda_seed(mix(seed + (uint64_t)k));
+        fake_cuda_pace(random_below(&seed, 4));
+        r->ran = 0;
+        assert_ok(pst_graph_launch(r->graph, &r->launch));
+        assert_ok(pst_launch_wait(r->launch));
         assert_int_equal(r->ran, TASKS);
         assert_order(r);
     }
@@ -290,8 +313,9 @@ static void a_lost_context_ends_every_wait_with_its_name(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup_replay, teardown_replay)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup_pumped, teardown_replay)
         TEST(a_replay_issues_what_its_graph_needs_and_keeps_its_order),
+        cmocka_unit_test_setup_teardown(workers_keep_the_order_too, setup_workers, teardown_replay),
         TEST(a_chain_on_one_lane_needs_one_record_in_all),
         TEST(a_gate_is_a_record_and_a_wait_of_the_thread_is_a_wait),
         TEST(hooks_under_capture_end_the_launch_with_an_error),

@@ -9,19 +9,13 @@
  * stand-ins of driver and NCCL that need no GPU. */
 #include "collectives.h"
 
+#include <penstock/copy_engine.h>
 #include <penstock/cuda.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#if __has_include(<penstock/copy_engine.h>)
-#include <penstock/copy_engine.h>
-#else
-#define pst_ce_create(...)   PST_EUNSUPPORTED
-#define pst_ce_register(...) PST_EUNSUPPORTED
-#endif
 
 typedef struct settings {
     const char *comm, *mode, *driver, *nccl, *cache;
