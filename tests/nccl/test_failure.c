@@ -214,6 +214,37 @@ static void abort_by_many_threads_is_one_abort(void **state) {
     assert_int_equal(world->ranks[0].comm->ops->status(world->ranks[0].comm), PST_ECANCELED);
 }
 
+static void abort_on_poison(void *context, pst_status status) {
+    pst_comm *comm = context;
+    (void)comm->ops->abort(comm, status);
+}
+
+static void the_watchdog_ends_what_never_ends(void **state) {
+    nccl_world *world = *state;
+    create_comms(world);
+    nccl_rank *rank = &world->ranks[0]; /* the other one does not come */
+    rank->work = (pst_collective_work){.comm = rank->comm, .collective = reduce_of(rank)};
+    pst_lane_options lane = {.size = sizeof lane, .name = "reduce", .device = rank->device};
+    pst_task_options options = {
+        .size = sizeof options, .name = "norm", .work = pst_collective_as_work(&rank->work)};
+    pst_graph *graph;
+    pst_launch launch;
+    pst_task task;
+    assert_int_equal(pst_runtime_add_poison_hook(rank->runtime, abort_on_poison, rank->comm),
+                     PST_OK);
+    assert_int_equal(pst_lane_create(rank->runtime, &lane, &options.lane), PST_OK);
+    assert_int_equal(pst_graph_create(rank->runtime, PST_GRAPH_SEALED, "step", &graph), PST_OK);
+    assert_int_equal(pst_graph_add(graph, &options, &task), PST_OK);
+    assert_int_equal(pst_graph_seal(graph), PST_OK);
+    assert_int_equal(pst_graph_launch(graph, &launch), PST_OK);
+    assert_int_equal(pst_launch_wait(launch), PST_ETIMEDOUT);
+    assert_int_equal(rank->comm->ops->status(rank->comm), PST_ETIMEDOUT);
+    assert_int_equal(until_over(rank), PST_OK); /* an own stream's end, so NCCL is not in the way */
+    pst_runtime_remove_poison_hook(rank->runtime, abort_on_poison, rank->comm);
+    assert_int_equal(until_aborted(rank, PST_EPEER), PST_OK);
+    assert_int_equal(fake_nccl_calls("ncclCommAbort"), 1);
+}
+
 /* ---- ending ---------------------------------------------------------------------------------- */
 
 static void destroy_finalizes(void **state) {
@@ -277,6 +308,7 @@ int main(void) {
         TEST(an_abort_ends_a_start_that_hangs),
         TEST(a_start_that_hangs_ends_with_the_deadline),
         TEST(abort_by_many_threads_is_one_abort),
+        TEST(the_watchdog_ends_what_never_ends),
         TEST(destroy_finalizes),
         TEST(destroy_aborts_what_cannot_be_finalized),
         TEST(memory_is_registered_until_the_end),
