@@ -66,7 +66,7 @@ static pst_status create_comm(collectives *own, const char *name, const pst_exch
         own->one_sided = 1;
         return pst_ce_create(own->runtime, own->device, exchange, NULL, &own->comm);
     }
-    options.blocking = strcmp(name, "nccl-blocking") == 0;
+    options.nonblocking = strcmp(name, "nccl-nonblocking") == 0;
     if (strcmp(name, "nccl-fp32") == 0) options.sum = PST_NCCL_SUM_IN_FP32;
     return pst_nccl_comm_create(own->runtime, own->device, exchange, &options, &own->comm);
 }
