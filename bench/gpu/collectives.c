@@ -67,6 +67,7 @@ static pst_status create_comm(collectives *own, const char *name, const pst_exch
         return pst_ce_create(own->runtime, own->device, exchange, NULL, &own->comm);
     }
     options.nonblocking = strcmp(name, "nccl-nonblocking") == 0;
+    (void)sscanf(name, "nccl-%d-ctas", &options.max_ctas);
     if (strcmp(name, "nccl-fp32") == 0) options.sum = PST_NCCL_SUM_IN_FP32;
     return pst_nccl_comm_create(own->runtime, own->device, exchange, &options, &own->comm);
 }
