@@ -7,7 +7,7 @@
  * How a collective becomes calls of the library, chosen by its layout alone, so alike on all ranks:
  * - all-gather: segments that stand in order of ranks, take the same bytes of each rank's source
  *   and land one behind the other are one ncclAllGather; any other segment is one ncclBroadcast;
- *   all in one group. The destination's part that is the own source already is left in place.
+ *   all in one group.
  * - reduce-scatter, PST_NCCL_SUM_BY_NCCL: chunks without gaps are one ncclReduceScatter, others one
  *   ncclReduce a rank in one group. NCCL sums in the source's dtype, in an order of its own. A
  *   single piece that takes the whole chunk as it is gets it from NCCL, else it lands in staging
