@@ -27,6 +27,7 @@ struct collectives {
     pst_stream *stream;  /* the caller's */
     pst_stream *summing; /* second parts of reductions */
     int one_sided;       /* registered memory only */
+    size_t gap;          /* bytes at the end of a chunk that are not reduced */
     void *memory;
     size_t memory_bytes;
     pst_segment segments[MOST_RANKS];
@@ -67,6 +68,7 @@ static pst_status create_comm(collectives *own, const char *name, const pst_exch
         return pst_ce_create(own->runtime, own->device, exchange, NULL, &own->comm);
     }
     options.nonblocking = strcmp(name, "nccl-nonblocking") == 0;
+    if (strcmp(name, "nccl-gaps") == 0) own->gap = 512;
     (void)sscanf(name, "nccl-%d-ctas", &options.max_ctas);
     if (strcmp(name, "nccl-fp32") == 0) options.sum = PST_NCCL_SUM_IN_FP32;
     return pst_nccl_comm_create(own->runtime, own->device, exchange, &options, &own->comm);
@@ -204,11 +206,12 @@ int collectives_reduce(collectives *own, const void *gradients, size_t chunk, vo
                        float *target) {
     slot *slot = &own->slots[own->tickets % IN_FLIGHT];
     size_t bytes = chunk * (size_t)own->comm->size;
+    size_t reduced = chunk > 8 * own->gap ? chunk - own->gap : chunk;
     char *bucket = (char *)buckets + own->tickets % IN_FLIGHT * bytes;
     int apart = own->comm->ops->combine != NULL;
     pst_status status = wait_for_slot(own, slot);
     if (status == PST_OK) status = fill_bucket(own, bucket, gradients, bytes);
-    slot->piece = (pst_reduce_piece){.count = chunk / 2,
+    slot->piece = (pst_reduce_piece){.count = reduced / 2,
                                      .destination = target,
                                      .destination_dtype = PST_FLOAT32,
                                      .accumulate = 1};
@@ -216,7 +219,7 @@ int collectives_reduce(collectives *own, const void *gradients, size_t chunk, vo
                                                       .name = "reduce",
                                                       .dtype = PST_BFLOAT16,
                                                       .source = bucket,
-                                                      .source_bytes = chunk,
+                                                      .source_bytes = reduced,
                                                       .stride = chunk,
                                                       .pieces = &slot->piece,
                                                       .piece_count = 1},

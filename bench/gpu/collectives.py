@@ -270,6 +270,8 @@ def errors(implementations: list[ThroughTorch | Ours], say: Say) -> None:
     count = 8 * MIB
     say("\nreduction of 16 MiB against fp64: norm of the error / norm of the sum")
     for implementation in implementations:
+        if implementation.name == "nccl-gaps":  # leaves out what lies in them
+            continue
         own = implementation.gradients[:count]
         everyone = torch.empty(ranks * count, dtype=own.dtype, device="cuda")
         dist.all_gather_into_tensor(everyone, own)
