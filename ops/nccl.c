@@ -54,15 +54,18 @@ static int finalize(pst__nccl *own) {
 }
 
 static void end_nccl(pst__nccl *own) {
-    if (own->handle == NULL) return;
+    /* NCCL writes it early in ncclCommInitRankConfig, which may block just now: so not read
+     * plainly, although the other side is NCCL's plain store. */
+    ncclComm_t handle = pst__load_acquire(&own->handle);
+    if (handle == NULL) return;
     if (!own->aborts) {
         release_registrations(own, 1);
         if (finalize(own)) {
-            (void)own->library.ncclCommDestroy(own->handle);
+            (void)own->library.ncclCommDestroy(handle);
             return;
         }
     }
-    (void)own->library.ncclCommAbort(own->handle);
+    (void)own->library.ncclCommAbort(handle);
 }
 
 static void *run_end(void *argument) {

@@ -135,7 +135,7 @@ static int stream_has_ended(collectives_rank *rank) {
  * everything ends. */
 static void run_without_one(collectives_rank *rank, const settings *settings) {
     enum { ROUNDS = 20 };
-    const size_t bytes = (size_t)8 << 20;
+    const size_t bytes = settings->collectives.largest_bytes / sizeof(float) * sizeof(float);
     open_region(rank, settings, 2 * bytes);
     if (rank->context->failure[0] != '\0') return;
     for (int round = 0; round <= ROUNDS; round++) {

@@ -128,7 +128,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
     fresh->world->ranks[rank] = fresh;
     fresh->world->joined++;
     live++;
-    *comm = fresh;
+    /* Others may look at it while this blocks. */
+    __atomic_store_n(comm, fresh, __ATOMIC_RELEASE);
     ncclResult_t result = fake_nccl_answer(fresh, "ncclCommInitRankConfig");
     while (fresh->blocking && fresh->world->joined < size && !fresh->aborted)
         pause_unlocked();
