@@ -33,6 +33,16 @@ static pst_status sum(pst_device *device, pst_stream *stream, const pst_sum *sum
     return status;
 }
 
+static pst_status maximum(pst_device *device, pst_stream *stream, const pst_sum *maximum) {
+    pst__cuda *cuda = pst__cuda_of(device);
+    CUcontext previous;
+    pst_status status = enter_kernels(cuda, stream, &previous);
+    if (status != PST_OK) return status;
+    status = pst__cuda_maximum(cuda, stream->native, maximum);
+    pst__cuda_leave(cuda, previous);
+    return status;
+}
+
 static pst_status fill(pst_device *device, pst_stream *stream, void *memory, int byte,
                        size_t bytes) {
     pst__cuda *cuda = pst__cuda_of(device);
@@ -75,6 +85,7 @@ static const pst_device_ops cuda_ops = {
     .cast_scale_copy = cast_scale_copy,
     .sum = sum,
     .fill = fill,
+    .maximum = maximum,
     .error_text = pst__cuda_error_text,
     .destroy = destroy,
 };

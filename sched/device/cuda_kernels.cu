@@ -396,6 +396,34 @@ extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
     }
 }
 
+/* ---- largest of several sources ---------------------------------------------------------- */
+
+template <typename T> static __device__ void maximum_range(const pst_cuda_sum &given) {
+    const range part = share_of(given.count, given.block_bytes / sizeof(T), blockIdx.x);
+    for (unsigned i = threadIdx.x; i < part.count; i += PST_CUDA_THREADS) {
+        const address at = part.begin + i;
+        T largest = ((const T *)given.source[0])[at];
+        for (unsigned k = 1; k < given.source_count; k++) {
+            const T value = ((const T *)given.source[k])[at];
+            if (value > largest) largest = value;
+        }
+        ((T *)given.destination)[at] = largest;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+    pst_maximum(const __grid_constant__ pst_cuda_sum given) {
+    switch (given.action) {
+    case 0: maximum_range<float>(given); break;
+    case 1: maximum_range<double>(given); break;
+    case 4: maximum_range<signed char>(given); break;
+    case 6: maximum_range<short>(given); break;
+    case 7: maximum_range<int>(given); break;
+    case 8: maximum_range<long long>(given); break;
+    default: maximum_range<byte>(given); break;
+    }
+}
+
 /* ---- fill ------------------------------------------------------------------------------- */
 
 extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
