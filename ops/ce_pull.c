@@ -150,14 +150,12 @@ static size_t collect(const round *round, int peer) {
 /* ---- a round --------------------------------------------------------------------------------- */
 
 /* First to whom it is the first source. */
-static pst_status tell_ready(const round *round) {
+static void tell_ready(const round *round, pst__flag_steps *steps) {
     const pst__ce *ce = round->ce;
     const int rank = ce->comm.rank, size = ce->comm.size;
-    pst_status status = PST_OK;
-    for (int i = 1; i < size && status == PST_OK; i++)
-        status = pst__flag_write(&ce->flags, round->stream, (rank + size - i) % size,
-                                 PST__FLAG_READY, rank, round->sequence);
-    return status;
+    for (int i = 1; i < size; i++)
+        pst__flag_write(&ce->flags, steps, (rank + size - i) % size, PST__FLAG_READY, rank,
+                        round->sequence);
 }
 
 static pst_status copy_from(const round *round, int peer) {
@@ -166,20 +164,18 @@ static pst_status copy_from(const round *round, int peer) {
     return count == 0 ? PST_OK : device->ops->copy(device, round->stream, round->ce->copies, count);
 }
 
-static pst_status pull_from(const round *round, int step) {
+/* `steps` go from copy to copy: what follows one and what the next one waits for are enqueued
+ * together. */
+static pst_status pull_from(const round *round, int step, pst__flag_steps *steps) {
     pst__ce *ce = round->ce;
     const int source = pst__turn_source(ce->comm.rank, ce->comm.size, step);
     const int takes_turns = round->part != NOTHING;
-    pst_status status =
-        pst__flag_wait(&ce->flags, round->stream, PST__FLAG_READY, source, round->sequence);
-    if (status == PST_OK && takes_turns)
-        status = pst__turn_wait(&ce->turns, round->stream, round->sequence, step);
+    pst__flag_wait(&ce->flags, steps, PST__FLAG_READY, source, round->sequence);
+    if (takes_turns) pst__turn_wait(&ce->turns, steps, round->sequence, step);
+    pst_status status = pst__flags_enqueue(&ce->flags, round->stream, steps);
     if (status == PST_OK) status = copy_from(round, source);
-    if (status == PST_OK && takes_turns)
-        status = pst__turn_pass(&ce->turns, round->stream, round->sequence, step);
-    if (status == PST_OK)
-        status = pst__flag_write(&ce->flags, round->stream, source, PST__FLAG_DONE, ce->comm.rank,
-                                 round->sequence);
+    if (takes_turns) pst__turn_pass(&ce->turns, steps, round->sequence, step);
+    pst__flag_write(&ce->flags, steps, source, PST__FLAG_DONE, ce->comm.rank, round->sequence);
     return status;
 }
 
@@ -187,10 +183,12 @@ static pst_status run_round(round *round, part part, int phase) {
     const pst__ce *ce = round->ce;
     round->part = part;
     round->sequence = pst__flag_sequence(ce->first_sequence, round->collective->ticket, phase);
-    pst_status status = tell_ready(round);
+    pst__flag_steps steps = {.count = 0};
+    pst_status status = PST_OK;
+    tell_ready(round, &steps);
     for (int step = 0; step < ce->comm.size - 1 && status == PST_OK; step++)
-        status = pull_from(round, step);
-    return status;
+        status = pull_from(round, step, &steps);
+    return status == PST_OK ? pst__flags_enqueue(&ce->flags, round->stream, &steps) : status;
 }
 
 /* ---- this rank's own part of a gather -------------------------------------------------------- */

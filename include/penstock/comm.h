@@ -103,8 +103,8 @@ typedef struct pst_comm_ops {
      * collective that has ended has been read. */
     pst_status (*source_wait)(pst_comm *comm, pst_stream *stream, uint64_t ticket);
     /* (optional) The second part of a reduce-scatter, which adds up what `start` has only brought
-     * into staging: so on another lane, behind `start`, while the communicator goes on with the next
-     * collective. Until it has ended, source, staging and collective stay. Other kinds have no
+     * into staging: so on another lane, behind `start`, while the communicator goes on with the
+     * next collective. Until it has ended, source, staging and collective stay. Other kinds have no
      * second part. Any thread. NULL: `start` does all. */
     pst_status (*combine)(pst_comm *comm, const pst_collective *collective, pst_stream *stream);
     /* Text of the last error (owned by the communicator, valid until the next call). */

@@ -36,6 +36,8 @@ typedef struct pst_ce_options {
     size_t size;             /* sizeof(pst_ce_options) */
     const char *name;        /* in error texts; NULL: "ce". Copied. */
     int no_verify;           /* do not compare what the ranks start */
+    int flags_on_device;     /* flags lie in device memory and not in shared memory of the host;
+                                then an abort may find no way past streams that wait */
     uint32_t first_sequence; /* where the sequence numbers of the flags begin, the same on all
                                 ranks; they wrap, so 0 is fine, and tests begin near the end */
 } pst_ce_options;

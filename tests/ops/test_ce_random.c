@@ -338,6 +338,7 @@ static ce_world draw_world(uint64_t seed) {
     world.most_jitter = random_below(&world.dice, 3) == 0 ? 0 : random_below(&world.dice, 50000);
     world.options.first_sequence = firsts[random_below(&world.dice, 5)];
     world.options.no_verify = random_below(&world.dice, 4) == 0;
+    world.options.flags_on_device = random_below(&world.dice, 2) == 0;
     return world;
 }
 
