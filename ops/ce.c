@@ -12,6 +12,9 @@
  * numbers, so that it counts as beyond. */
 #define FAR_AHEAD (UINT32_C(1) << 30)
 
+/* Pulls of less go without turns. */
+#define TURN_BYTES ((size_t)1 << 20)
+
 static pst__ce *ce_of(const pst_comm *comm) {
     return comm->context;
 }
@@ -239,6 +242,7 @@ static pst__ce *ce_create(const pst__meeting_place *place, pst_device *device,
     ce->device = device;
     ce->no_verify = options->no_verify;
     ce->first_sequence = options->first_sequence;
+    ce->turn_bytes = options->turn_bytes == 0 ? TURN_BYTES : options->turn_bytes;
     ce->flag_memory = options->flags_on_device ? PST_MEMORY_DEVICE : PST_MEMORY_SHARED;
     ce->flags = (pst__flags){.device = device, .rank = ce->comm.rank, .size = ce->comm.size};
     ck_spinlock_init(&ce->lock);
@@ -307,8 +311,9 @@ static pst_status open_boards(const pst__meeting_place *place, pst__ce *ce) {
 
 /* What all ranks have to give alike. */
 static uint64_t digest(const pst_ce_options *options) {
-    return (uint64_t)options->first_sequence << 2 | (uint64_t)(options->flags_on_device != 0) << 1 |
-           (options->no_verify != 0);
+    const uint64_t all = (uint64_t)options->first_sequence << 2 |
+                         (uint64_t)(options->flags_on_device != 0) << 1 | (options->no_verify != 0);
+    return all ^ (uint64_t)options->turn_bytes * 0x9e3779b97f4a7c15u;
 }
 
 static pst_status open_all(const pst__meeting_place *place, pst__ce *ce, uint64_t deadline_ns) {

@@ -19,6 +19,7 @@ typedef struct pst__ce {
     char *name;
     int no_verify;
     uint32_t first_sequence;
+    size_t turn_bytes;
 
     pst__link link;
     pst__boards boards;

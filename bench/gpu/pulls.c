@@ -1,5 +1,5 @@
 /* bench_gpu_pulls [--ranks N] [--driver PATH] [--cache FOLDER] [--tiny]
- * [--flags-on-device]: what the communicator ce
+ * [--flags-on-device] [--turn-bytes N]: what the communicator ce
  * makes of the link, a process a GPU.
  *   turns     equal pulls from all peers in rounds, ranks delayed at random, with turns and without
  *   train     gathers and reduce-scatters as in a training step, sums on a stream of their own
@@ -23,6 +23,7 @@ typedef struct settings {
     const char *driver, *cache;
     size_t unit; /* bytes of what counts as a MiB */
     int flags_on_device;
+    size_t turn_bytes;
 } settings;
 
 typedef struct bench {
@@ -136,7 +137,9 @@ static void open_bench(bench *b) {
                                    .driver = b->settings->driver,
                                    .nvrtc = b->settings->driver,
                                    .cache = b->settings->cache};
-    const pst_ce_options ce = {.size = sizeof ce, .flags_on_device = b->settings->flags_on_device};
+    const pst_ce_options ce = {.size = sizeof ce,
+                               .flags_on_device = b->settings->flags_on_device,
+                               .turn_bytes = b->settings->turn_bytes};
     void *memory = NULL;
     b->dice = (uint64_t)b->context->rank + 1;
     b->part = 1024 * b->settings->unit;
@@ -355,6 +358,8 @@ int main(int argc, char **argv) {
             settings.flags_on_device = 1;
         else if (i + 1 < argc && strcmp(argv[i], "--ranks") == 0)
             options.count = atoi(argv[++i]);
+        else if (i + 1 < argc && strcmp(argv[i], "--turn-bytes") == 0)
+            settings.turn_bytes = strtoull(argv[++i], NULL, 0);
         else if (i + 1 < argc && strcmp(argv[i], "--driver") == 0)
             settings.driver = argv[++i];
         else if (i + 1 < argc && strcmp(argv[i], "--cache") == 0)
@@ -364,7 +369,7 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
-    (void)printf("%d ranks, flags on the %s\n", options.count,
-                 settings.flags_on_device ? "device" : "host");
+    (void)printf("%d ranks, flags on the %s, turns from %zu bytes on (0: as by default)\n",
+                 options.count, settings.flags_on_device ? "device" : "host", settings.turn_bytes);
     return ranks_run(&options, run_rank, &settings) != 0;
 }
