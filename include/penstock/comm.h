@@ -91,9 +91,13 @@ typedef struct pst_comm_ops {
                         void **request);
     pst_status (*test)(pst_comm *comm, void *request);
     /* (optional) A reduction's second part, for lanes of their own: where it is there, `start` of a
-     * PST_REDUCE_SCATTER only brings the chunks here, and this sums them into the destinations, on a
-     * stream that waits for `start`'s. Other kinds are complete with `start`. */
+     * PST_REDUCE_SCATTER only brings the chunks here, and this sums them into the destinations, on
+     * a stream that waits for `start`'s. Other kinds are complete with `start`. */
     pst_status (*combine)(pst_comm *comm, const pst_collective *collective, pst_stream *stream);
+    /* (optional) Where it is there, sources must lie in memory that was opened to the peers, at the
+     * same distance from its begin on all ranks. A collective act before anything is started; may
+     * block. The memory stays open until the communicator is destroyed or aborted. */
+    pst_status (*open_memory)(pst_comm *comm, void *memory, size_t bytes);
     /* (optional) Where peers read sources by themselves, the end of a collective here does not say
      * that they have: this makes `stream` wait until all of them have read this rank's sources of
      * this ticket and of all before it. `start` of the ticket has returned. Any thread. */
