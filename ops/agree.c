@@ -165,15 +165,33 @@ static pst_status compare_texts(pst_zero *engine, const char *first, size_t rank
     }
 }
 
+#define TEXT_LIMIT ((size_t)1 << 20) /* what any communicator gathers from any memory */
+
+/* What is beyond the limit is cut, behind a whole line. */
+static pst_status write_texts(pst_zero *engine, char *texts, size_t longest, size_t bytes) {
+    text_sink sink = {pst__heap_alloc(engine->heap, longest), 0, longest};
+    memset(texts, 0, bytes);
+    if (sink.text == NULL)
+        return pst__zero_fail(engine, PST_ENOMEM, "%s", "no memory to compare the ranks");
+    put_everything(engine, &sink);
+    size_t whole = 0;
+    const char *cursor = sink.text;
+    while (*next_line(&cursor, sink.text + sink.used).subject != '\0' &&
+           (size_t)(cursor - sink.text) < bytes)
+        whole = (size_t)(cursor - sink.text);
+    memcpy(texts, sink.text, whole);
+    pst__heap_free(engine->heap, sink.text, longest);
+    return PST_OK;
+}
+
 /* Finds the first difference; all ranks hold all texts and so name the same. */
-static pst_status exchange_texts(pst_zero *engine, size_t bytes) {
+static pst_status exchange_texts(pst_zero *engine, size_t longest) {
     exchange texts = {0};
+    size_t bytes = longest < TEXT_LIMIT ? longest : TEXT_LIMIT;
     pst_status status = exchange_alloc(engine, bytes, &texts);
     if (status != PST_OK) return status;
-    memset(texts.own, 0, bytes);
-    text_sink sink = {texts.own, 0, bytes};
-    put_everything(engine, &sink);
-    status = gather_bytes(engine, "registry", &texts);
+    status = write_texts(engine, texts.own, longest, bytes);
+    if (status == PST_OK) status = gather_bytes(engine, "registry", &texts);
     for (size_t rank = 1; status == PST_OK && rank < engine->world; rank++)
         status = compare_texts(engine, texts.everyone, rank, texts.everyone + rank * bytes, bytes);
     exchange_free(engine, &texts);

@@ -83,6 +83,12 @@ static pst_status gather_next(pst_zero *engine) {
     return PST_OK;
 }
 
+/* What is gathered already needs no gather: its turn is over at once. */
+static int is_held_next(const pst_zero *engine) {
+    const pst__backward *order = &engine->order.gathers;
+    return engine->issued < order->count && engine->held[order->groups[engine->issued]];
+}
+
 static const pst__group *next_reduction(const pst_zero *engine) {
     const pst__order *order = &engine->order;
     if (engine->reduced >= order->reduce_count) return NULL;
@@ -104,7 +110,7 @@ static pst_status take_turns(pst_zero *engine, size_t needed) {
         if (group != NULL && engine->order.reduce_after[engine->reduced] <= engine->issued) {
             if (!is_ready(engine, group) && engine->issued >= needed) return PST_OK;
             status = pst__reduce_next(engine);
-        } else if (engine->issued < engine->wanted) {
+        } else if (engine->issued < engine->wanted || is_held_next(engine)) {
             status = gather_next(engine);
         } else {
             return PST_OK;

@@ -126,9 +126,9 @@ static int is_launched(const pst__operation *operation) {
 
 static pst_status start(void *argument, pst_stream *stream) {
     pst__operation *operation = argument;
-    pst_work work = pst_collective_as_work(&operation->work);
-    pst_status status = work.start(work.argument, stream);
-    if (status != PST_OK || operation->combines) return status;
+    pst_collective_work *work = &operation->work;
+    work->status = work->comm->ops->start(work->comm, &work->collective, stream, &work->request);
+    if (work->status != PST_OK || operation->combines) return work->status;
     return note_launch(operation, stream);
 }
 

@@ -94,9 +94,10 @@ typedef struct pst_comm_ops {
      * PST_REDUCE_SCATTER only brings the chunks here, and this sums them into the destinations, on
      * a stream that waits for `start`'s. Other kinds are complete with `start`. */
     pst_status (*combine)(pst_comm *comm, const pst_collective *collective, pst_stream *stream);
-    /* (optional) Where it is there, sources must lie in memory that was opened to the peers, at the
-     * same distance from its begin on all ranks. A collective act before anything is started; may
-     * block. The memory stays open until the communicator is destroyed or aborted. */
+    /* (optional) Where it is there, sources of gathers and reduce-scatters must lie in memory that
+     * was opened to the peers, at the same distance from its begin on all ranks; up to 1 MiB of
+     * other memory is copied, and is free when the collective has ended. A collective act before
+     * anything in it is used; may block. The memory stays open as long as the communicator. */
     pst_status (*open_memory)(pst_comm *comm, void *memory, size_t bytes);
     /* (optional) Where peers read sources by themselves, the end of a collective here does not say
      * that they have: this makes `stream` wait until all of them have read this rank's sources of
