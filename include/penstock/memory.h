@@ -136,7 +136,7 @@ typedef struct pst_buckets_options {
     size_t alignment;   /* of slots, a power of two up to PST_ARENA_ALIGNMENT; 0: 128 */
     int fixed; /* 1, for asynchronous devices: exactly two buckets a dtype, in turn, which keep
                   their memory; the choice never depends on what a device has done by then */
-    /* (optional) Before a bucket that was flushed is filled again: gives `stream` what it has to
+    /* (optional) Before anything is written into an empty bucket: gives `stream` what it has to
      * wait for beside the event with which it was retired. */
     pst_status (*refill)(void *context, uint64_t id, pst_stream *stream);
     void *refill_context;

@@ -43,7 +43,7 @@ typedef struct async_device {
     pthread_t thread;
     pthread_mutex_t lock; /* of all that follows, and of streams and events */
     pthread_cond_t changed;
-    int stop;
+    int stop, is_paused;
     uint64_t dice, records;
     unsigned delay_us;   /* each operation takes up to so long */
     size_t waits, calls; /* enqueued so far */
@@ -147,7 +147,7 @@ static inline void *async_main(void *argument) {
     unsigned idle = 0;
     (void)pthread_mutex_lock(&async->lock);
     while (!async->stop) {
-        pst_stream *stream = async_choose(async);
+        pst_stream *stream = async->is_paused ? NULL : async_choose(async);
         if (stream == NULL) {
             async_wait_for_change(async);
         } else if (async_step(async, stream)) {
@@ -343,6 +343,14 @@ static inline void async_close(async_device *async) {
     (void)pthread_cond_destroy(&async->changed);
     (void)pthread_mutex_destroy(&async->lock);
     free(async);
+}
+
+/* 1: nothing happens from here on, whatever is enqueued; 0: it goes on. */
+static inline void async_pause(async_device *async, int is_paused) {
+    (void)pthread_mutex_lock(&async->lock);
+    async->is_paused = is_paused;
+    (void)pthread_cond_signal(&async->changed);
+    (void)pthread_mutex_unlock(&async->lock);
 }
 
 /* Blocks until the stream has done all that it was given so far, or for ten seconds. */
