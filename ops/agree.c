@@ -65,10 +65,10 @@ static pst_status gather_bytes(pst_zero *engine, const char *name, exchange *exc
     collective->segment_count = engine->world;
     status = pst__operation_submit(operation, exchange->bytes, NULL, 0);
     if (status != PST_OK) return status;
-    status = pst_task_wait((pst_launch){engine->graph, 0}, operation->task, NULL);
-    if (status == PST_OK || pst__zero_quiesce(engine)) return pst__operation_lost(engine, status);
-    exchange->own = NULL; /* somebody may still write there: it is lost */
-    return pst__operation_lost(engine, status);
+    status = pst__operation_wait_end(operation);
+    if (status != PST_OK && !pst__zero_quiesce(engine))
+        exchange->own = NULL; /* somebody may still write there: it is lost */
+    return status;
 }
 
 /* ---- what a rank has, as lines: subject NUL description NUL ---------------------------------- */
@@ -273,13 +273,14 @@ static pst_status wait_for_slot(pst_zero *engine, int grad) {
     pst__queue *queue = &engine->queues[PST__GATHER_LANE];
     for (pst__operation *found = queue->oldest; found != NULL; found = found->next) {
         if (found->work.collective.name != plan_names[grad]) continue;
-        pst_status status = pst_task_wait((pst_launch){engine->graph, 0}, found->task, NULL);
-        if (status != PST_OK) return pst__operation_lost(engine, status);
+        pst_status status = pst__operation_wait_end(found);
+        if (status != PST_OK) return status;
     }
     return PST_OK;
 }
 
-static pst_status submit_hash(pst_zero *engine, int grad, int blocking, pst_task *task) {
+static pst_status submit_hash(pst_zero *engine, int grad, int blocking,
+                              pst__operation **submitted) {
     pst__operation *operation;
     pst_status status = pst__operation_take(engine, PST__GATHER_LANE, &operation);
     if (status != PST_OK) return status;
@@ -294,20 +295,18 @@ static pst_status submit_hash(pst_zero *engine, int grad, int blocking, pst_task
     collective->segment_count = engine->world;
     operation->argument = (uint64_t)grad;
     operation->done = blocking ? NULL : poison_if_different;
-    status = pst__operation_submit(operation, sizeof(uint64_t), NULL, 0);
-    if (status == PST_OK) *task = operation->task;
-    return status;
+    *submitted = operation;
+    return pst__operation_submit(operation, sizeof(uint64_t), NULL, 0);
 }
 
 pst_status pst__agree_plan(pst_zero *engine, int grad, uint64_t hash, int blocking) {
-    pst_task task;
+    pst__operation *operation;
     pst_status status = wait_for_slot(engine, grad);
     if (status != PST_OK) return status;
     hashes_of(engine, grad)[0] = hash;
-    status = submit_hash(engine, grad, blocking, &task);
+    status = submit_hash(engine, grad, blocking, &operation);
+    if (status == PST_OK && blocking) status = pst__operation_wait_end(operation);
     if (status != PST_OK || !blocking) return status;
-    status = pst_task_wait((pst_launch){engine->graph, 0}, task, NULL);
-    if (status != PST_OK) return pst__operation_lost(engine, status);
     size_t rank = differing_rank(engine, grad);
     if (rank == engine->world) return PST_OK;
     return pst__fail(engine->error, PST_EMISMATCH, differing_format, engine->rank, engine->name,

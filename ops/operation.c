@@ -151,9 +151,20 @@ static void poison(const pst__operation *operation, pst_status status) {
     pst_runtime_poison(operation->engine->runtime, status, text);
 }
 
+/* A collective that an abort or a failure has let go ends, too, but with no result. */
+static void check_result(pst__operation *operation) {
+    pst_comm *comm = operation->work.comm;
+    if (!operation->engine->asynchronous || comm->ops->status == NULL) return;
+    pst_status status = comm->ops->status(comm);
+    if (status == PST_OK) return;
+    pst__store_relaxed(&operation->failed, 1);
+    poison(operation, status);
+}
+
 static void finish_part(pst__operation *operation) {
     /* The last one sees what the others did. */
     if (pst__sub_acq_rel(&operation->unfinished, 1) != 1) return;
+    if (!pst__load_relaxed(&operation->failed)) check_result(operation);
     if (operation->done != NULL && !pst__load_relaxed(&operation->failed))
         operation->done(operation);
     /* Pairs with the acquire in reap: all the callback did is over when the memory is reused. */
@@ -370,6 +381,13 @@ pst_status pst__operation_wait(pst__operation *operation, const char *name, uint
         on_stream ? wait_on_stream(operation) : wait_on_host(operation, name, exposed);
     operation->is_waited = status == PST_OK;
     return status;
+}
+
+pst_status pst__operation_wait_end(const pst__operation *operation) {
+    pst_zero *engine = operation->engine;
+    pst_status status = pst_task_wait((pst_launch){engine->graph, 0}, operation->task, NULL);
+    if (status == PST_OK) return pst_runtime_status(engine->runtime);
+    return pst__operation_lost(engine, status);
 }
 
 pst_status pst__operation_wait_launch(pst__operation *operation) {

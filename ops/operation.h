@@ -52,6 +52,8 @@ pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_ev
                                  size_t after_count);
 /* Compute waits for it; adds what was really waited to the stats and traces it as `name`. */
 pst_status pst__operation_wait(pst__operation *operation, const char *name, uint64_t *exposed);
+/* Blocks until it is over, so that the host can read what it wrote. */
+pst_status pst__operation_wait_end(const pst__operation *operation);
 /* Blocks until it is launched, so that its memory can be given back; on the host device, over. */
 pst_status pst__operation_wait_launch(pst__operation *operation);
 /* Takes back what has ended, and the memory of what is launched; cheap. */

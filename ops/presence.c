@@ -156,9 +156,8 @@ static pst_status check_hash(pst_zero *engine, const pst__presence *slot) {
 static pst_status wait_for(pst_zero *engine, const pst__presence *slot) {
     /* Pairs with the release in arrive: the words are everybody's. Until then the operation is in
      * its queue. */
-    if (pst__load_acquire(&slot->arrived)) return PST_OK;
-    pst_status status = pst_task_wait((pst_launch){engine->graph, 0}, slot->exchange->task, NULL);
-    return pst__operation_lost(engine, status);
+    if (pst__load_acquire(&slot->arrived)) return pst_runtime_status(engine->runtime);
+    return pst__operation_wait_end(slot->exchange);
 }
 
 static pst_status read_slot(pst_zero *engine, pst__presence *slot) {

@@ -385,7 +385,8 @@ static void fail_after_launch(rank_state *state) {
     for (int i = 0; i < 40 && status == PST_OK; i++)
         status = bare_step(state);
     CHECK(is_trouble(status));
-    CHECK(text_has(state, "communicator async: "));
+    /* Which communicator a rank hears of first is a matter of time. */
+    CHECK(text_has(state, "a peer is gone") || text_has(state, "aborted"));
     CHECK(pst_zero_begin_forward(state->engine, 1) == pst_runtime_status(state->runtime));
     pst_zero_destroy(state->engine);
     state->engine = NULL;
@@ -402,7 +403,7 @@ static void a_collective_that_fails_after_its_launch_ends_the_training(void **un
     for (uint64_t ticket = 1; ticket <= 12; ticket++) {
         model model = chain_model(3, 4, 16);
         model.bucket_bytes = 256;
-        model.deadline_ns = 200000000u;
+        model.deadline_ns = 1000000000u;
         model.fail_at = ticket;
         run_ranks_async(2, &model, fail_after_launch, NULL);
     }
