@@ -196,6 +196,7 @@ pst_status pst__zero_record(pst_zero *engine, pst_event *event);
 void pst__zero_free(pst_zero *engine);
 /* Ends what is in flight, by waiting and else by an abort; 0: a collective may still write. */
 int pst__zero_quiesce(pst_zero *engine);
+#define PST__PATIENCE_NS 2000000000u /* with what should end by itself, and with an abort */
 /* Blocks until compute has done what it was given so far; 0: not within `patience_ns`. */
 int pst__zero_wait_compute(pst_zero *engine, uint64_t patience_ns);
 #define pst__zero_fail(engine, status, format, ...)                                                \

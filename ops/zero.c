@@ -11,7 +11,6 @@
 #include <time.h>
 
 #define DEFAULT_BUCKET_BYTES ((size_t)8 << 20)
-#define PATIENCE_NS          2000000000u /* with what should end by itself, and with an abort */
 #define GLANCE_NS            5000000u
 
 pst_status pst__zero_check(pst_zero *engine, uint32_t group) {
@@ -264,7 +263,7 @@ static int all_have_read(pst_zero *engine) {
         if (queue->comm->ops->source_wait(queue->comm, engine->compute, queue->tickets) != PST_OK)
             return 0;
     }
-    return pst__zero_wait_compute(engine, PATIENCE_NS);
+    return pst__zero_wait_compute(engine, PST__PATIENCE_NS);
 }
 
 /* After an abort collectives end soon or never; it is asked again meanwhile. */
@@ -275,7 +274,7 @@ static int abort_in_time(pst_zero *engine) {
         int quiet = abort_comms(engine, PST_ECANCELED);
         (void)pst_run_once(engine->runtime, NULL);
         if (quiet && all_ended(engine) && pst__zero_wait_compute(engine, GLANCE_NS)) return 1;
-        if (pst__now() - begin > PATIENCE_NS) return 0;
+        if (pst__now() - begin > PST__PATIENCE_NS) return 0;
         (void)nanosleep(&pause, NULL);
     }
 }

@@ -233,17 +233,33 @@ static inline pst_status async_run_collective(void *argument) {
     return status;
 }
 
+/* Data is to be moved, which an abort waits for. 0: not any more. */
+static inline int board_begin(board *board) {
+    (void)pthread_mutex_lock(&board->lock);
+    const int goes_on = !board->is_aborted;
+    board->readers += goes_on;
+    (void)pthread_mutex_unlock(&board->lock);
+    return goes_on;
+}
+
+static inline void board_end(board *board) {
+    (void)pthread_mutex_lock(&board->lock);
+    board->readers--;
+    (void)pthread_mutex_unlock(&board->lock);
+}
+
 static inline pst_status async_run_combine(void *argument) {
     const async_collective *self = argument;
     const pst_collective *what = &self->what;
     board_ticket staged = {.arrived = 0};
-    if (self->comm->board->is_aborted) return PST_OK;
+    if (!board_begin(self->comm->board)) return PST_OK;
     for (int peer = 0; peer < self->comm->board->size; peer++) {
         staged.posted[peer].source =
             (const char *)what->staging + (size_t)peer * what->source_bytes;
         staged.posted[peer].stride = 0;
     }
     board_reduce(self->comm->board, &staged, self->comm->comm.rank, what);
+    board_end(self->comm->board);
     return PST_OK;
 }
 
