@@ -3,11 +3,38 @@
 find_package(Threads REQUIRED)
 
 file(GLOB sources CONFIGURE_DEPENDS base/*.c tracing/*.c sched/*.c sched/device/*.c mem/*.c ops/*.c)
+if(PENSTOCK_CUDA_INCLUDE)
+  list(FILTER sources EXCLUDE REGEX "/device/cuda_absent\\.c$")
+else()
+  list(FILTER sources EXCLUDE REGEX "/device/cuda(_[a-z]+)?\\.c$")
+  list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/sched/device/cuda_absent.c)
+endif()
+if(PENSTOCK_NCCL_INCLUDE)
+  list(FILTER sources EXCLUDE REGEX "/ops/nccl_absent\\.c$")
+else()
+  list(FILTER sources EXCLUDE REGEX "/ops/nccl(_[a-z]+)?\\.c$")
+  list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/ops/nccl_absent.c)
+endif()
+
+# The text of the kernels, which is compiled when a GPU is found.
+set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/sched/device/cuda_arguments.h
+            ${CMAKE_CURRENT_SOURCE_DIR}/sched/device/cuda_kernels.cu)
+set(kernels_source ${CMAKE_CURRENT_BINARY_DIR}/cuda_kernels_source.c)
+add_custom_command(
+  OUTPUT ${kernels_source}
+  COMMAND ${CMAKE_COMMAND} -D NAME=pst__cuda_kernels_source -D OUTPUT=${kernels_source}
+          -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed.cmake -- ${kernels}
+  DEPENDS ${kernels} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed.cmake VERBATIM)
+if(PENSTOCK_CUDA_INCLUDE)
+  list(APPEND sources ${kernels_source})
+endif()
 
 add_library(penstock_objects OBJECT ${sources} ${PENSTOCK_CK_SOURCES})
 target_include_directories(
   penstock_objects PUBLIC include ${CMAKE_CURRENT_SOURCE_DIR} ${PENSTOCK_CK_INCLUDE}
                           ${PENSTOCK_JEMALLOC_INCLUDE})
+target_include_directories(penstock_objects SYSTEM PUBLIC ${PENSTOCK_CUDA_INCLUDE}
+                           ${PENSTOCK_NCCL_INCLUDE})
 target_compile_definitions(penstock_objects PUBLIC _GNU_SOURCE)
 target_compile_options(penstock_objects PUBLIC -Wall -Wextra -Wconversion)
 if(PENSTOCK_SANITIZE STREQUAL "thread" AND CMAKE_C_COMPILER_ID STREQUAL "GNU")
@@ -15,7 +42,7 @@ if(PENSTOCK_SANITIZE STREQUAL "thread" AND CMAKE_C_COMPILER_ID STREQUAL "GNU")
   # are atomic, which it does see.
   target_compile_options(penstock_objects PUBLIC -Wno-tsan)
 endif()
-set(needs ${PENSTOCK_CK_LIBRARY} ${PENSTOCK_JEMALLOC_LIBRARY} Threads::Threads m)
+set(needs ${PENSTOCK_CK_LIBRARY} ${PENSTOCK_JEMALLOC_LIBRARY} Threads::Threads ${CMAKE_DL_LIBS} m)
 
 add_library(penstock_internal STATIC)
 target_link_libraries(penstock_internal PUBLIC penstock_objects ${needs})

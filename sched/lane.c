@@ -47,9 +47,9 @@ static pst_status check_order(pst_runtime *runtime, const pst_lane_options *opti
 
 static pst_status lacks(const pst_lane *lane, pst_status status, const char *what) {
     if (status == PST_OK) return PST_OK;
-    return pst__runtime_fail(lane->runtime, status,
-                             "lane %s: device %s: %s could not be created: %s", lane->name,
-                             lane->device->ops->name, what, pst_status_text(status));
+    return pst__runtime_fail(
+        lane->runtime, status, "lane %s: device %s: %s could not be created: %s: %s", lane->name,
+        lane->device->ops->name, what, pst_status_text(status), pst__device_text(lane->device));
 }
 
 static pst_status get_stream(pst_lane *lane, const pst_lane_options *options) {

@@ -88,6 +88,13 @@ static inline int pst__lane_waits_on(const pst_lane *lane, const pst_device *dev
     return lane != NULL && lane->asynchronous && lane->device == device;
 }
 
+/* What the device has said to the calling thread about its latest failure; "" if it says nothing.
+ */
+static inline const char *pst__device_text(pst_device *device) {
+    const char *text = device->ops->error_text == NULL ? NULL : device->ops->error_text(device);
+    return text == NULL ? "" : text;
+}
+
 /* Counts tasks of a run. The graph may be gone when this returns: the caller holds nothing of it.
  */
 void pst__run_count(pst_graph *graph, pst__run *run, uint32_t launched, uint32_t finished);

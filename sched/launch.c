@@ -165,6 +165,11 @@ pst_status pst_gate_open(pst_launch launch, pst_task task, pst_lane *borrowed) {
     }
     gate->detail->event_recorded = 0;
     if (borrowed != NULL && borrowed->asynchronous) status = record_on(borrowed, gate->detail);
+    if (status != PST_OK)
+        (void)pst__runtime_fail(graph->runtime, status,
+                                "graph %s: gate %s could not be recorded on lane %s: %s: %s",
+                                graph->name, pst__node_name(gate), borrowed->name,
+                                pst_status_text(status), pst__device_text(borrowed->device));
     opened(gate, status);
     return status;
 }

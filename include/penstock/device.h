@@ -65,7 +65,9 @@ typedef enum pst_device_caps {
 
 typedef enum pst_memory_kind {
     PST_MEMORY_DEVICE = 0, /* where kernels of the device work */
-    PST_MEMORY_PINNED      /* host memory that the device copies from and to at full speed */
+    PST_MEMORY_PINNED,     /* host memory that the device copies from and to at full speed */
+    PST_MEMORY_SHARED      /* the same, for flags: zeroed, other processes can import it, and
+                              flag_write32 works there whatever streams do */
 } pst_memory_kind;
 
 typedef struct pst_copy {
@@ -123,7 +125,7 @@ typedef struct pst_device_ops {
     /* (optional) host-clock nanoseconds at which a done, timed event happened */
     pst_status (*event_time)(pst_device *device, pst_event *event, uint64_t *nanoseconds);
 
-    /* Copies, in stream order. */
+    /* Copies, in stream order; those of one call in any order, so they do not overlap. */
     pst_status (*copy)(pst_device *device, pst_stream *stream, const pst_copy *copies,
                        size_t count);
     pst_status (*copy_2d)(pst_device *device, pst_stream *stream, void *destination,
@@ -133,16 +135,24 @@ typedef struct pst_device_ops {
     /* Memory. alloc may block; alignment of what it returns is at least 512 bytes. */
     pst_status (*alloc)(pst_device *device, pst_memory_kind kind, size_t bytes, void **memory);
     void (*free)(pst_device *device, pst_memory_kind kind, void *memory, size_t bytes);
-    /* (optional) memory of one process, seen by another: a file descriptor out, an address in */
+    /* (optional) Device or shared memory of one process, seen by another: a file descriptor out,
+     * which the caller closes, an address in. `memory` is what alloc has returned, `bytes` what it
+     * was asked for. memory_unmap ends an import. */
     pst_status (*memory_export)(pst_device *device, void *memory, int *descriptor);
     pst_status (*memory_import)(pst_device *device, int descriptor, size_t bytes, void **memory);
     void (*memory_unmap)(pst_device *device, void *memory, size_t bytes);
 
-    /* (optional) 32-bit flags in stream order: write a value, wait until *address == value */
+    /* (optional) 32-bit flags in stream order, at multiples of 4 in memory that the device can
+     * reach: write a value, after everything before it in the stream is done and visible; wait
+     * until (int32_t)(*address - value) >= 0, so that sequence numbers may wrap. */
     pst_status (*stream_write32)(pst_device *device, pst_stream *stream, uint32_t *address,
                                  uint32_t value);
     pst_status (*stream_wait32)(pst_device *device, pst_stream *stream, const uint32_t *address,
                                 uint32_t value);
+    /* (optional) Writes a flag now: releases streams that wait for it when its writer is dead. In
+     * shared memory a plain store; elsewhere it may find no way past streams that wait, and then
+     * ends with PST_ETIMEDOUT after a second. Any thread; blocks until it is written. */
+    pst_status (*flag_write32)(pst_device *device, uint32_t *address, uint32_t value);
 
     /* Three kernels, in stream order. */
     pst_status (*cast_scale_copy)(pst_device *device, pst_stream *stream, const pst_cast *pieces,
@@ -150,6 +160,10 @@ typedef struct pst_device_ops {
     pst_status (*sum)(pst_device *device, pst_stream *stream, const pst_sum *sum);
     pst_status (*fill)(pst_device *device, pst_stream *stream, void *memory, int byte,
                        size_t bytes);
+    /* (optional) And a fourth: destination[i] becomes the largest of sources[k][i]. Both dtypes are
+     * the same one: a float of 32 or 64 bits, an integer or bool; there is at least one source;
+     * scale and accumulate mean nothing. What comes of NaNs is not said. */
+    pst_status (*maximum)(pst_device *device, pst_stream *stream, const pst_sum *maximum);
 
     /* (optional) text of the last error this device returned to the calling thread */
     const char *(*error_text)(pst_device *device);

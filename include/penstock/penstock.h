@@ -3,9 +3,13 @@
 #define PENSTOCK_PENSTOCK_H
 
 #include <penstock/comm.h>
+#include <penstock/copy_engine.h>
+#include <penstock/cuda.h>
 #include <penstock/device.h>
+#include <penstock/exchange.h>
 #include <penstock/graph.h>
 #include <penstock/memory.h>
+#include <penstock/nccl.h>
 #include <penstock/runtime.h>
 #include <penstock/status.h>
 #include <penstock/trace.h>
