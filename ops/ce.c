@@ -195,10 +195,11 @@ static const pst_comm_ops ce_ops = {
     .test = ce_test,
     .abort = ce_abort,
     .status = ce_status,
-    .source_wait = ce_source_wait,
-    .combine = ce_combine,
     .error_text = ce_error_text,
     .destroy = ce_destroy,
+    .combine = ce_combine,
+    .open_memory = pst_ce_register,
+    .source_wait = ce_source_wait,
 };
 
 /* ---- creation -------------------------------------------------------------------------------- */

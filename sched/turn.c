@@ -91,13 +91,19 @@ static void get_reason(const pst_lane *lane, char *reason, size_t size) {
         (void)snprintf(reason, size, "%s", pst__device_text(lane->device));
 }
 
+/* In a poisoned runtime the text of the poison stays: what fails now fails because of it. */
 static void report_failure(const pst__node *node, const pst_lane *lane, pst_status status) {
-    char reason[512];
+    pst_runtime *runtime = lane->runtime;
+    char reason[512], text[PST__ERROR_BYTES];
     get_reason(lane, reason, sizeof reason);
-    (void)pst__runtime_fail(
-        lane->runtime, status, "lane %s: task %s (ticket %" PRIu64 ") of graph %s failed: %s%s%s",
-        lane->name, pst__node_name(node), pst__node_ticket(node), node->graph->name,
-        pst_status_text(status), reason[0] == '\0' ? "" : ": ", reason);
+    (void)snprintf(text, sizeof text,
+                   "lane %s: task %s (ticket %" PRIu64 ") of graph %s failed: %s%s%s", lane->name,
+                   pst__node_name(node), pst__node_ticket(node), node->graph->name,
+                   pst_status_text(status), reason[0] == '\0' ? "" : ": ", reason);
+    if (pst_runtime_status(runtime) == PST_OK)
+        (void)pst__runtime_fail(runtime, status, "%s", text);
+    else
+        pst__log(&runtime->error, PST_LOG_ERROR, "rank %d: %s", runtime->rank, text);
 }
 
 /* Relaxed: what this thread writes itself is what it asks about. */

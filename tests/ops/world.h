@@ -1,10 +1,13 @@
-/* Ranks as threads, each with a runtime, two local communicators and an engine over a small model
- * whose values everybody can compute. Failures are collected by rank, because a test's own asserts
- * belong to its thread. */
+/* Ranks as threads, each with a runtime, two communicators and an engine over a small model whose
+ * values everybody can compute: on the host device over the communicator `local`, and on
+ * asynchronous devices (async_device.h), where all that reads or writes the model's memory is done
+ * by the compute stream. Failures are collected by rank, because a test's own asserts belong to its
+ * thread. */
 #ifndef PST_TESTS_OPS_WORLD_H
 #define PST_TESTS_OPS_WORLD_H
 
 #include "../cmocka_all.h"
+#include "async_comm.h"
 
 #include <penstock/penstock.h>
 #include <pthread.h>
@@ -33,7 +36,11 @@ typedef struct model {
     uint32_t prefetch_ahead;
     size_t prefetch_bytes, bucket_bytes;
     int one_comm, pumped;
-    uint64_t deadline_ns, watchdog_ns; /* a watchdog poisons */
+    uint64_t deadline_ns, watchdog_ns;                   /* a watchdog poisons */
+    enum { ON_HOST = 0, ON_ASYNC, ON_ONE_SIDED } device; /* and what communicators */
+    unsigned delay_us;                                   /* of asynchronous operations, at most */
+    uint64_t seed;                                       /* of what they do when */
+    uint64_t fail_at;                                    /* ticket of the reductions that fails */
 } model;
 
 typedef struct rank_state {
@@ -41,8 +48,11 @@ typedef struct rank_state {
     const model *model;
     void *argument;
     pst_local_world *meeting;
+    board *boards; /* of gathers and of reductions; NULL on the host */
+    async_device *async;
     pst_runtime *runtime;
     pst_comm *gather, *reduce;
+    pst_lane *compute;
     pst_zero *engine;
     uint32_t parameters[MOST_PARAMETERS], groups[MOST_GROUPS];
     char group_names[MOST_GROUPS][24];
@@ -53,6 +63,8 @@ typedef struct rank_state {
     float *gradients[MOST_PARAMETERS]; /* whole, of the current backward */
     uint64_t version;                  /* of the parameters' values */
     char failure[512];
+    int is_wrong;    /* compute saw a wrong value; atomic, `wrong` is written before */
+    char wrong[256]; /* which */
 } rank_state;
 
 typedef void (*rank_body)(rank_state *state);
@@ -77,6 +89,38 @@ static inline void fail_at(rank_state *state, const char *file, int line, const 
 #define CHECK_OK(call) CHECK((call) == PST_OK)
 /* After a call that may have failed inside. */
 #define CHECK_FINE() CHECK(state->failure[0] == '\0')
+
+/* ---- what compute does ----------------------------------------------------------------------- */
+
+/* run(copy of the argument), on the compute stream; on the host device at once. */
+static inline void on_compute(rank_state *state, async_run run, const void *argument,
+                              size_t bytes) {
+    char copy[256];
+    if (state->async != NULL) {
+        async_call(state->async, pst_lane_stream(state->compute), run, argument, bytes);
+        return;
+    }
+    memcpy(copy, argument, bytes);
+    (void)run(copy);
+}
+
+/* From there. */
+static inline void note_wrong(rank_state *state, const char *what, size_t which, size_t element,
+                              float found, float expected) {
+    if (__atomic_load_n(&state->is_wrong, __ATOMIC_RELAXED)) return;
+    (void)snprintf(state->wrong, sizeof state->wrong, "%s %zu, element %zu: %g instead of %g", what,
+                   which, element, (double)found, (double)expected);
+    __atomic_store_n(&state->is_wrong, 1,
+                     __ATOMIC_RELEASE); /* pairs with the one in finish_compute */
+}
+
+/* Waits until compute has done all, and looks what it has found. */
+static inline void finish_compute(rank_state *state) {
+    if (state->async != NULL && !async_drain(state->async, pst_lane_stream(state->compute)))
+        fail_at(state, __FILE__, __LINE__, "the compute stream hangs");
+    if (__atomic_load_n(&state->is_wrong, __ATOMIC_ACQUIRE))
+        fail_at(state, __FILE__, __LINE__, state->wrong);
+}
 
 /* ---- values that every rank can compute ------------------------------------------------------ */
 
@@ -161,6 +205,8 @@ static inline pst_status create_engine(rank_state *state) {
                                 .stage = model->stage,
                                 .gather_comm = state->gather,
                                 .reduce_comm = model->one_comm ? state->gather : state->reduce,
+                                .device = state->async == NULL ? NULL : &state->async->device,
+                                .compute = state->compute,
                                 .pumped = model->pumped,
                                 .prefetch_ahead = model->prefetch_ahead,
                                 .prefetch_bytes = model->prefetch_bytes,
@@ -171,7 +217,16 @@ static inline pst_status create_engine(rank_state *state) {
     return pst_zero_create(state->runtime, &options, &state->engine);
 }
 
-static inline void write_shards(rank_state *state) {
+typedef struct at_version {
+    rank_state *state;
+    uint64_t version;
+    size_t group;
+    const char *memory;
+} at_version;
+
+static inline pst_status write_shards_now(void *argument) {
+    const at_version *wanted = argument;
+    const rank_state *state = wanted->state;
     const model *model = state->model;
     for (size_t g = 0; g < model->group_count; g++)
         for (size_t p = model->first[g]; p < model->first[g + 1]; p++) {
@@ -181,8 +236,14 @@ static inline void write_shards(rank_state *state) {
             size_t width = model->shapes[p].row_elements;
             float *rows = state->shards[g] + layout.shard_offset / sizeof(float);
             for (size_t i = 0; i < layout.shard_rows * width; i++)
-                rows[i] = value_of(state->version, p, layout.first_row * width + i);
+                rows[i] = value_of(wanted->version, p, layout.first_row * width + i);
         }
+    return PST_OK;
+}
+
+static inline void write_shards(rank_state *state) {
+    const at_version now = {.state = state, .version = state->version};
+    on_compute(state, write_shards_now, &now, sizeof now);
 }
 
 static inline void bind_all(rank_state *state) {
@@ -226,16 +287,27 @@ static inline float read_gathered(const model *model, const char *memory, size_t
     return value;
 }
 
-static inline void check_whole(rank_state *state, size_t g, const char *memory) {
+static inline pst_status check_whole_now(void *argument) {
+    const at_version *wanted = argument;
+    rank_state *state = wanted->state;
     const model *model = state->model;
-    for (size_t p = model->first[g]; p < model->first[g + 1]; p++) {
+    for (size_t p = model->first[wanted->group]; p < model->first[wanted->group + 1]; p++) {
         pst_parameter_layout layout;
-        CHECK_OK(pst_zero_parameter_layout(state->engine, state->groups[g], state->parameters[p],
-                                           &layout));
-        for (size_t i = 0; i < elements_of(&model->shapes[p]); i++)
-            CHECK(read_gathered(model, memory + layout.gathered_offset, i) ==
-                  value_of(state->version, p, i));
+        (void)pst_zero_parameter_layout(state->engine, state->groups[wanted->group],
+                                        state->parameters[p], &layout);
+        for (size_t i = 0; i < elements_of(&model->shapes[p]); i++) {
+            float found = read_gathered(model, wanted->memory + layout.gathered_offset, i);
+            float expected = value_of(wanted->version, p, i);
+            if (found != expected) note_wrong(state, "parameter", p, i, found, expected);
+        }
     }
+    return PST_OK;
+}
+
+static inline void check_whole(rank_state *state, size_t g, const char *memory) {
+    const at_version now = {state, state->version, g, memory};
+    on_compute(state, check_whole_now, &now, sizeof now);
+    if (state->async == NULL) finish_compute(state);
 }
 
 static inline void begin_use(rank_state *state, size_t g) {
@@ -267,13 +339,22 @@ static inline void forward(rank_state *state, int grad) {
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
+static inline pst_status make_gradients_now(void *argument) {
+    const at_version *wanted = argument;
+    const rank_state *state = wanted->state;
+    for (size_t p = 0; p < state->model->parameter_count; p++)
+        for (size_t i = 0; i < elements_of(&state->model->shapes[p]); i++)
+            state->gradients[p][i] = gradient_of(state->rank, wanted->version, p, i);
+    return PST_OK;
+}
+
 static inline void make_gradients(rank_state *state, uint64_t step) {
-    for (size_t p = 0; p < state->model->parameter_count; p++) {
-        size_t count = elements_of(&state->model->shapes[p]);
-        if (state->gradients[p] == NULL) state->gradients[p] = malloc((count + 1) * sizeof(float));
-        for (size_t i = 0; i < count; i++)
-            state->gradients[p][i] = gradient_of(state->rank, step, p, i);
-    }
+    const at_version now = {.state = state, .version = step};
+    for (size_t p = 0; p < state->model->parameter_count; p++)
+        if (state->gradients[p] == NULL)
+            state->gradients[p] =
+                malloc((elements_of(&state->model->shapes[p]) + 1) * sizeof(float));
+    on_compute(state, make_gradients_now, &now, sizeof now);
 }
 
 static inline void report(rank_state *state, size_t g) {
@@ -292,10 +373,17 @@ static inline void backward_use(rank_state *state, size_t g) {
     end_use(state, g);
 }
 
+static inline pst_status spoil_targets_now(void *argument) {
+    const at_version *now = argument;
+    for (size_t g = 0; g < now->state->model->group_count; g++)
+        memset(now->state->targets[g], 0xff, now->state->layouts[g].gradient_bytes);
+    return PST_OK;
+}
+
 static inline void fresh_targets(rank_state *state) {
+    const at_version now = {.state = state};
     memset(state->has_target, 0, sizeof state->has_target);
-    for (size_t g = 0; g < state->model->group_count; g++)
-        memset(state->targets[g], 0xff, state->layouts[g].gradient_bytes);
+    on_compute(state, spoil_targets_now, &now, sizeof now);
 }
 
 /* Every group once, last one first. */
@@ -311,6 +399,27 @@ static inline void backward(rank_state *state, uint64_t step) {
 
 typedef float (*expected_gradient)(const rank_state *state, size_t parameter, size_t element);
 
+typedef struct gradient_check {
+    rank_state *state;
+    size_t group, parameter;
+    expected_gradient expected;
+} gradient_check;
+
+static inline pst_status check_gradient_now(void *argument) {
+    const gradient_check *check = argument;
+    rank_state *state = check->state;
+    const size_t g = check->group, p = check->parameter;
+    pst_parameter_layout layout;
+    (void)pst_zero_parameter_layout(state->engine, state->groups[g], state->parameters[p], &layout);
+    const size_t width = state->model->shapes[p].row_elements;
+    const float *rows = state->targets[g] + layout.gradient_offset / sizeof(float);
+    for (size_t i = 0; i < layout.shard_rows * width; i++) {
+        float expected = check->expected(state, p, layout.first_row * width + i);
+        if (rows[i] != expected) note_wrong(state, "gradient", p, i, rows[i], expected);
+    }
+    return PST_OK;
+}
+
 static inline void check_gradient(rank_state *state, size_t g, size_t p,
                                   expected_gradient expected) {
     pst_parameter_layout layout;
@@ -320,10 +429,9 @@ static inline void check_gradient(rank_state *state, size_t g, size_t p,
         CHECK(layout.gradient_offset == SIZE_MAX);
         return;
     }
-    size_t width = state->model->shapes[p].row_elements;
-    const float *rows = state->targets[g] + layout.gradient_offset / sizeof(float);
-    for (size_t i = 0; i < layout.shard_rows * width; i++)
-        CHECK(rows[i] == expected(state, p, layout.first_row * width + i));
+    const gradient_check check = {state, g, p, expected};
+    on_compute(state, check_gradient_now, &check, sizeof check);
+    if (state->async == NULL) finish_compute(state);
 }
 
 static inline void check_gradients(rank_state *state, expected_gradient expected) {
@@ -348,12 +456,26 @@ static inline void free_rank(rank_state *state) {
     if (state->gather != NULL) state->gather->ops->destroy(state->gather);
     if (state->reduce != NULL) state->reduce->ops->destroy(state->reduce);
     pst_runtime_destroy(state->runtime);
+    async_close(state->async);
     for (size_t g = 0; g < MOST_GROUPS; g++) {
         free(state->shards[g]);
         free(state->targets[g]);
     }
     for (size_t p = 0; p < MOST_PARAMETERS; p++)
         free(state->gradients[p]);
+}
+
+static inline pst_status open_async(rank_state *state) {
+    const model *model = state->model;
+    const int one_sided = model->device == ON_ONE_SIDED;
+    state->async = async_open(mix((uint64_t)state->rank + model->seed), model->delay_us);
+    state->gather = async_comm_create(&state->boards[0], state->async, state->rank, one_sided);
+    state->reduce = async_comm_create(&state->boards[1], state->async, state->rank, one_sided);
+    const pst_lane_options compute = {.size = sizeof compute,
+                                      .name = "compute",
+                                      .device = &state->async->device,
+                                      .mode = PST_LANE_BORROWED};
+    return pst_lane_create(state->runtime, &compute, &state->compute);
 }
 
 static inline pst_status open_rank(rank_state *state) {
@@ -364,6 +486,7 @@ static inline pst_status open_rank(rank_state *state) {
                                    .watchdog_ns = state->model->watchdog_ns,
                                    .watchdog_poisons = 1};
     pst_status status = pst_runtime_create(&options, &state->runtime);
+    if (status == PST_OK && state->boards != NULL) return open_async(state);
     if (status == PST_OK)
         status =
             pst_local_comm_create(state->meeting, state->runtime, state->rank, 0, &state->gather);
@@ -382,24 +505,33 @@ static inline void *run_rank(void *argument) {
     const rank_start *start = argument;
     rank_state *state = start->state;
     start->body(state);
+    if (state->failure[0] == '\0' && state->async != NULL && state->engine != NULL &&
+        pst_runtime_status(state->runtime) == PST_OK)
+        finish_compute(state);
     free_rank(state);
     return NULL;
 }
 
-/* Runs `body` on every rank; it may build the engine itself. */
-static inline void run_ranks(int world, const model *model, rank_body body, void *argument) {
+/* Runs `body` on every rank, on the model's device; it may build the engine itself. */
+static inline void run_ranks_on_device(int world, const model *model, rank_body body,
+                                       void *argument) {
     static const pst_runtime_options plain = {.size = sizeof plain};
     pst_runtime *runtime;
     pst_local_world *meeting;
     rank_state *states = calloc((size_t)world, sizeof *states);
     rank_start starts[MOST_RANKS];
     pthread_t threads[MOST_RANKS];
+    board boards[2];
+    for (int i = 0; i < 2; i++)
+        board_open(&boards[i], world);
+    boards[model->one_comm ? 0 : 1].fail_at = model->fail_at;
     assert_int_equal(pst_runtime_create(&plain, &runtime), PST_OK);
     assert_int_equal(pst_local_world_create(runtime, world, &meeting), PST_OK);
     for (int rank = 0; rank < world; rank++) {
         rank_state *state = &states[rank];
         *state = (rank_state){
             .rank = rank, .world = world, .model = model, .argument = argument, .meeting = meeting};
+        if (model->device != ON_HOST) state->boards = boards;
         assert_int_equal(open_rank(state), PST_OK);
         starts[rank] = (rank_start){state, body};
     }
@@ -407,13 +539,29 @@ static inline void run_ranks(int world, const model *model, rank_body body, void
         assert_int_equal(pthread_create(&threads[rank], NULL, run_rank, &starts[rank]), 0);
     for (int rank = 0; rank < world; rank++)
         (void)pthread_join(threads[rank], NULL);
+    for (int i = 0; i < 2; i++)
+        board_close(&boards[i]);
     pst_local_world_destroy(meeting);
     pst_runtime_destroy(runtime);
     char failure[512] = "";
     for (int rank = 0; rank < world && failure[0] == '\0'; rank++)
         memcpy(failure, states[rank].failure, sizeof failure);
     free(states);
-    if (failure[0] != '\0') fail_msg("%s", failure);
+    if (failure[0] != '\0') fail_msg("device %d: %s", (int)model->device, failure);
+}
+
+/* The same on asynchronous devices, with both kinds of communicators. */
+static inline void run_ranks_async(int world, const model *given, rank_body body, void *argument) {
+    model model = *given;
+    for (int device = ON_ASYNC; device <= ON_ONE_SIDED; device++) {
+        model.device = device;
+        run_ranks_on_device(world, &model, body, argument);
+    }
+}
+
+static inline void run_ranks(int world, const model *model, rank_body body, void *argument) {
+    run_ranks_on_device(world, model, body, argument);
+    run_ranks_async(world, model, body, argument);
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */
