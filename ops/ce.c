@@ -191,6 +191,7 @@ static const pst_comm_ops ce_ops = {
     .status = ce_status,
     .source_wait = ce_source_wait,
     .combine = ce_combine,
+    .open_memory = pst_ce_register,
     .error_text = ce_error_text,
     .destroy = ce_destroy,
 };
