@@ -48,7 +48,6 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     operation->work.collective.wake_argument = queue->lane;
     operation->task = (pst_task){NULL, 0};
     operation->done = NULL;
-    operation->combines = 0;
     operation->is_waited = 0;
     operation->group = PST__NO_GROUP;
     operation->staging = (pst_lease){0};
@@ -126,17 +125,16 @@ static int is_launched(const pst__operation *operation) {
 
 static pst_status start(void *argument, pst_stream *stream) {
     pst__operation *operation = argument;
-    pst_collective_work *work = &operation->work;
-    work->status = work->comm->ops->start(work->comm, &work->collective, stream, &work->request);
-    if (work->status != PST_OK || operation->combines) return work->status;
+    pst_work work = pst_collective_as_work(&operation->work);
+    pst_status status = work.start(work.argument, stream);
+    if (status != PST_OK || operation->work.combine_apart) return status;
     return note_launch(operation, stream);
 }
 
 static pst_status combine(void *argument, pst_stream *stream) {
     pst__operation *operation = argument;
-    pst_comm *comm = operation->work.comm;
-    pst_status status = comm->ops->combine(comm, &operation->work.collective, stream);
-    operation->work.status = status;
+    pst_work work = pst_combine_as_work(&operation->work);
+    pst_status status = work.start(work.argument, stream);
     return status == PST_OK ? note_launch(operation, stream) : status;
 }
 
@@ -251,9 +249,9 @@ static pst_status add_task(pst__operation *operation, size_t bytes, pst_event *c
     pst_status status = wait_for_events(operation, &after, &after_count);
     if (status != PST_OK) return status;
     collective->ticket = operation->queue->tickets + 1;
-    operation->combines =
+    operation->work.combine_apart =
         operation->queue->sum_lane != NULL && collective->kind == PST_REDUCE_SCATTER;
-    operation->unfinished = 1 + operation->combines; /* the add publishes it */
+    operation->unfinished = 1 + operation->work.combine_apart; /* the add publishes it */
     pst_task_options options = {.size = sizeof options,
                                 .name = collective->name,
                                 .lane = operation->queue->lane,
@@ -267,7 +265,7 @@ static pst_status add_task(pst__operation *operation, size_t bytes, pst_event *c
     status = pst_graph_add(operation->engine->graph, &options, &operation->task);
     if (status != PST_OK) return status;
     operation->queue->tickets++;
-    return operation->combines ? add_combine(operation, bytes) : PST_OK;
+    return operation->work.combine_apart ? add_combine(operation, bytes) : PST_OK;
 }
 
 static void enqueue(pst__queue *queue, pst__operation *operation) {

@@ -17,7 +17,6 @@ struct pst__operation {
     pst__queue *queue;
     pst_event *ready;    /* compute's writes that the collective reads */
     pst_event *finished; /* asynchronous devices: the collective is over on its stream */
-    int combines;        /* it has a second part */
     int launched;        /* atomic: `finished` is recorded */
     int unfinished;      /* atomic: tasks whose callbacks have not run */
     int ended;           /* atomic: all of them have, the scheduler refers to this no more */

@@ -100,20 +100,24 @@ typedef struct pst_comm_ops {
     const char *(*error_text)(pst_comm *comm);
     void (*destroy)(pst_comm *comm);
 
-    /* What one-sided communicators on asynchronous devices add. */
-    /* (optional) A reduction's second part, for lanes of their own: where it is there, `start` of a
-     * PST_REDUCE_SCATTER only brings the chunks here, and this sums them into the destinations, on
-     * a stream that waits for `start`'s. Other kinds are complete with `start`. */
-    pst_status (*combine)(pst_comm *comm, const pst_collective *collective, pst_stream *stream);
-    /* (optional) Where it is there, sources of gathers and reduce-scatters must lie in memory that
-     * was opened to the peers, at the same distance from its begin on all ranks; up to 1 MiB of
-     * other memory is copied, and is free when the collective has ended. A collective act before
-     * anything in it is used; may block. The memory stays open as long as the communicator. */
-    pst_status (*open_memory)(pst_comm *comm, void *memory, size_t bytes);
-    /* (optional) Where peers read sources by themselves, the end of a collective here does not say
-     * that they have: this makes `stream` wait until all of them have read this rank's sources of
-     * this ticket and of all before it. `start` of the ticket has returned. Any thread. */
+    /* What one-sided communicators, on asynchronous devices, have beside that. */
+    /* (optional) Where the others read a rank's source by themselves (one-sided), they may still do
+     * so when its own part has ended: makes `stream` wait until all have read this rank's source of
+     * the collective with this ticket, and so of all before it. Called before the source is written
+     * again. May come before `start` of that ticket. Any thread, any stream of the device. NULL: a
+     * collective that has ended has been read. */
     pst_status (*source_wait)(pst_comm *comm, pst_stream *stream, uint64_t ticket);
+    /* (optional) The second part of a reduce-scatter, which adds up what `start` has only brought
+     * into staging: so on another lane, behind `start`, while the communicator goes on with the next
+     * collective. Until it has ended, source, staging and collective stay. Other kinds have no
+     * second part. Any thread. NULL: `start` does all. */
+    pst_status (*combine)(pst_comm *comm, const pst_collective *collective, pst_stream *stream);
+    /* (optional) Sources of gathers and reduce-scatters have to lie in memory that was opened to the
+     * peers, at the same distance from its begin on all ranks; up to 1 MiB of other memory is
+     * copied, and free when the collective has ended. Memory that the device has allocated, of the
+     * same size on all ranks, which call it together; it stays open as long as the communicator.
+     * May block. */
+    pst_status (*open_memory)(pst_comm *comm, void *memory, size_t bytes);
 } pst_comm_ops;
 
 struct pst_comm {

@@ -353,16 +353,4 @@ static inline void async_pause(async_device *async, int is_paused) {
     (void)pthread_mutex_unlock(&async->lock);
 }
 
-/* Blocks until the stream has done all that it was given so far, or for ten seconds. */
-static inline int async_drain(async_device *async, pst_stream *stream) {
-    pst_event *event;
-    (void)async_event_create(&async->device, 0, &event);
-    (void)async_event_record(&async->device, event, stream);
-    for (int i = 0; i < 200000; i++) {
-        if (async_event_query(&async->device, event) == PST_OK) return 1;
-        async_sleep(50);
-    }
-    return 0;
-}
-
 #endif

@@ -45,6 +45,8 @@ static void train_while_nothing_moves(rank_state *state) {
     CHECK_FINE();
     train(state, 2);
     CHECK_FINE();
+    forward(state, 0); /* recorded, too */
+    CHECK_FINE();
     finish_compute(state);
     CHECK_FINE();
     async_pause(state->async, 1);
@@ -68,7 +70,8 @@ static void planned_steps_do_not_wait_for_the_device(void **unused) {
             model model = chain_model(stage, 5, 16);
             model.bucket_bytes = 256; /* more reductions than buckets */
             model.one_comm = one;
-            on_all_worlds(&model, train_while_nothing_moves);
+            for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
+                run_ranks_on_boards(worlds[i], &model, train_while_nothing_moves, NULL);
         }
 }
 
@@ -313,7 +316,7 @@ static void reductions_go_out_between_the_gathers(void **unused) {
     model.one_comm = 1;
     model.prefetch_ahead = 1;
     model.bucket_bytes = 128; /* one group each */
-    run_ranks_async(1, &model, watch_order, NULL);
+    run_ranks_on_boards(1, &model, watch_order, NULL);
 }
 
 /* Each rank leaves out another group in each step, so that one's turn comes when it is needed. */
@@ -405,7 +408,7 @@ static void a_collective_that_fails_after_its_launch_ends_the_training(void **un
         model.bucket_bytes = 256;
         model.deadline_ns = 1000000000u;
         model.fail_at = ticket;
-        run_ranks_async(2, &model, fail_after_launch, NULL);
+        run_ranks_on_boards(2, &model, fail_after_launch, NULL);
     }
 }
 

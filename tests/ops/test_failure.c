@@ -218,7 +218,7 @@ static pst_status take_segment(void *context, size_t bytes, void **memory) {
     return *memory == NULL ? PST_ENOMEM : PST_OK;
 }
 
-static void free_segment(void *context, void *memory, size_t bytes) {
+static void give_segment(void *context, void *memory, size_t bytes) {
     (void)bytes;
     ((deaf_comm *)context)->freed++;
     free(memory);
@@ -241,7 +241,7 @@ static void go_deaf(rank_state *state) {
                                 .gather_comm = &deaf.comm,
                                 .reduce_comm = state->reduce,
                                 .segment_alloc = take_segment,
-                                .segment_free = free_segment,
+                                .segment_free = give_segment,
                                 .segment_context = &deaf};
     CHECK_OK(pst_zero_create(state->runtime, &options, &state->engine));
     for (size_t p = 0; p < state->model->parameter_count; p++)

@@ -8,6 +8,10 @@
 
 #include "../cmocka_all.h"
 #include "async_comm.h"
+#include "sched/device/sim.h"
+#include "sched/runtime.h"
+
+#include <penstock/copy_engine.h>
 
 #include <penstock/penstock.h>
 #include <pthread.h>
@@ -36,11 +40,11 @@ typedef struct model {
     uint32_t prefetch_ahead;
     size_t prefetch_bytes, bucket_bytes;
     int one_comm, pumped;
-    uint64_t deadline_ns, watchdog_ns;                   /* a watchdog poisons */
-    enum { ON_HOST = 0, ON_ASYNC, ON_ONE_SIDED } device; /* and what communicators */
-    unsigned delay_us;                                   /* of asynchronous operations, at most */
-    uint64_t seed;                                       /* of what they do when */
-    uint64_t fail_at;                                    /* ticket of the reductions that fails */
+    uint64_t deadline_ns, watchdog_ns;                          /* a watchdog poisons */
+    enum { ON_HOST = 0, ON_ASYNC, ON_ONE_SIDED, ON_CE } device; /* and what communicators */
+    unsigned delay_us; /* of asynchronous operations, at most */
+    uint64_t seed;     /* of what they do when */
+    uint64_t fail_at;  /* ticket of the reductions that fails */
 } model;
 
 typedef struct rank_state {
@@ -48,8 +52,11 @@ typedef struct rank_state {
     const model *model;
     void *argument;
     pst_local_world *meeting;
-    board *boards; /* of gathers and of reductions; NULL on the host */
+    board *boards; /* of gathers and of reductions */
     async_device *async;
+    pst_device *sim; /* all ranks' */
+    pst_comm *host;  /* for setting up */
+    pst_exchange exchange;
     pst_runtime *runtime;
     pst_comm *gather, *reduce;
     pst_lane *compute;
@@ -92,10 +99,32 @@ static inline void fail_at(rank_state *state, const char *file, int line, const 
 
 /* ---- what compute does ----------------------------------------------------------------------- */
 
+typedef struct sim_call {
+    async_run run;
+    char argument[256];
+} sim_call;
+
+static inline void run_sim_call(void *argument) {
+    sim_call *call = argument;
+    (void)call->run(call->argument);
+    free(call);
+}
+
+static inline int is_on_host(const rank_state *state) {
+    return state->model->device == ON_HOST;
+}
+
 /* run(copy of the argument), on the compute stream; on the host device at once. */
 static inline void on_compute(rank_state *state, async_run run, const void *argument,
                               size_t bytes) {
     char copy[256];
+    if (state->sim != NULL) {
+        sim_call *call = calloc(1, sizeof *call);
+        call->run = run;
+        memcpy(call->argument, argument, bytes);
+        (void)pst__sim_call(state->sim, pst_lane_stream(state->compute), 0, run_sim_call, call);
+        return;
+    }
     if (state->async != NULL) {
         async_call(state->async, pst_lane_stream(state->compute), run, argument, bytes);
         return;
@@ -114,9 +143,28 @@ static inline void note_wrong(rank_state *state, const char *what, size_t which,
                      __ATOMIC_RELEASE); /* pairs with the one in finish_compute */
 }
 
+static inline pst_device *device_of(const rank_state *state) {
+    return state->sim != NULL ? state->sim : state->async != NULL ? &state->async->device : NULL;
+}
+
+/* 0: not within ten seconds. */
+static inline int drain_compute(const rank_state *state) {
+    pst_device *device = device_of(state);
+    pst_event *event;
+    (void)device->ops->event_create(device, 0, &event);
+    (void)device->ops->event_record(device, event, pst_lane_stream(state->compute));
+    pst_status status = PST_PENDING;
+    for (int i = 0; i < 200000 && status == PST_PENDING; i++) {
+        status = device->ops->event_query(device, event);
+        if (status == PST_PENDING) async_sleep(50);
+    }
+    device->ops->event_destroy(device, event);
+    return status == PST_OK;
+}
+
 /* Waits until compute has done all, and looks what it has found. */
 static inline void finish_compute(rank_state *state) {
-    if (state->async != NULL && !async_drain(state->async, pst_lane_stream(state->compute)))
+    if (!is_on_host(state) && !drain_compute(state))
         fail_at(state, __FILE__, __LINE__, "the compute stream hangs");
     if (__atomic_load_n(&state->is_wrong, __ATOMIC_ACQUIRE))
         fail_at(state, __FILE__, __LINE__, state->wrong);
@@ -198,22 +246,37 @@ static inline pst_status add_group(rank_state *state, size_t index) {
     return pst_zero_add_group(state->engine, &options, &state->groups[index]);
 }
 
+/* Segments are large: nothing is written where nothing is used. */
+static inline pst_status alloc_segment(void *unused, size_t bytes, void **memory) {
+    (void)unused;
+    *memory = aligned_alloc(PST_ARENA_ALIGNMENT, bytes);
+    return *memory == NULL ? PST_ENOMEM : PST_OK;
+}
+
+static inline void free_segment(void *unused, void *memory, size_t bytes) {
+    (void)unused, (void)bytes;
+    free(memory);
+}
+
 static inline pst_status create_engine(rank_state *state) {
     const model *model = state->model;
-    pst_zero_options options = {.size = sizeof options,
-                                .name = "test",
-                                .stage = model->stage,
-                                .gather_comm = state->gather,
-                                .reduce_comm = model->one_comm ? state->gather : state->reduce,
-                                .device = state->async == NULL ? NULL : &state->async->device,
-                                .compute = state->compute,
-                                .pumped = model->pumped,
-                                .prefetch_ahead = model->prefetch_ahead,
-                                .prefetch_bytes = model->prefetch_bytes,
-                                .bucket_bytes = model->bucket_bytes,
-                                .gradient_target = give_target,
-                                .gradients_consumed = note_consumed,
-                                .callback_context = state};
+    pst_zero_options options = {
+        .size = sizeof options,
+        .name = "test",
+        .stage = model->stage,
+        .gather_comm = state->gather,
+        .reduce_comm = state->reduce == NULL || model->one_comm ? state->gather : state->reduce,
+        .device = device_of(state),
+        .compute = state->compute,
+        .pumped = model->pumped,
+        .prefetch_ahead = model->prefetch_ahead,
+        .prefetch_bytes = model->prefetch_bytes,
+        .bucket_bytes = is_on_host(state) || model->bucket_bytes != 0 ? model->bucket_bytes : 65536,
+        .segment_alloc = is_on_host(state) ? NULL : alloc_segment,
+        .segment_free = is_on_host(state) ? NULL : free_segment,
+        .gradient_target = give_target,
+        .gradients_consumed = note_consumed,
+        .callback_context = state};
     return pst_zero_create(state->runtime, &options, &state->engine);
 }
 
@@ -307,7 +370,7 @@ static inline pst_status check_whole_now(void *argument) {
 static inline void check_whole(rank_state *state, size_t g, const char *memory) {
     const at_version now = {state, state->version, g, memory};
     on_compute(state, check_whole_now, &now, sizeof now);
-    if (state->async == NULL) finish_compute(state);
+    if (is_on_host(state)) finish_compute(state);
 }
 
 static inline void begin_use(rank_state *state, size_t g) {
@@ -431,7 +494,7 @@ static inline void check_gradient(rank_state *state, size_t g, size_t p,
     }
     const gradient_check check = {state, g, p, expected};
     on_compute(state, check_gradient_now, &check, sizeof check);
-    if (state->async == NULL) finish_compute(state);
+    if (is_on_host(state)) finish_compute(state);
 }
 
 static inline void check_gradients(rank_state *state, expected_gradient expected) {
@@ -455,6 +518,10 @@ static inline void free_rank(rank_state *state) {
     pst_zero_destroy(state->engine);
     if (state->gather != NULL) state->gather->ops->destroy(state->gather);
     if (state->reduce != NULL) state->reduce->ops->destroy(state->reduce);
+    if (state->host != NULL) {
+        pst_comm_exchange_close(&state->exchange);
+        state->host->ops->destroy(state->host);
+    }
     pst_runtime_destroy(state->runtime);
     async_close(state->async);
     for (size_t g = 0; g < MOST_GROUPS; g++) {
@@ -465,17 +532,32 @@ static inline void free_rank(rank_state *state) {
         free(state->gradients[p]);
 }
 
+static inline pst_status open_compute(rank_state *state) {
+    const pst_lane_options compute = {.size = sizeof compute,
+                                      .name = "compute",
+                                      .device = device_of(state),
+                                      .mode = PST_LANE_BORROWED};
+    return pst_lane_create(state->runtime, &compute, &state->compute);
+}
+
 static inline pst_status open_async(rank_state *state) {
     const model *model = state->model;
     const int one_sided = model->device == ON_ONE_SIDED;
     state->async = async_open(mix((uint64_t)state->rank + model->seed), model->delay_us);
     state->gather = async_comm_create(&state->boards[0], state->async, state->rank, one_sided);
     state->reduce = async_comm_create(&state->boards[1], state->async, state->rank, one_sided);
-    const pst_lane_options compute = {.size = sizeof compute,
-                                      .name = "compute",
-                                      .device = &state->async->device,
-                                      .mode = PST_LANE_BORROWED};
-    return pst_lane_create(state->runtime, &compute, &state->compute);
+    return open_compute(state);
+}
+
+/* On the rank's own thread, since the ranks meet here. */
+static inline pst_status open_ce(rank_state *state) {
+    pst_status status =
+        pst_local_comm_create(state->meeting, state->runtime, state->rank, 0, &state->host);
+    if (status == PST_OK)
+        status = pst_comm_exchange_open(state->runtime, state->host, &state->exchange);
+    if (status == PST_OK)
+        status = pst_ce_create(state->runtime, state->sim, &state->exchange, NULL, &state->gather);
+    return status == PST_OK ? open_compute(state) : status;
 }
 
 static inline pst_status open_rank(rank_state *state) {
@@ -486,7 +568,8 @@ static inline pst_status open_rank(rank_state *state) {
                                    .watchdog_ns = state->model->watchdog_ns,
                                    .watchdog_poisons = 1};
     pst_status status = pst_runtime_create(&options, &state->runtime);
-    if (status == PST_OK && state->boards != NULL) return open_async(state);
+    if (status != PST_OK || state->model->device == ON_CE) return status;
+    if (state->boards != NULL) return open_async(state);
     if (status == PST_OK)
         status =
             pst_local_comm_create(state->meeting, state->runtime, state->rank, 0, &state->gather);
@@ -504,12 +587,42 @@ typedef struct rank_start {
 static inline void *run_rank(void *argument) {
     const rank_start *start = argument;
     rank_state *state = start->state;
-    start->body(state);
-    if (state->failure[0] == '\0' && state->async != NULL && state->engine != NULL &&
+    if (state->model->device == ON_CE && open_ce(state) != PST_OK)
+        fail_at(state, __FILE__, __LINE__, "no communicator ce");
+    else
+        start->body(state);
+    if (state->failure[0] == '\0' && !is_on_host(state) && state->engine != NULL &&
         pst_runtime_status(state->runtime) == PST_OK)
         finish_compute(state);
     free_rank(state);
     return NULL;
+}
+
+static inline uint64_t sim_now(void *unused) {
+    struct timespec now;
+    (void)unused;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* How much longer the operations of a run take: set before its threads begin. */
+typedef struct sim_delays {
+    uint64_t most_ns, dice;
+} sim_delays;
+
+static inline uint64_t sim_jitter(void *context) {
+    sim_delays *delays = context;
+    const uint64_t drawn = __atomic_add_fetch(&delays->dice, 1, __ATOMIC_RELAXED);
+    return delays->most_ns == 0 ? 0 : mix(drawn) % delays->most_ns;
+}
+
+static inline pst_device *open_sim(pst_runtime *runtime, const model *model, sim_delays *delays) {
+    pst_device *device = NULL;
+    *delays = (sim_delays){model->delay_us * 1000u, mix(model->seed)};
+    const pst__sim_options options = {.now = sim_now, .jitter = sim_jitter, .context = delays};
+    if (model->device == ON_CE)
+        (void)pst__sim_create(pst__runtime_heap(runtime), &options, &device);
+    return device;
 }
 
 /* Runs `body` on every rank, on the model's device; it may build the engine itself. */
@@ -527,11 +640,14 @@ static inline void run_ranks_on_device(int world, const model *model, rank_body 
     boards[model->one_comm ? 0 : 1].fail_at = model->fail_at;
     assert_int_equal(pst_runtime_create(&plain, &runtime), PST_OK);
     assert_int_equal(pst_local_world_create(runtime, world, &meeting), PST_OK);
+    sim_delays delays;
+    pst_device *sim = open_sim(runtime, model, &delays);
     for (int rank = 0; rank < world; rank++) {
         rank_state *state = &states[rank];
         *state = (rank_state){
             .rank = rank, .world = world, .model = model, .argument = argument, .meeting = meeting};
-        if (model->device != ON_HOST) state->boards = boards;
+        state->sim = sim;
+        if (model->device == ON_ASYNC || model->device == ON_ONE_SIDED) state->boards = boards;
         assert_int_equal(open_rank(state), PST_OK);
         starts[rank] = (rank_start){state, body};
     }
@@ -542,6 +658,7 @@ static inline void run_ranks_on_device(int world, const model *model, rank_body 
     for (int i = 0; i < 2; i++)
         board_close(&boards[i]);
     pst_local_world_destroy(meeting);
+    if (sim != NULL) sim->ops->destroy(sim);
     pst_runtime_destroy(runtime);
     char failure[512] = "";
     for (int rank = 0; rank < world && failure[0] == '\0'; rank++)
@@ -550,13 +667,23 @@ static inline void run_ranks_on_device(int world, const model *model, rank_body 
     if (failure[0] != '\0') fail_msg("device %d: %s", (int)model->device, failure);
 }
 
-/* The same on asynchronous devices, with both kinds of communicators. */
-static inline void run_ranks_async(int world, const model *given, rank_body body, void *argument) {
+/* The same on asynchronous devices, with several kinds of communicators. */
+static inline void run_ranks_on_all(int world, const model *given, int last, rank_body body,
+                                    void *argument) {
     model model = *given;
-    for (int device = ON_ASYNC; device <= ON_ONE_SIDED; device++) {
+    for (int device = ON_ASYNC; device <= last; device++) {
         model.device = device;
         run_ranks_on_device(world, &model, body, argument);
     }
+}
+
+static inline void run_ranks_async(int world, const model *model, rank_body body, void *argument) {
+    run_ranks_on_all(world, model, ON_CE, body, argument);
+}
+
+static inline void run_ranks_on_boards(int world, const model *model, rank_body body,
+                                       void *argument) {
+    run_ranks_on_all(world, model, ON_ONE_SIDED, body, argument);
 }
 
 static inline void run_ranks(int world, const model *model, rank_body body, void *argument) {
