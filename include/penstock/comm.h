@@ -108,12 +108,12 @@ typedef struct pst_comm_ops {
      * collective that has ended has been read. */
     pst_status (*source_wait)(pst_comm *comm, pst_stream *stream, uint64_t ticket);
     /* (optional) The second part of a reduce-scatter, which adds up what `start` has only brought
-     * into staging: so on another lane, behind `start`, while the communicator goes on with the next
-     * collective. Until it has ended, source, staging and collective stay. Other kinds have no
+     * into staging: so on another lane, behind `start`, while the communicator goes on with the
+     * next collective. Until it has ended, source, staging and collective stay. Other kinds have no
      * second part. Any thread. NULL: `start` does all. */
     pst_status (*combine)(pst_comm *comm, const pst_collective *collective, pst_stream *stream);
-    /* (optional) Sources of gathers and reduce-scatters have to lie in memory that was opened to the
-     * peers, at the same distance from its begin on all ranks; up to 1 MiB of other memory is
+    /* (optional) Sources of gathers and reduce-scatters have to lie in memory that was opened to
+     * the peers, at the same distance from its begin on all ranks; up to 1 MiB of other memory is
      * copied, and free when the collective has ended. Memory that the device has allocated, of the
      * same size on all ranks, which call it together; it stays open as long as the communicator.
      * May block. */
