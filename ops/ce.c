@@ -355,13 +355,18 @@ pst_status pst_ce_create(pst_runtime *runtime, pst_device *device, const pst_exc
 
 /* ---- registration ---------------------------------------------------------------------------- */
 
+/* The text is both the runtime's and this communicator's, which goes on as it was. */
 pst_status pst_ce_register(pst_comm *comm, void *memory, size_t bytes) {
     pst__ce *ce = ce_of(comm);
-    char text[PST__CE_TEXT] = "";
-    pst_status status = pst__regions_add(&ce->regions, memory, bytes, text, sizeof text);
+    char why[PST__CE_TEXT] = "", text[PST__CE_TEXT];
+    pst_status status = pst__regions_add(&ce->regions, memory, bytes, why, sizeof why);
     if (status == PST_OK) return PST_OK;
-    return pst__fail(ce->error, status, "rank %d, '%s': registering %zu bytes: %s", comm->rank,
-                     ce->name, bytes, text);
+    (void)snprintf(text, sizeof text, "rank %d, '%.64s': registering %zu bytes: %.350s", comm->rank,
+                   ce->name, bytes, why);
+    ck_spinlock_lock(&ce->lock);
+    if (ce->failure == PST_OK) memcpy(ce->text, text, sizeof text);
+    ck_spinlock_unlock(&ce->lock);
+    return pst__fail(ce->error, status, "%s", text);
 }
 
 void pst_ce_unregister(pst_comm *comm, void *memory) {

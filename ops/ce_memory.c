@@ -113,8 +113,9 @@ pst_status pst__regions_add(pst__regions *regions, void *memory, size_t bytes, c
     close_all(descriptors, regions->link->size);
     mine.status = status;
     int ignored[PST_CE_MAX_RANKS];
-    pst_status others = swap(regions, &mine, -1, messages, ignored, text, size);
-    if (others == PST_OK) others = check_messages(regions, messages, "map", text, size);
+    const size_t room = status == PST_OK ? size : 0; /* the first reason is the one that is told */
+    pst_status others = swap(regions, &mine, -1, messages, ignored, text, room);
+    if (others == PST_OK) others = check_messages(regions, messages, "map", text, room);
     if (status == PST_OK) status = others;
     if (status != PST_OK) {
         if (index < PST__REGIONS) unmap(regions, region, bytes);

@@ -16,6 +16,8 @@
  * - A reduce-scatter has a second part, the sum: combine (pst_collective_as_work runs both).
  * - A result is valid if status() returns PST_OK after the collective has ended: a rank that fails
  *   or aborts says so before anything that it spoils can be seen.
+ * - It is destroyed when no collective is in flight on any rank, or after an abort. What an abort
+ *   has not been able to end keeps its memory.
  * - Nothing is captured in CUDA graphs: each collective has its own sequence number.
  */
 #ifndef PENSTOCK_COPY_ENGINE_H

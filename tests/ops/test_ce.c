@@ -354,6 +354,8 @@ static void registered_sizes_are_the_same_on_all_ranks(void **state) {
     ce_world *world = open_world(3);
     ce_on_all(world, register_other_size);
     ce_assert_all(world, PST_EMISMATCH);
+    assert_text(&world->ranks[0], "rank 1 registers");
+    assert_int_equal(status_of(&world->ranks[0]), PST_OK);
     for (int rank = 0; rank < 3; rank++)
         assert_int_equal(start_gather(&world->ranks[rank], 1000), PST_OK);
     assert_true(ce_run_all(world, 1000000));
