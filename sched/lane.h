@@ -44,9 +44,11 @@ struct pst_lane {
     pst__node *current;                        /* a host device's launch that is pending */
     pst__node *flight_first, *flight_last; /* launched and not done, on an asynchronous device */
     pst__node *watched;    /* the oldest in flight that has an event: the one that is polled */
+    pst__node *newest;     /* the latest task put in flight that has one; NULL: it has ended */
     pst__node *tail;       /* in flight when tail_event was recorded */
     pst_event *tail_event; /* completion of the last tasks, which need no event themselves */
     unsigned texts;        /* the runtime's error texts before the latest launch or test */
+    uint32_t unasked;      /* launches since in-flight tasks were last asked about */
     int needs_poll;        /* something launched, or a wait, is to be asked again */
     pst__tally tally;
     pst__levels levels; /* BY_PRIORITY */

@@ -6,6 +6,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+/* Launches on a lane that has ever more of them, until what is done there is asked about: the
+ * questions cost the device's driver more than a launch costs us. */
+#define ASK_EVERY 16u
+
 /* ---- the head of the queue -------------------------------------------------------------- */
 
 /* What is ready by now, also what has arrived since the turn began, competes for the launch. */
@@ -124,6 +128,8 @@ static void into_flight(pst_lane *lane, pst__node *node) {
     else
         lane->flight_last->detail->flight_next = node;
     lane->flight_last = node;
+    /* Gates come when they have passed, which need not be the order of their records. */
+    if (node->detail->event_recorded && node->lane != NULL) lane->newest = node;
 }
 
 /* The device has it. Its event is recorded before successors may ask their streams to wait. */
@@ -260,6 +266,7 @@ static void end_oldest(pst__advance *advance, pst_status status) {
     lane->flight_first = node->detail->flight_next;
     lane->ends++;
     if (node == lane->tail) lane->tail = NULL;
+    if (node == lane->newest) lane->newest = NULL;
     if (node->detail->launched_at != 0) pst__hook_done_on_device(lane, node, number);
     pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
                   PST__WHEN_DONE);
@@ -295,10 +302,15 @@ static void mark_tail(pst__advance *advance) {
     if (status < 0)
         lose_flights(advance, status);
     else
-        lane->tail = lane->flight_last;
+        lane->tail = lane->newest = lane->flight_last;
 }
 
-/* Ends the tasks up to the oldest one that has an event, if that is done. */
+static pst_status ask(const pst_lane *lane, const pst__node *node) {
+    return lane->device->ops->event_query(lane->device, event_in_flight(lane, node));
+}
+
+/* Ends the tasks up to the oldest one that has an event, if that is done, and all of them if the
+ * newest is: a question costs as much as many launches, so those between are not asked about. */
 static int end_flights(pst__advance *advance) {
     pst_lane *lane = advance->lane;
     if (lane->flight_first == NULL) return 0;
@@ -306,7 +318,7 @@ static int end_flights(pst__advance *advance) {
     if (lane->watched == NULL) return 0;
     pst__node *last = lane->watched;
     note_texts(lane);
-    pst_status status = lane->device->ops->event_query(lane->device, event_in_flight(lane, last));
+    pst_status status = ask(lane, last);
     if (status == PST_PENDING && is_abandoned(lane->runtime))
         status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
     if (status == PST_PENDING) {
@@ -317,6 +329,8 @@ static int end_flights(pst__advance *advance) {
     if (status < 0) {
         lose_flights(advance, status);
     } else {
+        pst__node *newest = lane->newest;
+        if (newest != NULL && newest != last && ask(lane, newest) == PST_OK) last = newest;
         for (pst__node *ended = NULL; ended != last;) {
             ended = lane->flight_first;
             end_oldest(advance, PST_OK);
@@ -338,17 +352,34 @@ static void gates_into_flight(pst_lane *lane) {
     }
 }
 
+static uint32_t launch_some(pst__advance *advance, pst_lane *queue, uint32_t budget) {
+    uint32_t launched = 0;
+    while (launched < budget && advance->lane->current == NULL && advance_head(advance, queue))
+        launched++;
+    return launched;
+}
+
+static int end_all_flights(pst__advance *advance) {
+    int ended = 0;
+    advance->lane->unasked = 0;
+    while (end_flights(advance))
+        ended = 1;
+    return ended;
+}
+
 int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
     pst__advance advance = {.lane = lane};
     int changed = 0;
     lane->needs_poll = 0;
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
     if (lane->current != NULL) changed |= end_current(&advance);
-    while (end_flights(&advance))
-        changed = 1;
-    if (lane->mode != PST_LANE_BORROWED) {
-        while (budget-- > 0 && lane->current == NULL && advance_head(&advance, queue))
-            changed = 1;
+    if (lane->mode == PST_LANE_BORROWED) {
+        changed |= end_all_flights(&advance);
+    } else {
+        const uint32_t launched = launch_some(&advance, queue, budget);
+        lane->unasked += launched;
+        if (launched == 0 || lane->unasked >= ASK_EVERY) changed |= end_all_flights(&advance);
+        changed |= launched > 0;
         mark_tail(&advance);
         if (lane->current != NULL) lane->needs_poll = 1;
     }

@@ -122,8 +122,9 @@ typedef struct pst_device_ops {
     pst_status (*progress)(pst_device *device, pst_stream *stream);
 
     /* Events: created in advance, recorded any number of times. A created event that was never
-     * recorded counts as done. One thread may record an event while others wait for it or query it:
-     * they get the state before or after. */
+     * recorded counts as done. It is destroyed when its latest record is done, or when its device
+     * is given up. One thread may record an event while others wait for it or query it: they get
+     * the state before or after. */
     pst_status (*event_create)(pst_device *device, int timed, pst_event **event);
     void (*event_destroy)(pst_device *device, pst_event *event);
     pst_status (*event_record)(pst_device *device, pst_event *event, pst_stream *stream);

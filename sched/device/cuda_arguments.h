@@ -20,7 +20,7 @@ typedef struct pst_cuda_piece {
     unsigned action;
 } pst_cuda_piece;
 
-/* A launch of pst_cast_scale_copy_N: a block takes `block_bytes` of a piece, counted in the wider
+/* A launch of pst_cast_scale_copy or pst_cast_scale_copy_many: a block takes `block_bytes` of a piece, counted in the wider
  * of its two dtypes; a multiple of 4096. */
 #define PST_CUDA_CAST_TABLE(pieces)                                                                \
     struct {                                                                                       \
@@ -30,13 +30,11 @@ typedef struct pst_cuda_piece {
         pst_cuda_piece piece[pieces];                                                              \
     }
 
-/* As much as fits in the kernel parameters: of a kernel with few pieces, of any driver (4 KiB), and
- * of one that knows CUDA 12.1 (32,764 bytes). */
-#define PST_CUDA_FEW_PIECES  8
+/* As many as fit in the kernel parameters: for any driver (4 KiB), and for one that knows CUDA 12.1
+ * (32,764 bytes). */
 #define PST_CUDA_PIECES      127
 #define PST_CUDA_MANY_PIECES 1023
 
-typedef PST_CUDA_CAST_TABLE(PST_CUDA_FEW_PIECES) pst_cuda_cast_few;
 typedef PST_CUDA_CAST_TABLE(PST_CUDA_PIECES) pst_cuda_cast;
 typedef PST_CUDA_CAST_TABLE(PST_CUDA_MANY_PIECES) pst_cuda_cast_many;
 

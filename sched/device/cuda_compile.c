@@ -24,7 +24,8 @@ static int write_options(const pst__nvrtc *nvrtc, const pst__cuda_compile_option
 static pst_status find_in_cache(const pst__nvrtc *nvrtc, const pst__heap *heap, const char *folder,
                                 const char *const *options, int option_count,
                                 pst__cuda_cache *cache) {
-    const size_t bytes = strlen(pst__cuda_kernels_source) + OPTION_COUNT * (OPTION_BYTES + 1) + 64;
+    const size_t bytes =
+        strlen(pst__cuda_kernels_source) + sizeof(char[OPTION_COUNT][OPTION_BYTES + 1]) + 64;
     char *key = pst__heap_alloc(heap, bytes);
     if (key == NULL) return PST_ENOMEM;
     int length = snprintf(key, bytes, "NVRTC %d.%d", nvrtc->major, nvrtc->minor);

@@ -40,15 +40,10 @@ static pst_status create(pst__cuda *cuda, pst__cuda_pool *pool, pst_event **crea
     return status;
 }
 
-/* One whose last record is done, so that it looks like one that was never recorded. */
+/* What is in a pool is done, so that it looks like one that was never recorded. */
 static pst_status take(pst__cuda *cuda, pst__cuda_pool *pool, pst_event **event) {
     *event = pop(pool);
-    if (*event != NULL) {
-        if (cuda->driver.cuEventQuery((*event)->native) == CUDA_SUCCESS) return PST_OK;
-        push(pool, *event);
-        *event = NULL;
-    }
-    return create(cuda, pool, event);
+    return *event != NULL ? PST_OK : create(cuda, pool, event);
 }
 
 static void free_pool(pst__cuda *cuda, pst__cuda_pool *pool) {

@@ -15,7 +15,6 @@ static pst_status load_module(pst__cuda *cuda, const void *image) {
     pst__cuda_kernels *kernels = cuda->kernels;
     pst_status status =
         pst__cuda_call(cuda, cuModuleLoadData, (&kernels->module, image), "the kernels");
-    if (status == PST_OK) status = get(cuda, "pst_cast_scale_copy_few", &kernels->cast_few);
     if (status == PST_OK) status = get(cuda, "pst_cast_scale_copy", &kernels->cast);
     if (status == PST_OK) status = get(cuda, "pst_sum", &kernels->sum);
     if (status == PST_OK) status = get(cuda, "pst_maximum", &kernels->maximum);
@@ -65,7 +64,7 @@ void pst__cuda_kernels_unload(pst__cuda *cuda) {
 
 /* Small enough that all processors have several blocks, as far as that makes sense. */
 static unsigned block_bytes_for(const pst__cuda *cuda, size_t bytes) {
-    enum { STEP = 4096, MOST = 8 * STEP, BLOCKS_EACH = 8 };
+    enum { STEP = 4096, MOST = 16 * STEP, BLOCKS_EACH = 8 };
     const size_t share = bytes / ((size_t)cuda->processors * BLOCKS_EACH);
     return share >= MOST ? MOST : (unsigned)(share / STEP + 1) * STEP;
 }
@@ -91,13 +90,17 @@ static int is_floating(pst_dtype dtype) {
     return (unsigned)dtype < 4;
 }
 
-static size_t wider(pst_dtype a, pst_dtype b) {
-    const size_t size_a = pst_dtype_size(a), size_b = pst_dtype_size(b);
-    return size_a > size_b ? size_a : size_b;
+/* Bytes an element, of these dtypes and of those that have a maximum. */
+static const unsigned char sizes[PST_DTYPE_COUNT] = {
+    [PST_FLOAT32] = 4, [PST_FLOAT64] = 8, [PST_FLOAT16] = 2, [PST_BFLOAT16] = 2, [PST_INT8] = 1,
+    [PST_UINT8] = 1,   [PST_INT16] = 2,   [PST_INT32] = 4,   [PST_INT64] = 8,    [PST_BOOL] = 1};
+
+static size_t wider(unsigned a, unsigned b) {
+    return sizes[a] > sizes[b] ? sizes[a] : sizes[b];
 }
 
 static int is_aligned(const void *memory, pst_dtype dtype) {
-    return (uintptr_t)memory % pst_dtype_size(dtype) == 0;
+    return (uintptr_t)memory % sizes[dtype] == 0;
 }
 
 /* ---- cast, scale, copy ------------------------------------------------------------------ */
@@ -108,11 +111,13 @@ static int is_plain(const pst_cast *piece, double scale) {
 }
 
 static pst_status check_cast(pst__cuda *cuda, const pst_cast *piece, double scale, size_t index) {
-    if (pst_dtype_size(piece->destination_dtype) == 0)
+    if (is_plain(piece, scale)) {
+        if (pst_dtype_size(piece->destination_dtype) != 0) return PST_OK;
         return pst__cuda_refuse(cuda, PST_EUNSUPPORTED,
                                 "cast_scale_copy: the destination of piece %zu has no dtype (%d)",
                                 index, (int)piece->destination_dtype);
-    if (piece->count == 0 || is_plain(piece, scale)) return PST_OK;
+    }
+    if (piece->count == 0) return PST_OK;
     if (!is_floating(piece->source_dtype) || !is_floating(piece->destination_dtype))
         return pst__cuda_refuse(
             cuda, PST_EUNSUPPORTED, "cast_scale_copy: piece %zu from %s to %s, scaled by %g", index,
@@ -142,7 +147,7 @@ static pst_cuda_piece entry_of(const pst_cast *piece, double scale) {
 /* Of a piece: how much its blocks divide between them. */
 static size_t work_of(const pst_cuda_piece *piece) {
     if (piece->action >= PST_CUDA_COPY) return piece->count;
-    return piece->count * wider((pst_dtype)(piece->action / 4), (pst_dtype)(piece->action % 4));
+    return piece->count * wider(piece->action / 4, piece->action % 4);
 }
 
 /* The beginning of a table is the same whatever its size, and a kernel takes no more than its own.
@@ -158,10 +163,8 @@ static pst_status launch_table(pst__cuda *cuda, CUstream stream, pst_cuda_cast_m
         table->piece[i].first_block = (unsigned)blocks;
         blocks += blocks_of(work_of(&table->piece[i]), table->block_bytes);
     }
-    CUfunction kernel = table->piece_count <= PST_CUDA_FEW_PIECES ? kernels->cast_few
-                        : table->piece_count <= PST_CUDA_PIECES   ? kernels->cast
-                                                                  : kernels->cast_many;
-    return launch(cuda, kernel, blocks, stream, table, "pst_cast_scale_copy");
+    return launch(cuda, table->piece_count <= PST_CUDA_PIECES ? kernels->cast : kernels->cast_many,
+                  blocks, stream, table, "pst_cast_scale_copy");
 }
 
 pst_status pst__cuda_cast_scale_copy(pst__cuda *cuda, CUstream stream, const pst_cast *pieces,
@@ -199,7 +202,8 @@ static pst_status check_sources(pst__cuda *cuda, const pst_sum *sum, const char 
 
 static pst_status launch_sum(pst__cuda *cuda, CUfunction kernel, CUstream stream,
                              const pst_sum *sum, unsigned action, const char *name) {
-    const size_t work = sum->count * wider(sum->destination_dtype, sum->source_dtype);
+    const size_t work =
+        sum->count * wider((unsigned)sum->destination_dtype, (unsigned)sum->source_dtype);
     pst_cuda_sum arguments = {
         .destination = sum->destination,
         .count = sum->count,

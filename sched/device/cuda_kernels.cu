@@ -203,7 +203,7 @@ static __device__ __forceinline__ void convert_vectors(D *to, const S *from, uns
                                                        unsigned skip_at, unsigned skip,
                                                        typename pair<D, S>::wide scale) {
     typedef typename pair<D, S>::wide W;
-    enum { ROUND = 4 };
+    enum { ROUND = N * sizeof(S) < 16 ? 8 : 4 };
     for (unsigned i = threadIdx.x; i < count; i += ROUND * PST_CUDA_THREADS) {
         pack<S, N> in[ROUND];
         unsigned at[ROUND];
@@ -292,11 +292,6 @@ static __device__ __forceinline__ void cast_scale_copy(const Table &table) {
 }
 
 extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
-    pst_cast_scale_copy_few(const __grid_constant__ pst_cuda_cast_few table) {
-    cast_scale_copy(table);
-}
-
-extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
     pst_cast_scale_copy(const __grid_constant__ pst_cuda_cast table) {
     cast_scale_copy(table);
 }
@@ -310,38 +305,51 @@ extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
 
 /* ---- sum of several sources ------------------------------------------------------------- */
 
-/* N elements from `index` on. The sum begins with -0, to which adding changes nothing. Loads of a
- * round come before its additions, so that several are under way. */
-template <unsigned N, typename D, typename S>
-static __device__ __forceinline__ void sum_vector(const pst_cuda_sum &sum, address index) {
+/* V vectors of N elements, the first from `index` on, `stride` elements apart; `valid` of them are
+ * there. The sum begins with -0, to which adding changes nothing. All loads of a round come before
+ * its additions, so that several are under way. */
+template <unsigned V, unsigned N, typename D, typename S>
+static __device__ __forceinline__ void sum_vectors(const pst_cuda_sum &sum, address index,
+                                                   unsigned stride, unsigned valid) {
     typedef typename pair<D, S>::wide W;
     enum { ROUND = 4 };
-    pack<D, N> *const to = (pack<D, N> *)((D *)sum.destination + index);
-    W total[N];
+    W total[V][N];
+    pack<D, N> out[V];
 #pragma unroll
-    for (unsigned e = 0; e < N; e++)
-        total[e] = sum.source_count == 0 ? (W)0 : -(W)0;
+    for (unsigned v = 0; v < V; v++) {
+        if (sum.accumulate && v < valid)
+            out[v] = *(const pack<D, N> *)((const D *)sum.destination + index + v * stride);
+#pragma unroll
+        for (unsigned e = 0; e < N; e++)
+            total[v][e] = sum.source_count == 0 ? (W)0 : -(W)0;
+    }
     for (unsigned k = 0; k < sum.source_count; k += ROUND) {
-        pack<S, N> in[ROUND];
-#pragma unroll
-        for (unsigned r = 0; r < ROUND; r++)
-            if (k + r < sum.source_count)
-                in[r] = *(const pack<S, N> *)((const S *)sum.source[k + r] + index);
+        pack<S, N> in[ROUND][V];
 #pragma unroll
         for (unsigned r = 0; r < ROUND; r++)
 #pragma unroll
-            for (unsigned e = 0; e < N; e++)
-                if (k + r < sum.source_count) total[e] += load<W>(in[r].at[e]);
-    }
-    pack<D, N> out;
-    if (sum.accumulate) out = *to;
+            for (unsigned v = 0; v < V; v++)
+                if (k + r < sum.source_count && v < valid)
+                    in[r][v] =
+                        *(const pack<S, N> *)((const S *)sum.source[k + r] + index + v * stride);
 #pragma unroll
-    for (unsigned e = 0; e < N; e++) {
-        total[e] *= (W)sum.scale;
-        if (sum.accumulate) total[e] += load<W>(out.at[e]);
-        store(out.at[e], total[e]);
+        for (unsigned r = 0; r < ROUND; r++)
+#pragma unroll
+            for (unsigned v = 0; v < V; v++)
+#pragma unroll
+                for (unsigned e = 0; e < N; e++)
+                    if (k + r < sum.source_count) total[v][e] += load<W>(in[r][v].at[e]);
     }
-    *to = out;
+#pragma unroll
+    for (unsigned v = 0; v < V; v++) {
+#pragma unroll
+        for (unsigned e = 0; e < N; e++) {
+            total[v][e] *= (W)sum.scale;
+            if (sum.accumulate) total[v][e] += load<W>(out[v].at[e]);
+            store(out[v].at[e], total[v][e]);
+        }
+        if (v < valid) *(pack<D, N> *)((D *)sum.destination + index + v * stride) = out[v];
+    }
 }
 
 /* Elements before the first vector: all of them if not all addresses can be aligned together. */
@@ -356,14 +364,15 @@ static __device__ __forceinline__ unsigned sum_head(const pst_cuda_sum &sum, ran
 }
 
 template <typename D, typename S> static __device__ void sum_range(const pst_cuda_sum &sum) {
-    constexpr unsigned N = vector_length<D, S>();
+    constexpr unsigned N = vector_length<D, S>(), V = N * sizeof(S) < 16 ? 2 : 1;
     const range part = share_of(sum.count, sum.block_bytes / 16 * N, blockIdx.x);
     const unsigned head = sum_head<N, D, S>(sum, part);
     const unsigned vectors = (part.count - head) / N, single = part.count - vectors * N;
-    for (unsigned i = threadIdx.x; i < vectors; i += PST_CUDA_THREADS)
-        sum_vector<N, D, S>(sum, part.begin + head + (address)i * N);
+    for (unsigned i = threadIdx.x; i < vectors; i += V * PST_CUDA_THREADS)
+        sum_vectors<V, N, D, S>(sum, part.begin + head + (address)i * N, PST_CUDA_THREADS * N,
+                                i + (V - 1) * PST_CUDA_THREADS < vectors ? V : 1);
     for (unsigned i = threadIdx.x; i < single; i += PST_CUDA_THREADS)
-        sum_vector<1, D, S>(sum, part.begin + i + (i < head ? 0 : vectors * N));
+        sum_vectors<1, 1, D, S>(sum, part.begin + i + (i < head ? 0 : vectors * N), 0, 1);
 }
 
 template <typename D>

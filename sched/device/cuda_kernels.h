@@ -8,7 +8,7 @@
 
 struct pst__cuda_kernels {
     CUmodule module;
-    CUfunction cast_few, cast, cast_many; /* by size of the table; the last may be missing: NULL */
+    CUfunction cast, cast_many; /* by size of the table; the second may be missing: NULL */
     CUfunction sum, maximum, fill;
 };
 

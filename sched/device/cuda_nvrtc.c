@@ -10,8 +10,9 @@ enum { OLDEST_MAJOR = 12 };
 
 /* ---- finding it ------------------------------------------------------------------------- */
 
+/* For good: whenever it is loaded anew it takes memory that it does not give back. */
 static int load(pst__nvrtc *nvrtc, int mode) {
-    nvrtc->library = dlopen(nvrtc->path, RTLD_NOW | RTLD_LOCAL | mode);
+    nvrtc->library = dlopen(nvrtc->path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | mode);
     return nvrtc->library != NULL;
 }
 

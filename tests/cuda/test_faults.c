@@ -173,7 +173,7 @@ static const fault faults[] = {
     {create_events, "cuEventCreate", 1},
     {record_event, "cuEventRecord", 1},
     {wait_event, "cuStreamWaitEvent", 1},
-    {query_event, "cuEventQuery", 2}, /* the first asks whether it can be used again */
+    {query_event, "cuEventQuery", 1},
     {copy_one, "cuMemcpyAsync", 1},
     {copy_two, "cuMemcpyBatchAsync", 1},
     {copy_rows, "cuMemcpy2DAsync", 1},

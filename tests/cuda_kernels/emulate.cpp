@@ -54,8 +54,6 @@ struct kernel {
 };
 
 const kernel kernels[] = {
-    {"pst_cast_scale_copy_few",
-     [](const void *table) { cast_scale_copy(*(const pst_cuda_cast_few *)table); }},
     {"pst_cast_scale_copy",
      [](const void *table) { cast_scale_copy(*(const pst_cuda_cast *)table); }},
     {"pst_cast_scale_copy_many",

@@ -70,7 +70,6 @@ static const runner *the_runner(void) {
 
 static int set_up(void **state) {
     (void)state;
-    it.kernels.cast_few = named("pst_cast_scale_copy_few");
     it.kernels.cast = named("pst_cast_scale_copy");
     it.kernels.cast_many = named("pst_cast_scale_copy_many");
     it.kernels.sum = named("pst_sum");

@@ -104,6 +104,27 @@ def test_a_parameter_thawed_after_shard_says_so():
     penstock.close(model)
 
 
+def test_a_backward_after_one_that_was_broken_off_says_so():
+    model = penstock.shard(make(Net))
+    failures = ["once"]
+
+    def fail(gradient):
+        if failures:
+            raise ValueError(failures.pop())
+
+    def watch(module, inputs, output):
+        output.register_hook(fail)
+
+    model.embed.register_forward_hook(watch)
+    loss = loss_of(model, 0, 0)
+    with pytest.raises(ValueError, match="once"):
+        loss.backward(retain_graph=True)
+    refuses("ESTATE", "Net was broken off: run a forward", loss.backward)
+    loss_of(model, 0, 0).backward()
+    assert all(p.grad is not None for p in model.parameters())
+    penstock.close(model)
+
+
 def test_a_trace_needs_a_path():
     model = penstock.shard(make(Net))
     with pytest.raises(PenstockError, match="which file"), penstock.trace(model):

@@ -277,6 +277,38 @@ static void a_host_task_behind_a_gate_starts_when_the_callers_stream_is_there(vo
     }
 }
 
+/* `second` is recorded before `third` and passes after it: that it is done says nothing of that. */
+static void gates_that_pass_out_of_order_end_by_their_own_events(void **state) {
+    fixture *f = *state;
+    step a = {.name = "a"}, outside = {.name = "outside"};
+    pst_task first, second, third, key;
+    pst_launch launch;
+    assert_ok(pst_graph_add_gate(f->graph, "key", &key));
+    assert_ok(pst_graph_add_gate(f->graph, "first", &first));
+    assert_ok(pst_graph_add_gate(f->graph, "second", &second));
+    assert_ok(pst_graph_add_gate(f->graph, "third", &third));
+    assert_ok(pst_graph_add_edge(f->graph, key, second));
+    step quiet[2] = {{.name = "quiet"}, {.name = "quiet"}};
+    (void)add_quiet(f, f->graph, f->host, &quiet[0], first, NO_TASK);
+    (void)add_quiet(f, f->graph, f->host, &quiet[1], second, NO_TASK);
+    (void)add_quiet(f, f->graph, f->host, &a, third, NO_TASK);
+    assert_ok(pst_graph_seal(f->graph));
+    assert_ok(pst_graph_launch(f->graph, &launch));
+    assert_ok(pst_gate_open(launch, first, f->compute));
+    assert_ok(pst_gate_open(launch, second, f->compute));
+    const pst_work work = {step_start, NULL, &outside};
+    assert_ok(queue_launch(&f->queue.device, pst_lane_stream(f->compute), &work));
+    assert_ok(pst_gate_open(launch, third, f->compute));
+    assert_ok(pst_gate_open(launch, key, NULL));
+    assert_true(queue_step(&f->queue, pst_lane_stream(f->compute)));
+    assert_true(queue_step(&f->queue, pst_lane_stream(f->compute)));
+    turns(f, 3);
+    assert_int_equal(quiet[0].runs, 1);
+    assert_int_equal(a.runs, 0);
+    finish(f);
+    assert_int_equal(a.runs, 1);
+}
+
 static void a_growing_graphs_gate_does_the_same(void **state) {
     fixture *f = *state;
     pst_graph *growing = open_graph(f->runtime, PST_GRAPH_GROWING, "eager");
@@ -492,6 +524,7 @@ int main(void) {
         TEST(a_host_task_behind_a_device_task_starts_when_that_is_done),
         TEST(a_gate_makes_streams_wait_for_the_callers_stream),
         TEST(a_host_task_behind_a_gate_starts_when_the_callers_stream_is_there),
+        TEST(gates_that_pass_out_of_order_end_by_their_own_events),
         TEST(a_growing_graphs_gate_does_the_same),
         TEST(a_wait_gives_the_stream_the_wait_and_returns),
         TEST(a_wait_that_comes_before_the_launch_is_counted_as_late),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,22 @@ from torch.autograd.variable import Variable
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from penstock._engine import Engine, engine_of
+from penstock._errors import PenstockError
 from penstock._units import Group, Parameter, Unit
 from penstock._world import local_of
 
 if TYPE_CHECKING:
     from penstock._hooks import Use
+
+
+class _Ending:
+    """Ends a backward when autograd calls it; autograd drops it uncalled if that is broken off."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
+
+    def __call__(self) -> None:
+        self._end()
 
 
 class Backward:
@@ -31,12 +43,14 @@ class Backward:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._running = False
+        self._ending: weakref.ref[_Ending] | None = None
         self._reduces = False
         self._held: list[Unit] = []
 
     def begin(self) -> None:
         """Begin a backward, unless one runs; it ends with autograd's outermost graph."""
         if self._running:
+            self._check_running()
             return
         self._running = True
         self._reduces = self._engine.sync
@@ -44,7 +58,17 @@ class Backward:
             for group in self._engine.groups():
                 _offer_old_gradient(self._engine, group)
         self._engine.native.begin_backward(self._reduces)
-        Variable._execution_engine.queue_callback(self._end)
+        ending = _Ending(self._end)
+        self._ending = weakref.ref(ending)
+        Variable._execution_engine.queue_callback(ending)
+
+    def _check_running(self) -> None:
+        if self._ending is not None and self._ending() is None:
+            raise PenstockError(
+                "ESTATE",
+                f"a backward of the sharded model {self._engine.name} was broken off: "
+                "run a forward before the next backward",
+            )
 
     def hold(self, unit: Unit) -> None:
         """Hold a unit that the backward gets to."""

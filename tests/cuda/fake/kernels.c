@@ -28,9 +28,9 @@ static pst_cast cast_of(const pst_cuda_piece *piece) {
 
 /* The beginning of a table is the same whatever its size. */
 static void run_cast(const void *argument) {
-    const pst_cuda_cast_few *table = argument;
+    const pst_cuda_cast_many *table = argument;
     for (unsigned i = 0; i < table->piece_count; i++) {
-        const pst_cast cast = cast_of(&((const pst_cuda_cast_many *)argument)->piece[i]);
+        const pst_cast cast = cast_of(&table->piece[i]);
         (void)pst__host_cast(&cast, table->piece[i].action >= PST_CUDA_COPY ? 1.0 : table->scale);
     }
 }
@@ -65,7 +65,6 @@ static void run_fill(const void *argument) {
 }
 
 static struct CUfunc_st functions[] = {
-    {"pst_cast_scale_copy_few", sizeof(pst_cuda_cast_few), run_cast},
     {"pst_cast_scale_copy", sizeof(pst_cuda_cast), run_cast},
     {"pst_cast_scale_copy_many", sizeof(pst_cuda_cast_many), run_cast},
     {"pst_sum", sizeof(pst_cuda_sum), run_sum},
