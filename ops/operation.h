@@ -8,6 +8,7 @@
 #ifndef PST_OPS_OPERATION_H
 #define PST_OPS_OPERATION_H
 
+#include "base/atomic.h"
 #include "ops/engine.h"
 
 struct pst__operation {
@@ -37,6 +38,11 @@ struct pst__operation {
 
 /* A memory's earlier use that a task waits for, and compute's writes, at most. */
 #define PST__MOST_AFTER (2 * PST_LEASE_EVENTS + 2)
+
+/* Pairs with the release when `finished` was recorded: who sees it may wait for that. */
+static inline int pst__operation_is_launched(const pst__operation *operation) {
+    return pst__load_acquire(&operation->launched);
+}
 
 /* The same queue for both directions where they share a communicator. */
 static inline pst__queue *pst__queue_of(pst_zero *engine, pst__lane_index lane) {
