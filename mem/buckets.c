@@ -25,6 +25,9 @@ struct pst_buckets {
     pst_arena *arena;
     pst_device *device;
     size_t ranks, chunk_bytes, alignment;
+    int fixed;
+    pst_status (*refill)(void *context, uint64_t id, pst_stream *stream);
+    void *refill_context;
     pst_cast *padding; /* a piece a rank */
     bucket *items;
     size_t count, capacity;
@@ -78,6 +81,9 @@ pst_status pst_buckets_create(pst_runtime *runtime, const pst_buckets_options *g
                              .ranks = options.ranks,
                              .chunk_bytes = options.chunk_bytes,
                              .alignment = options.alignment,
+                             .fixed = options.fixed,
+                             .refill = options.refill,
+                             .refill_context = options.refill_context,
                              .padding = padding};
     *created = buckets;
     return PST_OK;
@@ -96,14 +102,18 @@ static void return_bucket(pst_buckets *buckets, bucket *idle) {
     remove_bucket(buckets, idle);
 }
 
-void pst_buckets_trim(pst_buckets *buckets) {
+static void return_idle(pst_buckets *buckets) {
     for (size_t i = buckets->count; i-- > 0;)
         if (buckets->items[i].state == BUCKET_IDLE) return_bucket(buckets, &buckets->items[i]);
 }
 
+void pst_buckets_trim(pst_buckets *buckets) {
+    if (!buckets->fixed) return_idle(buckets);
+}
+
 void pst_buckets_destroy(pst_buckets *buckets) {
     if (buckets == NULL) return;
-    pst_buckets_trim(buckets);
+    return_idle(buckets);
     for (size_t i = 0; i < buckets->count; i++)
         pst_arena_quarantine(buckets->arena, &buckets->items[i].lease);
     pst__heap_free(buckets->heap, buckets->items, buckets->capacity * sizeof(bucket));
@@ -178,9 +188,24 @@ static pst_status make_bucket(pst_buckets *buckets, pst_dtype dtype, size_t padd
     return PST_OK;
 }
 
+/* The two in turn, whatever they wait for. */
+static pst_status next_fixed(pst_buckets *buckets, pst_dtype dtype, size_t padded, bucket **next) {
+    pst_status status = PST_OK;
+    if (padded > buckets->chunk_bytes)
+        return pst__fail(buckets->error, PST_EINVAL,
+                         "buckets: a slot of %zu bytes is larger than the fixed buckets' %zu",
+                         padded, buckets->chunk_bytes);
+    while (status == PST_OK && count_regular(buckets, dtype) < BUCKETS_PER_DTYPE)
+        status = make_bucket(buckets, dtype, padded, next);
+    if (status != PST_OK) return status;
+    *next = idle_bucket(buckets, dtype, padded);
+    return *next == NULL ? PST_PENDING : PST_OK;
+}
+
 /* An idle bucket that is free at once, else a new one as long as there are fewer than two, else an
  * idle one that still waits (this bounds how far the host runs ahead), else an extra one. */
 static pst_status next_bucket(pst_buckets *buckets, pst_dtype dtype, size_t padded, bucket **next) {
+    if (buckets->fixed) return next_fixed(buckets, dtype, padded, next);
     bucket *idle = idle_bucket(buckets, dtype, padded);
     *next = idle;
     if (idle != NULL &&
@@ -210,7 +235,8 @@ static pst_status wait_for_memory(pst_buckets *buckets, bucket *item, pst_stream
                              (unsigned long long)item->id, pst_dtype_name(item->dtype));
         if (status == PST_PENDING) return PST_PENDING;
     }
-    return PST_OK;
+    if (buckets->refill == NULL || item->state != BUCKET_IDLE) return PST_OK;
+    return buckets->refill(buckets->refill_context, item->id, stream);
 }
 
 /* Zeroes the bytes behind a slot on all ranks' chunks, in one launch. */

@@ -65,10 +65,10 @@ static pst_status gather_bytes(pst_zero *engine, const char *name, exchange *exc
     collective->segment_count = engine->world;
     status = pst__operation_submit(operation, exchange->bytes, NULL, 0);
     if (status != PST_OK) return status;
-    status = pst_task_wait((pst_launch){engine->graph, 0}, operation->task, NULL);
-    if (status == PST_OK || pst__zero_quiesce(engine)) return pst__operation_lost(engine, status);
-    exchange->own = NULL; /* somebody may still write there: it is lost */
-    return pst__operation_lost(engine, status);
+    status = pst__operation_wait_end(operation);
+    if (status != PST_OK && !pst__zero_quiesce(engine))
+        exchange->own = NULL; /* somebody may still write there: it is lost */
+    return status;
 }
 
 /* ---- what a rank has, as lines: subject NUL description NUL ---------------------------------- */
@@ -165,15 +165,33 @@ static pst_status compare_texts(pst_zero *engine, const char *first, size_t rank
     }
 }
 
+#define TEXT_LIMIT ((size_t)1 << 20) /* what any communicator gathers from any memory */
+
+/* What is beyond the limit is cut, behind a whole line. */
+static pst_status write_texts(pst_zero *engine, char *texts, size_t longest, size_t bytes) {
+    text_sink sink = {pst__heap_alloc(engine->heap, longest), 0, longest};
+    memset(texts, 0, bytes);
+    if (sink.text == NULL)
+        return pst__zero_fail(engine, PST_ENOMEM, "%s", "no memory to compare the ranks");
+    put_everything(engine, &sink);
+    size_t whole = 0;
+    const char *cursor = sink.text;
+    while (*next_line(&cursor, sink.text + sink.used).subject != '\0' &&
+           (size_t)(cursor - sink.text) < bytes)
+        whole = (size_t)(cursor - sink.text);
+    memcpy(texts, sink.text, whole);
+    pst__heap_free(engine->heap, sink.text, longest);
+    return PST_OK;
+}
+
 /* Finds the first difference; all ranks hold all texts and so name the same. */
-static pst_status exchange_texts(pst_zero *engine, size_t bytes) {
+static pst_status exchange_texts(pst_zero *engine, size_t longest) {
     exchange texts = {0};
+    size_t bytes = longest < TEXT_LIMIT ? longest : TEXT_LIMIT;
     pst_status status = exchange_alloc(engine, bytes, &texts);
     if (status != PST_OK) return status;
-    memset(texts.own, 0, bytes);
-    text_sink sink = {texts.own, 0, bytes};
-    put_everything(engine, &sink);
-    status = gather_bytes(engine, "registry", &texts);
+    status = write_texts(engine, texts.own, longest, bytes);
+    if (status == PST_OK) status = gather_bytes(engine, "registry", &texts);
     for (size_t rank = 1; status == PST_OK && rank < engine->world; rank++)
         status = compare_texts(engine, texts.everyone, rank, texts.everyone + rank * bytes, bytes);
     exchange_free(engine, &texts);
@@ -255,13 +273,14 @@ static pst_status wait_for_slot(pst_zero *engine, int grad) {
     pst__queue *queue = &engine->queues[PST__GATHER_LANE];
     for (pst__operation *found = queue->oldest; found != NULL; found = found->next) {
         if (found->work.collective.name != plan_names[grad]) continue;
-        pst_status status = pst_task_wait((pst_launch){engine->graph, 0}, found->task, NULL);
-        if (status != PST_OK) return pst__operation_lost(engine, status);
+        pst_status status = pst__operation_wait_end(found);
+        if (status != PST_OK) return status;
     }
     return PST_OK;
 }
 
-static pst_status submit_hash(pst_zero *engine, int grad, int blocking, pst_task *task) {
+static pst_status submit_hash(pst_zero *engine, int grad, int blocking,
+                              pst__operation **submitted) {
     pst__operation *operation;
     pst_status status = pst__operation_take(engine, PST__GATHER_LANE, &operation);
     if (status != PST_OK) return status;
@@ -276,20 +295,18 @@ static pst_status submit_hash(pst_zero *engine, int grad, int blocking, pst_task
     collective->segment_count = engine->world;
     operation->argument = (uint64_t)grad;
     operation->done = blocking ? NULL : poison_if_different;
-    status = pst__operation_submit(operation, sizeof(uint64_t), NULL, 0);
-    if (status == PST_OK) *task = operation->task;
-    return status;
+    *submitted = operation;
+    return pst__operation_submit(operation, sizeof(uint64_t), NULL, 0);
 }
 
 pst_status pst__agree_plan(pst_zero *engine, int grad, uint64_t hash, int blocking) {
-    pst_task task;
+    pst__operation *operation;
     pst_status status = wait_for_slot(engine, grad);
     if (status != PST_OK) return status;
     hashes_of(engine, grad)[0] = hash;
-    status = submit_hash(engine, grad, blocking, &task);
+    status = submit_hash(engine, grad, blocking, &operation);
+    if (status == PST_OK && blocking) status = pst__operation_wait_end(operation);
     if (status != PST_OK || !blocking) return status;
-    status = pst_task_wait((pst_launch){engine->graph, 0}, task, NULL);
-    if (status != PST_OK) return pst__operation_lost(engine, status);
     size_t rank = differing_rank(engine, grad);
     if (rank == engine->world) return PST_OK;
     return pst__fail(engine->error, PST_EMISMATCH, differing_format, engine->rank, engine->name,

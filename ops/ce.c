@@ -12,6 +12,9 @@
  * numbers, so that it counts as beyond. */
 #define FAR_AHEAD (UINT32_C(1) << 30)
 
+/* Pulls of less go without turns. */
+#define TURN_BYTES ((size_t)1 << 20)
+
 static pst__ce *ce_of(const pst_comm *comm) {
     return comm->context;
 }
@@ -111,11 +114,11 @@ static pst_status ce_source_wait(pst_comm *comm, pst_stream *stream, uint64_t ti
     pst__ce *ce = ce_of(comm);
     pst_status status = failure_of(ce);
     const uint32_t sequence = pst__flag_sequence(ce->first_sequence, ticket, 1);
-    if (ticket == 0) return status;
-    for (int peer = 0; peer < comm->size && status == PST_OK; peer++)
-        if (peer != comm->rank)
-            status = pst__flag_wait(&ce->flags, stream, PST__FLAG_DONE, peer, sequence);
-    return status;
+    pst__flag_steps steps = {.count = 0};
+    if (ticket == 0 || status != PST_OK) return status;
+    for (int peer = 0; peer < comm->size; peer++)
+        if (peer != comm->rank) pst__flag_wait(&ce->flags, &steps, PST__FLAG_DONE, peer, sequence);
+    return pst__flags_enqueue(&ce->flags, stream, &steps);
 }
 
 static pst_status ce_combine(pst_comm *comm, const pst_collective *collective, pst_stream *stream) {
@@ -158,9 +161,12 @@ static void destroy_streams(const pst__ce *ce) {
 }
 
 static void free_memory(pst__ce *ce) {
+    pst_device *device = ce->device;
     if (ce->regions.link != NULL) pst__regions_clear(&ce->regions);
-    if (ce->own_memory != NULL)
-        ce->device->ops->free(ce->device, PST_MEMORY_DEVICE, ce->own_memory, ce->own_memory_bytes);
+    if (ce->bounce != NULL)
+        device->ops->free(device, PST_MEMORY_DEVICE, ce->bounce, PST_CE_BOUNCE_BYTES);
+    if (ce->own_flags != NULL)
+        device->ops->free(device, ce->flag_memory, ce->own_flags, pst__flags_bytes(ce->comm.size));
 }
 
 static void ce_free(pst__ce *ce) {
@@ -189,10 +195,11 @@ static const pst_comm_ops ce_ops = {
     .test = ce_test,
     .abort = ce_abort,
     .status = ce_status,
-    .source_wait = ce_source_wait,
-    .combine = ce_combine,
     .error_text = ce_error_text,
     .destroy = ce_destroy,
+    .combine = ce_combine,
+    .open_memory = pst_ce_register,
+    .source_wait = ce_source_wait,
 };
 
 /* ---- creation -------------------------------------------------------------------------------- */
@@ -236,6 +243,9 @@ static pst__ce *ce_create(const pst__meeting_place *place, pst_device *device,
     ce->device = device;
     ce->no_verify = options->no_verify;
     ce->first_sequence = options->first_sequence;
+    ce->turn_bytes = options->turn_bytes == 0 ? TURN_BYTES : options->turn_bytes;
+    ce->flag_memory = options->flags_on_device ? PST_MEMORY_DEVICE : PST_MEMORY_SHARED;
+    ce->flags = (pst__flags){.device = device, .rank = ce->comm.rank, .size = ce->comm.size};
     ck_spinlock_init(&ce->lock);
     return ce;
 }
@@ -251,40 +261,46 @@ static pst_status create_streams(pst__ce *ce) {
 }
 
 static pst_status alloc_own_memory(pst__ce *ce) {
-    const size_t flags = pst__ce_slot(pst__flags_bytes(ce->comm.size));
-    ce->own_memory_bytes = flags + PST_CE_BOUNCE_BYTES;
+    pst_device *device = ce->device;
+    void *bounce = NULL, *flags = NULL;
     pst_status status = create_streams(ce);
     if (status == PST_OK)
-        status = ce->device->ops->alloc(ce->device, PST_MEMORY_DEVICE, ce->own_memory_bytes,
-                                        &ce->own_memory);
-    if (status != PST_OK) return status;
-    ce->bounce = (char *)ce->own_memory + flags;
-    return PST_OK;
+        status = device->ops->alloc(device, PST_MEMORY_DEVICE, PST_CE_BOUNCE_BYTES, &bounce);
+    if (status == PST_OK)
+        status =
+            device->ops->alloc(device, ce->flag_memory, pst__flags_bytes(ce->comm.size), &flags);
+    ce->bounce = bounce;
+    ce->own_flags = flags;
+    return status;
 }
 
-static pst_status open_flags(pst__ce *ce) {
-    ce->flags = (pst__flags){ce->device, ce->comm.rank, ce->comm.size, {NULL}};
-    for (int rank = 0; rank < ce->comm.size; rank++)
-        ce->flags.rows[rank] = (uint32_t *)(void *)ce->regions.regions[0].views[rank];
+static pst_status set_flags(pst__ce *ce) {
     const uint32_t first = pst__flag_sequence(ce->first_sequence, 0, 0);
+    for (int rank = 0; rank < ce->comm.size; rank++)
+        ce->flags.rows[rank] =
+            (uint32_t *)(void *)ce->regions.regions[PST__CE_FLAG_REGION].views[rank];
     ce->turns = pst__turns_begin(&ce->flags, first);
     return pst__flags_set(&ce->flags, first);
 }
 
+static pst_status share(const pst__meeting_place *place, pst__ce *ce, void *memory, size_t bytes) {
+    char text[PST__CE_TEXT] = "";
+    pst_status status = pst__regions_add(&ce->regions, memory, bytes, text, sizeof text);
+    if (status == PST_OK) return PST_OK;
+    return pst__fail(place->error, status, "rank %d, %s: %s", ce->comm.rank, place->what, text);
+}
+
 /* Ends with a meeting: nobody writes a peer's flags before that peer has set them. */
 static pst_status open_memory(const pst__meeting_place *place, pst__ce *ce) {
-    char text[PST__CE_TEXT] = "";
     pst_status status = pst__exchange_settle(place, alloc_own_memory(ce));
     if (status != PST_OK)
         return pst__fail(place->error, status, "%s: no memory or streams of the device",
                          place->what);
     ce->regions.device = ce->device;
     ce->regions.link = &ce->link;
-    status =
-        pst__regions_add(&ce->regions, ce->own_memory, ce->own_memory_bytes, text, sizeof text);
-    if (status != PST_OK)
-        return pst__fail(place->error, status, "rank %d, %s: %s", ce->comm.rank, place->what, text);
-    return pst__exchange_settle(place, open_flags(ce));
+    status = share(place, ce, ce->bounce, PST_CE_BOUNCE_BYTES);
+    if (status == PST_OK) status = share(place, ce, ce->own_flags, pst__flags_bytes(ce->comm.size));
+    return status == PST_OK ? pst__exchange_settle(place, set_flags(ce)) : status;
 }
 
 static pst_status open_boards(const pst__meeting_place *place, pst__ce *ce) {
@@ -296,7 +312,9 @@ static pst_status open_boards(const pst__meeting_place *place, pst__ce *ce) {
 
 /* What all ranks have to give alike. */
 static uint64_t digest(const pst_ce_options *options) {
-    return (uint64_t)options->first_sequence << 1 | (options->no_verify != 0);
+    const uint64_t all = (uint64_t)options->first_sequence << 2 |
+                         (uint64_t)(options->flags_on_device != 0) << 1 | (options->no_verify != 0);
+    return all ^ (uint64_t)options->turn_bytes * 0x9e3779b97f4a7c15u;
 }
 
 static pst_status open_all(const pst__meeting_place *place, pst__ce *ce, uint64_t deadline_ns) {
@@ -337,13 +355,18 @@ pst_status pst_ce_create(pst_runtime *runtime, pst_device *device, const pst_exc
 
 /* ---- registration ---------------------------------------------------------------------------- */
 
+/* The text is both the runtime's and this communicator's, which goes on as it was. */
 pst_status pst_ce_register(pst_comm *comm, void *memory, size_t bytes) {
     pst__ce *ce = ce_of(comm);
-    char text[PST__CE_TEXT] = "";
-    pst_status status = pst__regions_add(&ce->regions, memory, bytes, text, sizeof text);
+    char why[PST__CE_TEXT] = "", text[PST__CE_TEXT];
+    pst_status status = pst__regions_add(&ce->regions, memory, bytes, why, sizeof why);
     if (status == PST_OK) return PST_OK;
-    return pst__fail(ce->error, status, "rank %d, '%s': registering %zu bytes: %s", comm->rank,
-                     ce->name, bytes, text);
+    (void)snprintf(text, sizeof text, "rank %d, '%.64s': registering %zu bytes: %.350s", comm->rank,
+                   ce->name, bytes, why);
+    ck_spinlock_lock(&ce->lock);
+    if (ce->failure == PST_OK) memcpy(ce->text, text, sizeof text);
+    ck_spinlock_unlock(&ce->lock);
+    return pst__fail(ce->error, status, "%s", text);
 }
 
 void pst_ce_unregister(pst_comm *comm, void *memory) {

@@ -8,7 +8,8 @@
 #include "ops/ce_memory.h"
 #include "ops/ce_turn.h"
 
-#define PST__CE_TEXT 512
+#define PST__CE_TEXT        512
+#define PST__CE_FLAG_REGION 1
 
 typedef struct pst__ce {
     pst_comm comm;
@@ -18,15 +19,16 @@ typedef struct pst__ce {
     char *name;
     int no_verify;
     uint32_t first_sequence;
+    size_t turn_bytes;
 
     pst__link link;
     pst__boards boards;
-    pst__regions regions; /* the first one is `own_memory` */
+    pst__regions regions;
     pst__flags flags;
     pst__turns turns;
-    void *own_memory; /* this rank's flags, then the bounce buffer */
-    size_t own_memory_bytes;
-    char *bounce;
+    pst_memory_kind flag_memory;
+    void *own_flags;        /* this rank's, registered as the second region */
+    char *bounce;           /* PST_CE_BOUNCE_BYTES, the first one */
     uint64_t bounce_ticket; /* of the last collective that went through it; 0: none */
 
     pst_stream *aside;      /* copies of this rank's own part, beside the pulls */

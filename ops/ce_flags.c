@@ -13,16 +13,36 @@ static size_t place_of(const pst__flags *flags, pst__flag_kind kind, int index, 
            sequence / 2u % PST__FLAG_RING;
 }
 
-pst_status pst__flag_write(const pst__flags *flags, pst_stream *stream, int peer,
-                           pst__flag_kind kind, int index, uint32_t sequence) {
-    uint32_t *flag = flags->rows[peer] + place_of(flags, kind, index, sequence);
-    return flags->device->ops->stream_write32(flags->device, stream, flag, sequence);
+static void add(const pst__flags *flags, pst__flag_steps *steps, int rank, size_t place,
+                uint32_t sequence, int is_wait) {
+    steps->steps[steps->count++] = (pst_flag_step){flags->rows[rank] + place, sequence, is_wait};
 }
 
-pst_status pst__flag_wait(const pst__flags *flags, pst_stream *stream, pst__flag_kind kind,
-                          int index, uint32_t sequence) {
-    const uint32_t *flag = flags->rows[flags->rank] + place_of(flags, kind, index, sequence);
-    return flags->device->ops->stream_wait32(flags->device, stream, flag, sequence);
+void pst__flag_write(const pst__flags *flags, pst__flag_steps *steps, int peer, pst__flag_kind kind,
+                     int index, uint32_t sequence) {
+    add(flags, steps, peer, place_of(flags, kind, index, sequence), sequence, 0);
+}
+
+void pst__flag_wait(const pst__flags *flags, pst__flag_steps *steps, pst__flag_kind kind, int index,
+                    uint32_t sequence) {
+    add(flags, steps, flags->rank, place_of(flags, kind, index, sequence), sequence, 1);
+}
+
+static pst_status enqueue_one(pst_device *device, pst_stream *stream, const pst_flag_step *step) {
+    return step->is_wait ? device->ops->stream_wait32(device, stream, step->address, step->value)
+                         : device->ops->stream_write32(device, stream, step->address, step->value);
+}
+
+pst_status pst__flags_enqueue(const pst__flags *flags, pst_stream *stream, pst__flag_steps *steps) {
+    pst_device *device = flags->device;
+    const size_t count = steps->count;
+    pst_status status = PST_OK;
+    steps->count = 0;
+    if (count > 1 && device->ops->stream_flags32 != NULL)
+        return device->ops->stream_flags32(device, stream, steps->steps, count);
+    for (size_t i = 0; i < count && status == PST_OK; i++)
+        status = enqueue_one(device, stream, &steps->steps[i]);
+    return status;
 }
 
 pst_status pst__flags_set(const pst__flags *flags, uint32_t sequence) {

@@ -1,5 +1,5 @@
-/* Flags of ranks in device memory: each rank waits for its own and writes its peers', in stream
- * order. A flag is a sequence number that grows, compared across the wrap. */
+/* Flags of ranks, in memory that all can write: each rank waits for its own and writes its peers',
+ * in stream order. A flag is a sequence number that grows, compared across the wrap. */
 #ifndef PST_OPS_CE_FLAGS_H
 #define PST_OPS_CE_FLAGS_H
 
@@ -30,10 +30,18 @@ static inline uint32_t pst__flag_sequence(uint32_t first, uint64_t ticket, int p
 
 size_t pst__flags_bytes(int size); /* of one rank's flags */
 
-pst_status pst__flag_write(const pst__flags *flags, pst_stream *stream, int peer,
-                           pst__flag_kind kind, int index, uint32_t sequence);
-pst_status pst__flag_wait(const pst__flags *flags, pst_stream *stream, pst__flag_kind kind,
-                          int index, uint32_t sequence);
+/* Writes and waits that are enqueued together. */
+typedef struct pst__flag_steps {
+    size_t count;
+    pst_flag_step steps[2 * PST_CE_MAX_RANKS];
+} pst__flag_steps;
+
+void pst__flag_write(const pst__flags *flags, pst__flag_steps *steps, int peer, pst__flag_kind kind,
+                     int index, uint32_t sequence);
+void pst__flag_wait(const pst__flags *flags, pst__flag_steps *steps, pst__flag_kind kind, int index,
+                    uint32_t sequence);
+/* On `stream`, in their order; then there are none. */
+pst_status pst__flags_enqueue(const pst__flags *flags, pst_stream *stream, pst__flag_steps *steps);
 
 /* Sets all flags of this rank, past all streams. Any thread; blocks until they are written. */
 pst_status pst__flags_set(const pst__flags *flags, uint32_t sequence);

@@ -72,17 +72,19 @@ static pst_status connect_to(pst__link *link, int peer, const address *address,
     if (made < 0) return PST_ESYSTEM;
     if (connect(made, (const struct sockaddr *)&address->name, address->length) != 0 ||
         !is_same_user(made) ||
-        send(made, &link->rank, sizeof link->rank, MSG_NOSIGNAL) != (ssize_t)sizeof link->rank)
+        TEMP_FAILURE_RETRY(send(made, &link->rank, sizeof link->rank, MSG_NOSIGNAL)) !=
+            (ssize_t)sizeof link->rank)
         return PST_EPEER;
     return PST_OK;
 }
 
 /* From any rank above this one: it says which it is. */
 static pst_status accept_one(pst__link *link, int listener, uint64_t deadline_ns) {
-    int peer = -1, made = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    int peer = -1, made = (int)TEMP_FAILURE_RETRY(accept4(listener, NULL, NULL, SOCK_CLOEXEC));
     if (made < 0) return PST_EPEER;
     set_limit(made, deadline_ns);
-    if (!is_same_user(made) || recv(made, &peer, sizeof peer, 0) != (ssize_t)sizeof peer ||
+    if (!is_same_user(made) ||
+        TEMP_FAILURE_RETRY(recv(made, &peer, sizeof peer, 0)) != (ssize_t)sizeof peer ||
         peer <= link->rank || peer >= link->size || link->sockets[peer] >= 0) {
         close_socket(&made);
         return PST_EPEER;
@@ -157,7 +159,7 @@ static int send_one(int socket, const pst__message *message, int descriptor) {
         first->cmsg_len = CMSG_LEN(sizeof descriptor);
         memcpy(CMSG_DATA(first), &descriptor, sizeof descriptor);
     }
-    return sendmsg(socket, &header, MSG_NOSIGNAL) == (ssize_t)sizeof *message;
+    return TEMP_FAILURE_RETRY(sendmsg(socket, &header, MSG_NOSIGNAL)) == (ssize_t)sizeof *message;
 }
 
 static int receive_one(int socket, pst__message *message, int *descriptor) {
@@ -167,10 +169,7 @@ static int receive_one(int socket, pst__message *message, int *descriptor) {
                             .msg_iovlen = 1,
                             .msg_control = &control,
                             .msg_controllen = sizeof control.bytes};
-    ssize_t got;
-    do
-        got = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
-    while (got < 0 && errno == EINTR);
+    const ssize_t got = TEMP_FAILURE_RETRY(recvmsg(socket, &header, MSG_CMSG_CLOEXEC));
     const struct cmsghdr *first = got > 0 ? CMSG_FIRSTHDR(&header) : NULL;
     if (first != NULL && first->cmsg_type == SCM_RIGHTS)
         memcpy(descriptor, CMSG_DATA(first), sizeof *descriptor);

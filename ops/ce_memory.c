@@ -20,7 +20,7 @@ static void unmap(pst__regions *regions, pst__region *region, size_t bytes) {
 
 static uint32_t find_free(const pst__regions *regions) {
     uint32_t index = 0;
-    while (index < PST_CE_MAX_REGIONS && regions->regions[index].bytes != 0)
+    while (index < PST__REGIONS && regions->regions[index].bytes != 0)
         index++;
     return index;
 }
@@ -85,7 +85,7 @@ static pst_status export(const pst__regions *regions, void *memory, uint32_t ind
                          char *text, size_t size) {
     pst_device *device = regions->device;
     *descriptor = -1;
-    if (index == PST_CE_MAX_REGIONS) {
+    if (index == PST__REGIONS) {
         (void)snprintf(text, size, "more than %d registrations", PST_CE_MAX_REGIONS);
         return PST_ENOMEM;
     }
@@ -102,7 +102,7 @@ pst_status pst__regions_add(pst__regions *regions, void *memory, size_t bytes, c
     pst__message messages[PST_CE_MAX_RANKS];
     int descriptors[PST_CE_MAX_RANKS], descriptor;
     const uint32_t index = find_free(regions);
-    pst__region *region = &regions->regions[index < PST_CE_MAX_REGIONS ? index : 0];
+    pst__region *region = &regions->regions[index < PST__REGIONS ? index : 0];
     pst__message mine = {.index = index, .bytes = bytes};
     mine.status = export(regions, memory, index, &descriptor, text, size);
     pst_status status = swap(regions, &mine, descriptor, messages, descriptors, text, size);
@@ -113,11 +113,12 @@ pst_status pst__regions_add(pst__regions *regions, void *memory, size_t bytes, c
     close_all(descriptors, regions->link->size);
     mine.status = status;
     int ignored[PST_CE_MAX_RANKS];
-    pst_status others = swap(regions, &mine, -1, messages, ignored, text, size);
-    if (others == PST_OK) others = check_messages(regions, messages, "map", text, size);
+    const size_t room = status == PST_OK ? size : 0; /* the first reason is the one that is told */
+    pst_status others = swap(regions, &mine, -1, messages, ignored, text, room);
+    if (others == PST_OK) others = check_messages(regions, messages, "map", text, room);
     if (status == PST_OK) status = others;
     if (status != PST_OK) {
-        if (index < PST_CE_MAX_REGIONS) unmap(regions, region, bytes);
+        if (index < PST__REGIONS) unmap(regions, region, bytes);
         return status;
     }
     region->views[regions->link->rank] = memory;
@@ -127,7 +128,7 @@ pst_status pst__regions_add(pst__regions *regions, void *memory, size_t bytes, c
 }
 
 void pst__regions_remove(pst__regions *regions, const void *memory) {
-    for (uint32_t i = 0; i < PST_CE_MAX_REGIONS; i++) {
+    for (uint32_t i = 0; i < PST__REGIONS; i++) {
         pst__region *region = &regions->regions[i];
         const size_t bytes = region->bytes;
         if (bytes == 0 || region->views[regions->link->rank] != memory) continue;
@@ -138,7 +139,7 @@ void pst__regions_remove(pst__regions *regions, const void *memory) {
 }
 
 void pst__regions_clear(pst__regions *regions) {
-    for (uint32_t i = 0; i < PST_CE_MAX_REGIONS; i++)
+    for (uint32_t i = 0; i < PST__REGIONS; i++)
         if (regions->regions[i].bytes != 0)
             pst__regions_remove(regions, regions->regions[i].views[regions->link->rank]);
 }
@@ -146,7 +147,7 @@ void pst__regions_clear(pst__regions *regions) {
 int pst__regions_find(const pst__regions *regions, const void *memory, size_t bytes,
                       pst__place *place) {
     const int rank = regions->link->rank;
-    for (uint32_t i = 0; i < PST_CE_MAX_REGIONS; i++) {
+    for (uint32_t i = 0; i < PST__REGIONS; i++) {
         const pst__region *region = &regions->regions[i];
         const size_t size = pst__load_acquire(&region->bytes); /* see add */
         if (size == 0) continue;

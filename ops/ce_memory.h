@@ -9,10 +9,13 @@ typedef struct pst__region {
     char *views[PST_CE_MAX_RANKS]; /* by rank, as this device sees them; the own one too */
 } pst__region;
 
+/* Two are the communicator's own. */
+#define PST__REGIONS (PST_CE_MAX_REGIONS + 2)
+
 typedef struct pst__regions {
     pst_device *device;
     const pst__link *link;
-    pst__region regions[PST_CE_MAX_REGIONS];
+    pst__region regions[PST__REGIONS];
 } pst__regions;
 
 /* A place in registered memory. */

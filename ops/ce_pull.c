@@ -1,7 +1,9 @@
 /* What is enqueued for a collective: one round of pulls, two for an all-reduce. In a round a rank
  * first tells all peers that its source is ready, before it waits for anything, so that no wait of
  * one rank can stand before what another waits for; then step by step, from each source: wait until
- * it is ready and for the turn, copy, hand the turn on, tell the source that it has been read.
+ * it is ready and for the turn, copy, hand the turn on, tell the source that it has been read. What
+ * is small goes without turns and is pulled at once: readers that begin together read different
+ * sources, and the turns' signals would take longer than what is read.
  *
  * No cycle: what a rank waits for in a round is written by others in the same round ahead of their
  * waits (ready), at an earlier step (turn), or in an earlier round (the first turn, the bounce
@@ -60,6 +62,26 @@ size_t pst__ce_staging_bytes(const pst__ce *ce, const pst_collective *collective
     return pst__ce_slot(each) * (size_t)(ce->comm.size - 1);
 }
 
+/* About what is pulled from a peer: the same on all ranks. */
+static size_t pulled_bytes(const pst__ce *ce, const pst_collective *collective) {
+    const size_t size = (size_t)ce->comm.size;
+    size_t all = 0;
+    switch (collective->kind) {
+    case PST_ALL_GATHER:
+        for (size_t i = 0; i < collective->segment_count; i++)
+            all += collective->segments[i].bytes;
+        return (all + size - 1) / size;
+    case PST_REDUCE_SCATTER:
+        return collective->source_bytes;
+    case PST_ALL_REDUCE:
+        return (whole_bytes(collective) + size - 1) / size;
+    case PST_BROADCAST:
+        return whole_bytes(collective);
+    default:
+        return 0;
+    }
+}
+
 /* What peers may read of this rank's memory, from its source on. */
 static size_t source_extent(const pst__ce *ce, const pst_collective *collective) {
     if (is_in_place(collective)) return whole_bytes(collective);
@@ -84,21 +106,20 @@ static size_t add_copy(pst_copy *copies, size_t count, char *destination, const 
     return count + 1;
 }
 
-static size_t collect_segments(const round *round, int peer, const char *source) {
+static size_t collect_segments(const round *round, int peer, const char *source, pst_copy *copies) {
     const pst_collective *collective = round->collective;
     size_t count = 0;
     for (size_t i = 0; i < collective->segment_count; i++) {
         const pst_segment *segment = &collective->segments[i];
         if ((int)segment->peer == peer)
-            count = add_copy(round->ce->copies, count,
-                             (char *)collective->destination + segment->destination,
+            count = add_copy(copies, count, (char *)collective->destination + segment->destination,
                              source + segment->source, segment->bytes);
     }
     return count;
 }
 
 /* The span of the chunk that the pieces need. */
-static size_t collect_pieces(const round *round, int peer, const char *source) {
+static size_t collect_pieces(const round *round, int peer, const char *source, pst_copy *copies) {
     const pst_collective *collective = round->collective;
     size_t low = SIZE_MAX, high = 0;
     for (size_t i = 0; i < collective->piece_count; i++) {
@@ -110,21 +131,21 @@ static size_t collect_pieces(const round *round, int peer, const char *source) {
     }
     if (high == 0) return 0;
     const size_t slot = pst__ce_slot(collective->source_bytes);
-    return add_copy(round->ce->copies, 0, pst__ce_staged(round->ce, collective, slot, peer) + low,
+    return add_copy(copies, 0, pst__ce_staged(round->ce, collective, slot, peer) + low,
                     source + (size_t)round->ce->comm.rank * collective->stride + low, high - low);
 }
 
-static size_t collect_chunk(const round *round, int peer, const char *source) {
+static size_t collect_chunk(const round *round, int peer, const char *source, pst_copy *copies) {
     const pst__ce *ce = round->ce;
     const pst_collective *collective = round->collective;
-    if (collective->kind == PST_REDUCE_SCATTER) return collect_pieces(round, peer, source);
+    if (collective->kind == PST_REDUCE_SCATTER) return collect_pieces(round, peer, source, copies);
     const pst__ce_chunk chunk = pst__ce_chunk_of(ce, collective, ce->comm.rank);
     const size_t slot = pst__ce_slot(pst__ce_chunk_of(ce, collective, 0).bytes);
-    return add_copy(ce->copies, 0, pst__ce_staged(ce, collective, slot, peer),
-                    source + chunk.offset, chunk.bytes);
+    return add_copy(copies, 0, pst__ce_staged(ce, collective, slot, peer), source + chunk.offset,
+                    chunk.bytes);
 }
 
-static size_t collect(const round *round, int peer) {
+static size_t collect(const round *round, int peer, pst_copy *copies) {
     const pst__ce *ce = round->ce;
     const pst__place *place = &round->place;
     if (place->region == NULL) return 0; /* nothing to read anywhere */
@@ -133,14 +154,14 @@ static size_t collect(const round *round, int peer) {
     const pst__ce_chunk theirs = pst__ce_chunk_of(ce, round->collective, peer);
     switch (round->part) {
     case SEGMENTS:
-        return collect_segments(round, peer, source);
+        return collect_segments(round, peer, source, copies);
     case CHUNK:
-        return collect_chunk(round, peer, source);
+        return collect_chunk(round, peer, source, copies);
     case RESULT:
-        return add_copy(ce->copies, 0, own + theirs.offset, source + theirs.offset, theirs.bytes);
+        return add_copy(copies, 0, own + theirs.offset, source + theirs.offset, theirs.bytes);
     case WHOLE:
         if (peer != round->collective->root) return 0;
-        return add_copy(ce->copies, 0, own, source, whole_bytes(round->collective));
+        return add_copy(copies, 0, own, source, whole_bytes(round->collective));
     case NOTHING:
         break;
     }
@@ -150,47 +171,76 @@ static size_t collect(const round *round, int peer) {
 /* ---- a round --------------------------------------------------------------------------------- */
 
 /* First to whom it is the first source. */
-static pst_status tell_ready(const round *round) {
+static void tell_ready(const round *round, pst__flag_steps *steps) {
     const pst__ce *ce = round->ce;
     const int rank = ce->comm.rank, size = ce->comm.size;
+    for (int i = 1; i < size; i++)
+        pst__flag_write(&ce->flags, steps, (rank + size - i) % size, PST__FLAG_READY, rank,
+                        round->sequence);
+}
+
+static void tell_done(const round *round, int source, pst__flag_steps *steps) {
+    pst__flag_write(&round->ce->flags, steps, source, PST__FLAG_DONE, round->ce->comm.rank,
+                    round->sequence);
+}
+
+static void wait_until_ready(const round *round, int source, pst__flag_steps *steps) {
+    pst__flag_wait(&round->ce->flags, steps, PST__FLAG_READY, source, round->sequence);
+}
+
+static int source_at(const round *round, int step) {
+    return pst__turn_source(round->ce->comm.rank, round->ce->comm.size, step);
+}
+
+static pst_status copy_collected(const round *round, size_t count) {
+    pst_device *device = round->ce->device;
+    if (count == 0) return PST_OK;
+    return device->ops->copy(device, round->stream, round->ce->copies, count);
+}
+
+/* From source to source. `steps` go from copy to copy: what follows one and what the next one waits
+ * for are enqueued together. */
+static pst_status pull_by_turns(const round *round, pst__flag_steps *steps) {
+    pst__ce *ce = round->ce;
     pst_status status = PST_OK;
-    for (int i = 1; i < size && status == PST_OK; i++)
-        status = pst__flag_write(&ce->flags, round->stream, (rank + size - i) % size,
-                                 PST__FLAG_READY, rank, round->sequence);
+    for (int step = 0; step < ce->comm.size - 1 && status == PST_OK; step++) {
+        const int source = source_at(round, step);
+        wait_until_ready(round, source, steps);
+        pst__turn_wait(&ce->turns, steps, round->sequence, step);
+        status = pst__flags_enqueue(&ce->flags, round->stream, steps);
+        if (status == PST_OK) status = copy_collected(round, collect(round, source, ce->copies));
+        pst__turn_pass(&ce->turns, steps, round->sequence, step);
+        tell_done(round, source, steps);
+    }
     return status;
 }
 
-static pst_status copy_from(const round *round, int peer) {
-    pst_device *device = round->ce->device;
-    const size_t count = collect(round, peer);
-    return count == 0 ? PST_OK : device->ops->copy(device, round->stream, round->ce->copies, count);
-}
-
-static pst_status pull_from(const round *round, int step) {
+/* From all sources with one call. */
+static pst_status pull_together(const round *round, pst__flag_steps *steps) {
     pst__ce *ce = round->ce;
-    const int source = pst__turn_source(ce->comm.rank, ce->comm.size, step);
-    const int takes_turns = round->part != NOTHING;
-    pst_status status =
-        pst__flag_wait(&ce->flags, round->stream, PST__FLAG_READY, source, round->sequence);
-    if (status == PST_OK && takes_turns)
-        status = pst__turn_wait(&ce->turns, round->stream, round->sequence, step);
-    if (status == PST_OK) status = copy_from(round, source);
-    if (status == PST_OK && takes_turns)
-        status = pst__turn_pass(&ce->turns, round->stream, round->sequence, step);
-    if (status == PST_OK)
-        status = pst__flag_write(&ce->flags, round->stream, source, PST__FLAG_DONE, ce->comm.rank,
-                                 round->sequence);
+    const int last = ce->comm.size - 1;
+    size_t count = 0;
+    for (int step = 0; step < last; step++) {
+        wait_until_ready(round, source_at(round, step), steps);
+        count += collect(round, source_at(round, step), ce->copies + count);
+    }
+    pst_status status = pst__flags_enqueue(&ce->flags, round->stream, steps);
+    if (status == PST_OK) status = copy_collected(round, count);
+    for (int step = 0; step < last; step++)
+        tell_done(round, source_at(round, step), steps);
     return status;
 }
 
 static pst_status run_round(round *round, part part, int phase) {
     const pst__ce *ce = round->ce;
+    pst__flag_steps steps = {.count = 0};
     round->part = part;
     round->sequence = pst__flag_sequence(ce->first_sequence, round->collective->ticket, phase);
-    pst_status status = tell_ready(round);
-    for (int step = 0; step < ce->comm.size - 1 && status == PST_OK; step++)
-        status = pull_from(round, step);
-    return status;
+    tell_ready(round, &steps);
+    pst_status status = pulled_bytes(ce, round->collective) < ce->turn_bytes
+                            ? pull_together(round, &steps)
+                            : pull_by_turns(round, &steps);
+    return status == PST_OK ? pst__flags_enqueue(&ce->flags, round->stream, &steps) : status;
 }
 
 /* ---- this rank's own part of a gather -------------------------------------------------------- */
@@ -199,7 +249,8 @@ static pst_status run_round(round *round, part part, int phase) {
 static pst_status begin_own_copies(const round *round, int *begun) {
     pst__ce *ce = round->ce;
     const pst_device_ops *ops = ce->device->ops;
-    const size_t count = collect_segments(round, ce->comm.rank, round->collective->source);
+    const size_t count =
+        collect_segments(round, ce->comm.rank, round->collective->source, ce->copies);
     *begun = count > 0;
     if (count == 0) return PST_OK;
     pst_status status = ops->event_record(ce->device, ce->fork, round->stream);
@@ -341,7 +392,7 @@ static pst_status compare(const round *round) {
     return status == PST_OK ? PST_OK : pst__ce_fail(ce, status, "%s", text);
 }
 
-/* Room for the copies from one peer. */
+/* Room for the copies from all peers. */
 static pst_status make_room(pst__ce *ce, const pst_collective *collective) {
     void *copies = ce->copies;
     pst_status status = pst__heap_grow(

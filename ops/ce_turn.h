@@ -23,10 +23,10 @@ static inline int pst__turn_source(int rank, int size, int step) {
     return (rank + 1 + step) % size;
 }
 
-/* `stream` waits for this rank's turn at `step` of the round `sequence`. */
-pst_status pst__turn_wait(const pst__turns *turns, pst_stream *stream, uint32_t sequence, int step);
-/* ... and hands it on; after the last step the round is over. All ranks take all steps of all
+/* Adds the wait for this rank's turn at `step` of the round `sequence`. */
+void pst__turn_wait(const pst__turns *turns, pst__flag_steps *steps, uint32_t sequence, int step);
+/* ... and its handing on; after the last step the round is over. All ranks take all steps of all
  * rounds, in one order, and on one stream. */
-pst_status pst__turn_pass(pst__turns *turns, pst_stream *stream, uint32_t sequence, int step);
+void pst__turn_pass(pst__turns *turns, pst__flag_steps *steps, uint32_t sequence, int step);
 
 #endif

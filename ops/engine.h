@@ -19,7 +19,12 @@ typedef struct pst__parameter {
     int trainable;
     int has_gradient_here; /* in this backward */
     int has_gradient;      /* on any rank, in the last backward that reduced */
+    int is_agreed;         /* any rank had one, as last agreed on */
 } pst__parameter;
+
+/* Where a group was reported in a backward: positions of the order that were needed by then, from
+ * PST__REPORTED_FIRST on. */
+enum { PST__NOT_AGREED = 0, PST__NOT_REPORTED, PST__REPORTED_FIRST };
 
 typedef struct pst__group {
     char *name, *wait_name;
@@ -41,8 +46,12 @@ typedef struct pst__group {
     const void **sources; /* of the reported gradients, by member */
     pst_dtype sources_dtype;
     int reported;
-    uint32_t late; /* further reports in this backward */
-    void *target;  /* of its reduced gradient in this backward */
+    int reduced;             /* its turn in this backward is over */
+    uint32_t late;           /* further reports in this backward */
+    uint32_t reported_after; /* where it was reported: see below */
+    uint32_t agreed_after;   /* the same on the last rank, in the backward that was read last */
+    uint32_t agreed_late;    /* further reports, the most over all ranks, likewise */
+    void *target;            /* of its reduced gradient in this backward */
 } pst__group;
 
 /* A second report of a group's gradients in one backward. */
@@ -63,8 +72,10 @@ typedef enum pst__lane_index {
 typedef struct pst__queue {
     pst_comm *comm;
     pst_lane *lane;
+    pst_lane *sum_lane; /* of reductions' second parts; NULL where they have none */
     uint64_t tickets;
     pst__operation *oldest, *newest;
+    pst__operation *holding; /* the first one that has its memory still */
 } pst__queue;
 
 /* A reduce-scatter that is being put together: one a dtype. */
@@ -102,6 +113,17 @@ typedef struct pst__pass {
     uint64_t clock;                 /* counts uses and releases */
 } pst__pass;
 
+/* What the ranks tell one another at the end of a backward: see presence.c. */
+#define PST__PRESENCE_SLOTS 3u
+
+typedef struct pst__presence {
+    int32_t *words;
+    uint64_t hash;            /* of the order of this rank's backward */
+    pst__operation *exchange; /* until it has arrived */
+    int arrived;              /* atomic: the words are everybody's now */
+    int is_open;              /* to be read */
+} pst__presence;
+
 struct pst_zero {
     pst_runtime *runtime;
     const pst__heap *heap;
@@ -114,12 +136,20 @@ struct pst_zero {
 
     pst_graph *graph; /* growing; every collective is one of its tasks */
     pst__queue queues[PST__LANE_COUNT];
-    int one_comm; /* both directions share a communicator, so reductions go out at the end only */
-    pst__operation *spare;
+    int one_comm;     /* both directions share a communicator */
+    int asynchronous; /* the device keeps its streams' order itself */
+    int one_order;    /* gathers and reductions of a backward take turns: see backward.c */
+    pst__operation *spare, *last_spare;
     size_t lost; /* collectives that no abort could end: nothing of the engine is ever freed */
-    pst_arena *gathered, *storage;
+    pst_arena *gathered;
+    pst_arena *staging; /* scratch of collectives */
+    pst_arena *sources; /* communication copies and buckets: what peers read */
     pst_buckets *buckets;
+    uint64_t
+        bucket_tickets[2 * PST_DTYPE_COUNT + 1]; /* asynchronous: by id, of its last reduction */
+    uint64_t gather_ticket;                      /* of the last gather */
     pst_event *shards_ready; /* compute's last write to shards or communication copies */
+    pst_event *reached;      /* compute's position, for the host to wait for */
 
     pst__parameter *parameters;
     size_t parameter_count, parameter_capacity;
@@ -135,8 +165,11 @@ struct pst_zero {
     unsigned char *needed_here;
     unsigned char *held; /* by group: gathered when the backward began */
     size_t issued;       /* positions of the backward order that are behind us */
+    size_t needed;       /* positions up to the last one that was asked for */
+    size_t wanted;       /* and with those that are gathered ahead of it */
 
     size_t reduced; /* positions of the reduce order that are behind us */
+    int careful;    /* the host reads what the ranks tell before the backward ends */
     pst__open_bucket open[PST_DTYPE_COUNT];
     char bucket_names[PST_DTYPE_COUNT][32];
     pst_cast *casts;
@@ -144,8 +177,9 @@ struct pst_zero {
     pst__late *late;
     size_t late_count, late_capacity;
 
-    unsigned char *presence; /* of this backward: parameters, needed groups, late reports */
-    size_t presence_bytes;
+    pst__presence presence[PST__PRESENCE_SLOTS];
+    size_t presence_words;
+    uint64_t exchanges; /* of presence so far */
     pst_segment *hash_segments;
     uint64_t *hashes; /* for agreements of plans: own one and everybody's, for each kind */
 
@@ -162,9 +196,15 @@ pst_status pst__zero_record(pst_zero *engine, pst_event *event);
 void pst__zero_free(pst_zero *engine);
 /* Ends what is in flight, by waiting and else by an abort; 0: a collective may still write. */
 int pst__zero_quiesce(pst_zero *engine);
+#define PST__PATIENCE_NS 2000000000u /* with what should end by itself, and with an abort */
+/* Blocks until compute has done what it was given so far; 0: not within `patience_ns`. */
+int pst__zero_wait_compute(pst_zero *engine, uint64_t patience_ns);
 #define pst__zero_fail(engine, status, format, ...)                                                \
     pst__fail((engine)->error, (status), "rank %zu, engine '%s': " format, (engine)->rank,         \
               (engine)->name, __VA_ARGS__)
+
+/* ---- seal.c ---------------------------------------------------------------------------------- */
+void pst__seal_free(pst_zero *engine);
 
 /* ---- gather.c -------------------------------------------------------------------------------- */
 /* Issues the gather of a group unless it is gathered and up to date. `offset`: where a plan wants
@@ -177,15 +217,52 @@ pst_status pst__gather_wait(pst_zero *engine, pst__group *group);
 /* At the end of a pass (or after one that was broken off): nothing is in flight, no use is open and
  * stage 3 holds nothing gathered. */
 pst_status pst__gather_settle(pst_zero *engine);
+/* The communication copies of all groups whose shard changed, in one go. */
+pst_status pst__gather_refresh(pst_zero *engine);
+/* Compute waits until no peer reads what this rank gathers from any more: the caller may write the
+ * shards. */
+pst_status pst__gather_guard_shards(pst_zero *engine);
+
+/* ---- backward.c ------------------------------------------------------------------------------ */
+void pst__backward_begin(pst_zero *engine);
+/* A use in the backward: its gather, and all whose turn it is. */
+pst_status pst__backward_gather(pst_zero *engine, uint32_t group);
+/* A report: the reductions whose turn it is, and gathers that they held back. */
+pst_status pst__backward_reported(pst_zero *engine);
+/* All that is left of the order. */
+pst_status pst__backward_finish(pst_zero *engine);
+/* Of the order that this backward follows, for comparing. */
+uint64_t pst__backward_hash(const pst_zero *engine);
+
+/* ---- bucket.c -------------------------------------------------------------------------------- */
+/* A group's gradients go into a bucket, which goes out when it is full. `sources` NULL: zeros. */
+pst_status pst__bucket_fill(pst_zero *engine, uint32_t group, const void *const *sources,
+                            pst_dtype dtype, int accumulate);
+pst_status pst__bucket_flush_all(pst_zero *engine);
+void pst__bucket_abandon_all(pst_zero *engine);
 
 /* ---- reduce.c -------------------------------------------------------------------------------- */
 pst_status pst__reduce_report(pst_zero *engine, uint32_t group, const void *const *sources,
                               pst_dtype dtype);
 void pst__reduce_begin(pst_zero *engine);
+/* The next reduction of the order: with what was reported, or zeros. */
+pst_status pst__reduce_next(pst_zero *engine);
 /* After a backward that was broken off. */
 void pst__reduce_abandon(pst_zero *engine);
-/* The rest of a backward's reductions: blocks until compute may read all gradients. */
+/* The rest of a backward's reductions; compute may read all gradients when it gets there. */
 pst_status pst__reduce_end(pst_zero *engine);
+/* A failure here leaves the ranks with different sequences, so nothing may go on. */
+pst_status pst__reduce_give_up(pst_zero *engine, pst_status status);
+
+/* ---- presence.c ------------------------------------------------------------------------------ */
+pst_status pst__presence_alloc(pst_zero *engine);
+void pst__presence_free(pst_zero *engine);
+/* Is what the ranks agreed on last not enough to go on without asking? The same on all ranks. */
+int pst__presence_is_in_doubt(const pst_zero *engine);
+/* Tells the others what this rank had, and asks for theirs. */
+pst_status pst__presence_exchange(pst_zero *engine);
+/* What the others had, in this backward if it is a careful one, or in an earlier one. */
+pst_status pst__presence_read(pst_zero *engine);
 
 /* ---- registry.c ------------------------------------------------------------------------------ */
 void pst__registry_free(pst_zero *engine);

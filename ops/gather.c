@@ -3,25 +3,69 @@
 
 #include "sched/runtime.h"
 
-/* The communication copy, cast once after an update. It is rewritten only when no gather reads it.
- */
-static pst_status refresh_copy(pst_zero *engine, pst__group *group) {
-    if (group->gather_dtype == group->dtype || !group->copy_is_old) return PST_OK;
-    pst_cast piece = {.destination = group->copy.memory,
-                      .source = group->shard,
-                      .count = group->layout.shard_elements,
-                      .destination_dtype = group->gather_dtype,
-                      .source_dtype = group->dtype};
+/* ---- communication copies -------------------------------------------------------------------- */
+
+static int has_copy(const pst__group *group) {
+    return group->copy.memory != NULL;
+}
+
+/* Behind this, no peer reads sources of gathers that were issued so far. */
+static pst_status guard_sources(pst_zero *engine) {
+    pst_comm *comm = engine->queues[PST__GATHER_LANE].comm;
+    if (comm->ops->source_wait == NULL || engine->gather_ticket == 0) return PST_OK;
+    pst_status status = comm->ops->source_wait(comm, engine->compute, engine->gather_ticket);
+    if (status == PST_OK) return PST_OK;
+    return pst__zero_fail(engine, status, "waiting for the readers of ticket %llu failed: %s",
+                          (unsigned long long)engine->gather_ticket, comm->ops->error_text(comm));
+}
+
+static pst_status cast_copies(pst_zero *engine, size_t count) {
     pst_device *device = engine->device;
-    pst_status status = PST_OK;
-    if (piece.count > 0)
-        status = device->ops->cast_scale_copy(device, engine->compute, &piece, 1, 1.0);
+    pst_status status = guard_sources(engine);
+    if (status != PST_OK) return status;
+    status = device->ops->cast_scale_copy(device, engine->compute, engine->casts, count, 1.0);
     if (status != PST_OK)
-        return pst__zero_fail(engine, status, "group '%s': casting its shard to %s failed",
-                              group->name, pst_dtype_name(group->gather_dtype));
-    group->copy_is_old = 0;
+        return pst__zero_fail(engine, status, "%s", "casting shards for their gathers failed");
     return pst__zero_record(engine, engine->shards_ready);
 }
+
+/* 1 when there is a piece to cast. Only while no gather of this rank reads the copy. */
+static size_t copy_piece(pst__group *group, pst_cast *piece) {
+    group->copy_is_old = 0;
+    *piece = (pst_cast){.destination = group->copy.memory,
+                        .source = group->shard,
+                        .count = group->layout.shard_elements,
+                        .destination_dtype = group->gather_dtype,
+                        .source_dtype = group->dtype};
+    return piece->count > 0;
+}
+
+static int is_due(const pst__group *group) {
+    return has_copy(group) && group->copy_is_old && group->is_bound &&
+           group->state != PST__IN_FLIGHT;
+}
+
+pst_status pst__gather_refresh(pst_zero *engine) {
+    size_t count = 0;
+    for (size_t i = 0; i < engine->group_count; i++)
+        if (is_due(&engine->groups[i]))
+            count += copy_piece(&engine->groups[i], &engine->casts[count]);
+    return count == 0 ? PST_OK : cast_copies(engine, count);
+}
+
+/* Of one group, right before its gather. */
+static pst_status refresh_copy(pst_zero *engine, pst__group *group) {
+    if (!is_due(group) || copy_piece(group, engine->casts) == 0) return PST_OK;
+    return cast_copies(engine, 1);
+}
+
+pst_status pst__gather_guard_shards(pst_zero *engine) {
+    for (size_t i = 0; i < engine->group_count; i++)
+        if (!has_copy(&engine->groups[i])) return guard_sources(engine);
+    return PST_OK;
+}
+
+/* ---- issuing --------------------------------------------------------------------------------- */
 
 static pst_status take_memory(pst_zero *engine, pst__group *group, size_t offset) {
     size_t bytes = group->layout.gathered_bytes;
@@ -32,17 +76,16 @@ static pst_status take_memory(pst_zero *engine, pst__group *group, size_t offset
     return status;
 }
 
-static pst_status submit(pst_zero *engine, uint32_t index) {
+static pst_status submit(pst_zero *engine, uint32_t index, int fresh) {
     pst__group *group = &engine->groups[index];
     pst__operation *operation;
     pst_status status = pst__operation_take(engine, PST__GATHER_LANE, &operation);
     if (status != PST_OK) return status;
     pst_collective *collective = &operation->work.collective;
-    int cast = group->gather_dtype != group->dtype;
     collective->kind = PST_ALL_GATHER;
     collective->name = group->name;
     collective->dtype = group->gather_dtype;
-    collective->source = cast ? group->copy.memory : group->shard;
+    collective->source = has_copy(group) ? group->copy.memory : group->shard;
     collective->source_bytes = group->layout.shard_elements * group->layout.gather_element_bytes;
     collective->destination = group->lease.memory;
     collective->segments = group->layout.segments;
@@ -50,20 +93,24 @@ static pst_status submit(pst_zero *engine, uint32_t index) {
     operation->group = index;
     pst_event *after[PST_LEASE_EVENTS + 1] = {engine->shards_ready};
     size_t count = 1;
-    for (size_t i = 0; i < group->lease.after_count; i++)
+    if (!fresh) after[count++] = group->released;
+    for (size_t i = 0; fresh && i < group->lease.after_count; i++)
         after[count++] = group->lease.after[i];
     status = pst__operation_submit(operation, group->layout.gathered_bytes, after, count);
-    if (status == PST_OK) group->gather = operation;
-    return status;
+    if (status != PST_OK) return status;
+    group->gather = operation;
+    engine->gather_ticket = collective->ticket;
+    return PST_OK;
 }
 
-/* Old contents: stages 1 and 2 gather into the same memory again, stage 3 takes new memory. */
+/* Old contents: stages 1 and 2 gather into the same memory again, behind compute's uses of it;
+ * stage 3 takes new memory. */
 static pst_status put_aside(pst_zero *engine, pst__group *group) {
     pst_status status = PST_OK;
     if (group->state == PST__IN_FLIGHT) status = pst__gather_wait(engine, group);
-    if (status == PST_OK && group->state != PST__SHARDED && engine->options.stage == 3)
-        status = pst__gather_drop(engine, group);
-    return status;
+    if (status != PST_OK || group->state == PST__SHARDED) return status;
+    return engine->options.stage == 3 ? pst__gather_drop(engine, group)
+                                      : pst__zero_record(engine, group->released);
 }
 
 static pst_status issue(pst_zero *engine, uint32_t index, size_t offset) {
@@ -73,7 +120,7 @@ static pst_status issue(pst_zero *engine, uint32_t index, size_t offset) {
     int fresh = group->state == PST__SHARDED;
     if (status == PST_OK && fresh) status = take_memory(engine, group, offset);
     if (status != PST_OK) return status;
-    status = submit(engine, index);
+    status = submit(engine, index, fresh);
     if (status != PST_OK) {
         if (fresh) pst_arena_release(engine->gathered, &group->lease, NULL);
         return status;
@@ -97,6 +144,8 @@ pst_status pst__gather_issue(pst_zero *engine, uint32_t index, size_t offset, in
     engine->stats.prefetches += (uint64_t)ahead;
     return PST_OK;
 }
+
+/* ---- waiting, and giving back ---------------------------------------------------------------- */
 
 pst_status pst__gather_wait(pst_zero *engine, pst__group *group) {
     pst_status status = PST_OK;

@@ -1,17 +1,23 @@
 #include "ops/operation.h"
 
 #include "base/atomic.h"
-#include "base/clock.h"
 #include "sched/runtime.h"
 
 #include <stdio.h>
-#include <time.h>
+
+static pst_status create_events(pst_zero *engine, pst__operation *operation) {
+    pst_device *device = engine->device;
+    pst_status status = device->ops->event_create(device, 0, &operation->ready);
+    if (status != PST_OK || !engine->asynchronous) return status;
+    status = device->ops->event_create(device, 0, &operation->finished);
+    if (status != PST_OK) device->ops->event_destroy(device, operation->ready);
+    return status;
+}
 
 static pst__operation *operation_create(pst_zero *engine) {
     pst__operation *operation = pst__heap_alloc(engine->heap, sizeof *operation);
     if (operation == NULL) return NULL;
-    pst_device *device = engine->device;
-    if (device->ops->event_create(device, 0, &operation->ready) != PST_OK) {
+    if (create_events(engine, operation) != PST_OK) {
         pst__heap_free(engine->heap, operation, sizeof *operation);
         return NULL;
     }
@@ -20,7 +26,9 @@ static pst__operation *operation_create(pst_zero *engine) {
 }
 
 static void operation_free(pst_zero *engine, pst__operation *operation) {
-    engine->device->ops->event_destroy(engine->device, operation->ready);
+    pst_device *device = engine->device;
+    device->ops->event_destroy(device, operation->ready);
+    if (operation->finished != NULL) device->ops->event_destroy(device, operation->finished);
     pst__heap_free(engine->heap, operation->pieces,
                    operation->piece_capacity * sizeof *operation->pieces);
     pst__heap_free(engine->heap, operation, sizeof *operation);
@@ -38,12 +46,27 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     operation->work.collective.wake_argument = queue->lane;
     operation->task = (pst_task){NULL, 0};
     operation->done = NULL;
-    operation->abandoned = 0;
+    operation->is_waited = 0;
     operation->group = PST__NO_GROUP;
     operation->staging = (pst_lease){0};
     operation->has_bucket = 0;
     operation->next = NULL;
-    pst__store_relaxed(&operation->ended, 0); /* nobody else knows it yet; add publishes it */
+    /* Nobody else knows it yet; add publishes these. */
+    pst__store_relaxed(&operation->launched, 0);
+    pst__store_relaxed(&operation->ended, 0);
+    pst__store_relaxed(&operation->failed, 0);
+    pst__store_relaxed(&operation->abandoned, 0);
+}
+
+/* First in, first out: what waits for an event of one that is given back then rarely waits for its
+ * next use, too. */
+static void put_spare(pst_zero *engine, pst__operation *operation) {
+    operation->next = NULL;
+    if (engine->spare == NULL)
+        engine->spare = operation;
+    else
+        engine->last_spare->next = operation;
+    engine->last_spare = operation;
 }
 
 pst_status pst__operation_take(pst_zero *engine, pst__lane_index lane, pst__operation **operation) {
@@ -60,18 +83,56 @@ pst_status pst__operation_take(pst_zero *engine, pst__lane_index lane, pst__oper
     return PST_OK;
 }
 
-void pst__operation_give(pst_zero *engine, pst__operation *operation) {
+/* Behind `event`; NULL: now. */
+static void give_memory(pst__operation *operation, pst_event *event) {
+    pst_zero *engine = operation->engine;
     if (operation->staging.memory != NULL)
-        pst_arena_release(engine->storage, &operation->staging, NULL);
-    if (operation->has_bucket) pst_buckets_retire(engine->buckets, operation->bucket, NULL);
+        pst_arena_release(engine->staging, &operation->staging, event);
+    if (operation->has_bucket) pst_buckets_retire(engine->buckets, operation->bucket, event);
+    operation->staging = (pst_lease){0};
+    operation->has_bucket = 0;
+}
+
+void pst__operation_give(pst_zero *engine, pst__operation *operation) {
+    give_memory(operation, NULL);
     pst_task_release(operation->task);
-    operation->next = engine->spare;
-    engine->spare = operation;
+    operation->task = (pst_task){NULL, 0};
+    put_spare(engine, operation);
 }
 
 /* ---- on the worker --------------------------------------------------------------------------- */
 
-static void poison(pst__operation *operation, pst_status status) {
+/* The last part is on its stream: from here on the engine's thread needs no answer any more. */
+static pst_status note_launch(pst__operation *operation, pst_stream *stream) {
+    pst_zero *engine = operation->engine;
+    pst_status status =
+        engine->device->ops->event_record(engine->device, operation->finished, stream);
+    if (status != PST_OK) {
+        /* It runs, and nobody could tell when it ends. */
+        pst_runtime_poison(engine->runtime, status, "a collective's event could not be recorded");
+        return status;
+    }
+    /* Pairs with the acquire in pst__operation_is_launched: who sees it may wait for `finished`. */
+    pst__store_release(&operation->launched, 1);
+    return PST_OK;
+}
+
+static pst_status start(void *argument, pst_stream *stream) {
+    pst__operation *operation = argument;
+    pst_work work = pst_collective_as_work(&operation->work);
+    pst_status status = work.start(work.argument, stream);
+    if (status != PST_OK || operation->work.combine_apart) return status;
+    return note_launch(operation, stream);
+}
+
+static pst_status combine(void *argument, pst_stream *stream) {
+    pst__operation *operation = argument;
+    pst_work work = pst_combine_as_work(&operation->work);
+    pst_status status = work.start(work.argument, stream);
+    return status == PST_OK ? note_launch(operation, stream) : status;
+}
+
+static void poison(const pst__operation *operation, pst_status status) {
     const pst_collective *collective = &operation->work.collective;
     pst_comm *comm = operation->work.comm;
     char text[PST__ERROR_BYTES];
@@ -82,15 +143,36 @@ static void poison(pst__operation *operation, pst_status status) {
     pst_runtime_poison(operation->engine->runtime, status, text);
 }
 
-/* The task never ran, or was abandoned, when the runtime was poisoned before: then that error has
- * been told. */
-static void ended(void *argument, pst_status status) {
-    pst__operation *operation = argument;
-    if (status == PST_OK && operation->done != NULL) operation->done(operation);
-    if (status < 0 && operation->work.status == status) poison(operation, status);
-    operation->abandoned = status < 0 && operation->work.status >= 0;
+/* A collective that an abort or a failure has let go ends, too, but with no result. */
+static void check_result(pst__operation *operation) {
+    pst_comm *comm = operation->work.comm;
+    if (!operation->engine->asynchronous || comm->ops->status == NULL) return;
+    pst_status status = comm->ops->status(comm);
+    if (status == PST_OK) return;
+    pst__store_relaxed(&operation->failed, 1);
+    poison(operation, status);
+}
+
+static void finish_part(pst__operation *operation) {
+    /* The last one sees what the others did. */
+    if (pst__sub_acq_rel(&operation->unfinished, 1) != 1) return;
+    if (!pst__load_relaxed(&operation->failed)) check_result(operation);
+    if (operation->done != NULL && !pst__load_relaxed(&operation->failed))
+        operation->done(operation);
     /* Pairs with the acquire in reap: all the callback did is over when the memory is reused. */
     pst__store_release(&operation->ended, 1);
+}
+
+/* A task of it has ended. It never ran, or was abandoned, when the runtime was poisoned before:
+ * then that error has been told. The relaxed stores are published by the decrement. */
+static void ended(void *argument, pst_status status) {
+    pst__operation *operation = argument;
+    if (status < 0) {
+        pst__store_relaxed(&operation->failed, 1);
+        if (operation->work.status == status) poison(operation, status);
+        if (operation->work.status >= 0) pst__store_relaxed(&operation->abandoned, 1);
+    }
+    finish_part(operation);
 }
 
 /* ---- submitting ------------------------------------------------------------------------------ */
@@ -119,9 +201,40 @@ static pst_status take_staging(pst__operation *operation) {
     pst_comm *comm = operation->work.comm;
     size_t bytes = comm->ops->staging_bytes(comm, collective);
     if (collective->staging != NULL || bytes == 0) return PST_OK;
-    pst_status status = pst_arena_acquire(operation->engine->storage, bytes, &operation->staging);
+    pst_status status = pst_arena_acquire(operation->engine->staging, bytes, &operation->staging);
     collective->staging = operation->staging.memory;
     return status;
+}
+
+static pst_work work_of(pst__operation *operation) {
+    if (!operation->engine->asynchronous) return pst_collective_as_work(&operation->work);
+    return (pst_work){.start = start, .argument = operation};
+}
+
+/* The sums of a reduction, on a lane of their own behind the chunks' arrival. */
+static pst_status add_combine(pst__operation *operation, size_t bytes) {
+    pst_task arrival = operation->task;
+    const pst_collective *collective = &operation->work.collective;
+    pst_task_options options = {.size = sizeof options,
+                                .name = collective->name,
+                                .lane = operation->queue->sum_lane,
+                                .work = {.start = combine, .argument = operation},
+                                .after = &arrival,
+                                .after_count = 1,
+                                .done = ended,
+                                .done_argument = operation,
+                                .ticket = collective->ticket,
+                                .bytes = bytes};
+    pst_status status = pst_graph_add(operation->engine->graph, &options, &operation->task);
+    if (status == PST_OK) {
+        pst_task_release(arrival);
+        return PST_OK;
+    }
+    /* The first part goes on alone, and its sums never come. */
+    pst_runtime_poison(operation->engine->runtime, status, "the sums of a reduction got no task");
+    pst__store_relaxed(&operation->failed, 1);
+    finish_part(operation);
+    return PST_OK;
 }
 
 static pst_status add_task(pst__operation *operation, size_t bytes, pst_event *const *after,
@@ -130,10 +243,13 @@ static pst_status add_task(pst__operation *operation, size_t bytes, pst_event *c
     pst_status status = wait_for_events(operation, &after, &after_count);
     if (status != PST_OK) return status;
     collective->ticket = operation->queue->tickets + 1;
+    operation->work.combine_apart =
+        operation->queue->sum_lane != NULL && collective->kind == PST_REDUCE_SCATTER;
+    operation->unfinished = 1 + operation->work.combine_apart; /* the add publishes it */
     pst_task_options options = {.size = sizeof options,
                                 .name = collective->name,
                                 .lane = operation->queue->lane,
-                                .work = pst_collective_as_work(&operation->work),
+                                .work = work_of(operation),
                                 .after_events = after,
                                 .after_event_count = after_count,
                                 .done = ended,
@@ -141,8 +257,9 @@ static pst_status add_task(pst__operation *operation, size_t bytes, pst_event *c
                                 .ticket = collective->ticket,
                                 .bytes = bytes};
     status = pst_graph_add(operation->engine->graph, &options, &operation->task);
-    if (status == PST_OK) operation->queue->tickets++;
-    return status;
+    if (status != PST_OK) return status;
+    operation->queue->tickets++;
+    return operation->work.combine_apart ? add_combine(operation, bytes) : PST_OK;
 }
 
 static void enqueue(pst__queue *queue, pst__operation *operation) {
@@ -151,26 +268,27 @@ static void enqueue(pst__queue *queue, pst__operation *operation) {
     else
         queue->newest->next = operation;
     queue->newest = operation;
+    if (queue->holding == NULL) queue->holding = operation;
 }
 
-/* Events that are done need no wait. This matters on the host device, where an event may be
- * recorded again only while no task is to wait for it: there the calling thread's events are done
- * at once. */
-static size_t add_pending(const pst_zero *engine, pst_event *const *events, size_t event_count,
-                          pst_event **all, size_t count) {
+/* On the host device an event may be recorded again only while no task is to wait for it: what is
+ * done there, as the calling thread's events are at once, is not waited for. */
+static size_t add_events(const pst_zero *engine, pst_event *const *events, size_t event_count,
+                         pst_event **all, size_t count) {
     for (size_t i = 0; i < event_count; i++)
-        if (engine->device->ops->event_query(engine->device, events[i]) != PST_OK)
+        if (engine->asynchronous ||
+            engine->device->ops->event_query(engine->device, events[i]) != PST_OK)
             all[count++] = events[i];
     return count;
 }
 
 pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_event *const *after,
                                  size_t after_count) {
-    pst_event *all[2 * PST_LEASE_EVENTS + 2];
+    pst_event *all[PST__MOST_AFTER];
     const pst_lease *staging = &operation->staging;
     pst_status status = take_staging(operation);
-    size_t count = add_pending(operation->engine, after, after_count, all, 0);
-    count = add_pending(operation->engine, staging->after, staging->after_count, all, count);
+    size_t count = add_events(operation->engine, after, after_count, all, 0);
+    count = add_events(operation->engine, staging->after, staging->after_count, all, count);
     if (status == PST_OK) status = add_task(operation, bytes, all, count);
     if (status != PST_OK) {
         pst__operation_give(operation->engine, operation);
@@ -180,46 +298,7 @@ pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_ev
     return PST_OK;
 }
 
-/* ---- waiting, and taking back ---------------------------------------------------------------- */
-
-/* A waiter may be ahead of the callback that makes the error's text. */
-static void let_callback_run(const pst__operation *operation) {
-    const struct timespec pause = {0, 50000};
-    for (int i = 0; i < 2000 && !pst__load_acquire(&operation->ended); i++)
-        (void)nanosleep(&pause, NULL); /* the acquire pairs with the release in ended */
-}
-
-pst_status pst__operation_lost(pst_zero *engine, pst_status status) {
-    if (status != PST_ETIMEDOUT) return status;
-    char text[PST__ERROR_BYTES];
-    (void)pst_runtime_error(engine->runtime, text, sizeof text);
-    pst_runtime_poison(engine->runtime, status, text);
-    return status;
-}
-
-static void trace_wait(pst_zero *engine, const pst__operation *operation, const char *name,
-                       uint64_t begin, uint64_t end) {
-    pst__trace *trace = pst__runtime_trace(engine->runtime);
-    if (!pst__trace_on(trace)) return;
-    pst__track *track = pst__track_of_thread(trace);
-    if (track != NULL)
-        pst__trace_slice(track, name, begin, end, operation->work.collective.ticket, 0);
-}
-
-pst_status pst__operation_wait(pst__operation *operation, const char *name, uint64_t *exposed) {
-    pst_zero *engine = operation->engine;
-    pst_launch launch = {engine->graph, 0};
-    int was_over = pst_task_test(launch, operation->task) != PST_PENDING;
-    uint64_t begin = was_over ? 0 : pst__now();
-    pst_status status = pst_task_wait(launch, operation->task, engine->options.compute);
-    if (!was_over) {
-        uint64_t end = pst__now();
-        *exposed += end - begin;
-        trace_wait(engine, operation, name, begin, end);
-    }
-    if (status < 0 && status != PST_ETIMEDOUT) let_callback_run(operation);
-    return pst__operation_lost(engine, status);
-}
+/* ---- taking back ----------------------------------------------------------------------------- */
 
 static void forget_gather(pst_zero *engine, const pst__operation *operation) {
     if (operation->group == PST__NO_GROUP) return;
@@ -230,14 +309,24 @@ static void forget_gather(pst_zero *engine, const pst__operation *operation) {
 /* Only an abort can take an abandoned collective's memory back from its communicator. */
 static int is_lost(const pst__operation *operation) {
     pst_comm *comm = operation->work.comm;
-    return operation->abandoned && comm->ops->abort(comm, PST_ECANCELED) != PST_OK;
+    return pst__load_relaxed(&operation->abandoned) &&
+           comm->ops->abort(comm, PST_ECANCELED) != PST_OK;
+}
+
+/* The memory of what is launched, in the order of launching. */
+static void release_launched(pst__queue *queue) {
+    for (; queue->holding != NULL && pst__operation_is_launched(queue->holding);
+         queue->holding = queue->holding->next)
+        give_memory(queue->holding, queue->holding->finished);
 }
 
 static void reap_queue(pst_zero *engine, pst__queue *queue) {
+    release_launched(queue);
     /* The acquire pairs with the release in ended. */
     while (queue->oldest != NULL && pst__load_acquire(&queue->oldest->ended)) {
         pst__operation *operation = queue->oldest;
         queue->oldest = operation->next;
+        if (queue->holding == operation) queue->holding = operation->next;
         forget_gather(engine, operation);
         if (is_lost(operation))
             engine->lost++;

@@ -1,19 +1,30 @@
-/* A collective in flight: a task with all it points to. Pooled, so that a step allocates nothing.
- * Given back by the engine's thread, never by the callback, since arenas have one user at a time.
+/* A collective in flight: its tasks with all that they point to. Pooled, so that a step allocates
+ * nothing. Given back by the engine's thread, never by the callback, since arenas have one user at
+ * a time.
+ *
+ * Its memory (staging, bucket) goes back when the collective has ended; on an asynchronous device
+ * already when it is launched, behind its event `finished`: the host does not wait for the device.
  */
 #ifndef PST_OPS_OPERATION_H
 #define PST_OPS_OPERATION_H
 
+#include "base/atomic.h"
 #include "ops/engine.h"
 
 struct pst__operation {
     pst_collective_work work;
-    pst_task task;
+    pst_task task; /* the last one */
     pst_zero *engine;
     pst__queue *queue;
-    pst_event *ready; /* compute's writes that the collective reads */
-    int ended;        /* atomic: the callback has run, the scheduler refers to this no more */
-    int abandoned;    /* it was in flight when all was stopped: its communicator may still write */
+    pst_event *ready;    /* compute's writes that the collective reads */
+    pst_event *finished; /* asynchronous devices: the collective is over on its stream */
+    int launched;        /* atomic: `finished` is recorded */
+    int unfinished;      /* atomic: tasks whose callbacks have not run */
+    int ended;           /* atomic: all of them have, the scheduler refers to this no more */
+    int failed;          /* atomic: a task did not end well */
+    int abandoned; /* atomic: one was in flight when all was stopped: its communicator may still
+                      write */
+    int is_waited; /* compute waits for it already */
     void (*done)(pst__operation *operation); /* (optional) on the worker, when it went well */
     uint64_t argument;
     uint32_t group; /* whose gather this is, or PST__NO_GROUP */
@@ -24,6 +35,14 @@ struct pst__operation {
     size_t piece_capacity;
     struct pst__operation *next;
 };
+
+/* A memory's earlier use that a task waits for, and compute's writes, at most. */
+#define PST__MOST_AFTER (2 * PST_LEASE_EVENTS + 2)
+
+/* Pairs with the release when `finished` was recorded: who sees it may wait for that. */
+static inline int pst__operation_is_launched(const pst__operation *operation) {
+    return pst__load_acquire(&operation->launched);
+}
 
 /* The same queue for both directions where they share a communicator. */
 static inline pst__queue *pst__queue_of(pst_zero *engine, pst__lane_index lane) {
@@ -38,10 +57,18 @@ pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_ev
                                  size_t after_count);
 /* Compute waits for it; adds what was really waited to the stats and traces it as `name`. */
 pst_status pst__operation_wait(pst__operation *operation, const char *name, uint64_t *exposed);
-/* Takes back what has ended; cheap. */
+/* Blocks until it is over, so that the host can read what it wrote. */
+pst_status pst__operation_wait_end(const pst__operation *operation);
+/* Blocks until it is launched, so that its memory can be given back; on the host device, over. */
+pst_status pst__operation_wait_launch(pst__operation *operation);
+/* Takes back what has ended, and the memory of what is launched; cheap. */
 void pst__operation_reap(pst_zero *engine);
-/* Makes the runtime's error out of a failed wait, so that everything later fails at once. */
+/* Makes the runtime's error out of a failed wait, so that everything later fails at once; in the
+ * words of the communicator, if that knows more. */
 pst_status pst__operation_lost(pst_zero *engine, pst_status status);
+/* The runtime's status, after asking the communicators of an asynchronous device, whose error
+ * poisons it: once a pass, for nothing else hears of it before a deadline. */
+pst_status pst__operation_check_comms(pst_zero *engine);
 void pst__operation_free_all(pst_zero *engine);
 
 #endif

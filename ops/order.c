@@ -90,8 +90,9 @@ pst_status pst__order_alloc(const pst__heap *heap, pst__order *order, size_t gro
     order->uses = pst__heap_alloc(heap, group_count * sizeof *order->uses);
     order->first_uses = pst__heap_alloc(heap, group_count * sizeof *order->first_uses);
     order->reduces = pst__heap_alloc(heap, group_count * sizeof *order->reduces);
-    int complete = order->bytes != NULL && order->uses != NULL && order->first_uses != NULL &&
-                   order->reduces != NULL &&
+    order->reduce_after = pst__heap_alloc(heap, group_count * sizeof *order->reduce_after);
+    int complete = order->reduce_after != NULL && order->bytes != NULL && order->uses != NULL &&
+                   order->first_uses != NULL && order->reduces != NULL &&
                    pst__backward_alloc(heap, &order->gathers, group_count) == PST_OK;
     if (!complete) pst__order_free(heap, order);
     return complete ? PST_OK : PST_ENOMEM;
@@ -103,6 +104,7 @@ void pst__order_free(const pst__heap *heap, pst__order *order) {
     pst__heap_free(heap, order->uses, count * sizeof *order->uses);
     pst__heap_free(heap, order->first_uses, count * sizeof *order->first_uses);
     pst__heap_free(heap, order->reduces, count * sizeof *order->reduces);
+    pst__heap_free(heap, order->reduce_after, count * sizeof *order->reduce_after);
     pst__backward_free(heap, &order->gathers, count);
     memset(order, 0, sizeof *order);
 }

@@ -29,7 +29,8 @@ typedef struct pst__order {
     pst__span *uses;      /* by group: since the last complete backward */
     uint64_t *first_uses; /* by group: since the last complete backward that reduced */
     pst__backward gathers;
-    uint32_t *reduces; /* groups by first use, descending */
+    uint32_t *reduces;    /* groups by first use, descending */
+    size_t *reduce_after; /* by position in `reduces`: gathers that come before it */
     size_t reduce_count;
 } pst__order;
 

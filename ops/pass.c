@@ -60,38 +60,10 @@ static pst_status gather_forward(pst_zero *engine, uint32_t group) {
     return pst__gather_issue(engine, group, PST__ANYWHERE, 0);
 }
 
-/* The backward order up to `limit`; groups behind `used` are ahead of their use. */
-static pst_status gather_in_order(pst_zero *engine, size_t limit, size_t used) {
-    const pst__plan *plan = engine->pass.backward_plan;
-    for (; engine->issued < limit; engine->issued++) {
-        uint32_t group = engine->order.gathers.groups[engine->issued];
-        if (engine->held[group]) continue;
-        size_t offset = plan == NULL ? PST__ANYWHERE : plan->backward_offsets[group];
-        pst_status status = pst__gather_issue(engine, group, offset, engine->issued > used);
-        if (status != PST_OK) return status;
-    }
-    return PST_OK;
-}
-
-static pst_status gather_backward(pst_zero *engine, uint32_t group) {
-    const pst__backward *order = &engine->order.gathers;
-    const pst__plan *plan = engine->pass.backward_plan;
-    size_t position = order->position[group];
-    engine->needed_here[group] = 1;
-    if (position != PST__NO_POSITION) {
-        size_t limit = plan == NULL ? position + 1
-                                    : pst__backward_limit(order, engine->order.bytes, position,
-                                                          plan->ahead, plan->budget);
-        pst_status status = gather_in_order(engine, limit, position);
-        if (status != PST_OK) return status;
-    }
-    return pst__gather_issue(engine, group, PST__ANYWHERE, 0);
-}
-
 pst_status pst_zero_gather(pst_zero *engine, uint32_t group) {
     pst_status status = pst__zero_check(engine, group);
     if (status == PST_OK)
-        status = engine->pass.kind == PST__BACKWARD ? gather_backward(engine, group)
+        status = engine->pass.kind == PST__BACKWARD ? pst__backward_gather(engine, group)
                                                     : gather_forward(engine, group);
     if (status == PST_OK)
         status = pst__record(engine, PST_ZERO_GATHER, group,
@@ -160,6 +132,8 @@ pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
     if (pass->kind == PST__BACKWARD) pst__reduce_abandon(engine);
     pass->kind = PST__NO_PASS;
     status = pst__gather_settle(engine);
+    if (status == PST_OK) status = pst__operation_check_comms(engine);
+    if (status == PST_OK) status = pst__gather_refresh(engine);
     if (status != PST_OK) return status;
     pass->grad = grad != 0;
     if (pass->grad) begin_uses(engine);
@@ -186,6 +160,7 @@ pst_status pst_zero_end_forward(pst_zero *engine) {
         return PST_OK;
     }
     status = pst__gather_settle(engine);
+    if (status == PST_OK) status = pst__gather_guard_shards(engine);
     return status == PST_OK ? pst__record_complete(engine, 0) : status;
 }
 
@@ -209,15 +184,10 @@ static pst_status check_backward(pst_zero *engine, int reduce) {
 pst_status pst_zero_begin_backward(pst_zero *engine, int reduce) {
     pst_status status = check_backward(engine, reduce);
     if (status != PST_OK) return status;
-    pst__order *order = &engine->order;
-    pst__backward_build(&order->gathers, order->uses, order->group_count, engine->need);
-    for (size_t i = 0; i < engine->group_count; i++)
-        engine->held[i] = engine->groups[i].state != PST__SHARDED;
-    engine->issued = 0;
     engine->history[1].current.count = engine->history[1].forward_count;
     engine->pass.kind = PST__BACKWARD;
     engine->pass.reduce = reduce != 0;
-    if (reduce) pst__reduce_begin(engine);
+    pst__backward_begin(engine);
     return PST_OK;
 }
 
@@ -235,13 +205,12 @@ pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *cons
     return pst__reduce_report(engine, group, sources, sources_dtype);
 }
 
-/* Groups that this rank never reached are gathered all the same, since others may have reached
- * them: the ranks' collectives have to match. */
 static pst_status finish_backward(pst_zero *engine) {
-    pst_status status =
-        gather_in_order(engine, engine->order.gathers.count, engine->order.gathers.count);
+    pst_status status = pst__backward_finish(engine);
     if (status == PST_OK && engine->pass.reduce) status = pst__reduce_end(engine);
     if (status == PST_OK) status = pst__gather_settle(engine);
+    if (status == PST_OK) status = pst__gather_guard_shards(engine);
+    if (status == PST_OK) status = pst__operation_check_comms(engine);
     return status;
 }
 

@@ -77,10 +77,12 @@ static pst_status create_plan(pst_zero *engine, int grad, const pst_zero_op *ope
     return PST_OK;
 }
 
-/* A plan wants its peak in one segment. What an eager pass has left behind goes first; where it
- * cannot (a device still uses it) the plan's offsets are advice and the pool serves. */
+/* A plan wants its peak in one segment. What an eager pass has left behind goes first, for which
+ * the host waits until compute has used it; where it cannot the plan's offsets are advice and the
+ * pool serves. */
 static void make_room(pst_zero *engine, size_t peak) {
     pst_arena_stats stats;
+    (void)pst__zero_wait_compute(engine, PST__PATIENCE_NS);
     pst_arena_trim(engine->gathered);
     pst_arena_get_stats(engine->gathered, &stats);
     if (stats.reserved == 0 && peak > 0) (void)pst_arena_add_segment(engine->gathered, peak);

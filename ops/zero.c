@@ -11,6 +11,7 @@
 #include <time.h>
 
 #define DEFAULT_BUCKET_BYTES ((size_t)8 << 20)
+#define GLANCE_NS            5000000u
 
 pst_status pst__zero_check(pst_zero *engine, uint32_t group) {
     if (engine == NULL) return PST_EINVAL;
@@ -86,9 +87,14 @@ static pst_status create_queues(pst_zero *engine) {
     gather->comm = engine->options.gather_comm;
     reduce->comm = engine->options.reduce_comm;
     engine->one_comm = gather->comm == reduce->comm;
+    engine->one_order = engine->one_comm || engine->asynchronous;
     pst_status status = create_lane(engine, "gather", NULL, &gather->lane);
-    if (status != PST_OK || engine->one_comm) return status;
-    return create_lane(engine, "reduce", gather->lane, &reduce->lane);
+    if (status == PST_OK && !engine->one_comm)
+        status = create_lane(engine, "reduce", gather->lane, &reduce->lane);
+    if (status != PST_OK || !engine->asynchronous || reduce->comm->ops->combine == NULL)
+        return status;
+    return create_lane(engine, "sum", gather->lane,
+                       &pst__queue_of(engine, PST__REDUCE_LANE)->sum_lane);
 }
 
 static int abort_comms(pst_zero *engine, pst_status status) {
@@ -105,15 +111,17 @@ static void abort_on_poison(void *engine, pst_status status) {
     (void)abort_comms(engine, status);
 }
 
-static pst_status create_arena(pst_zero *engine, const char *name, pst_arena **arena) {
+/* What is opened to peers is the device's own memory, which can be shared. */
+static pst_status create_arena(pst_zero *engine, const char *name, int is_opened,
+                               pst_arena **arena) {
     const pst_zero_options *options = &engine->options;
-    pst_arena_options wanted = {.size = sizeof wanted,
-                                .name = name,
-                                .device = engine->device,
-                                .kind = PST_MEMORY_DEVICE,
-                                .segment_alloc = options->segment_alloc,
-                                .segment_free = options->segment_free,
-                                .segment_context = options->segment_context};
+    pst_arena_options wanted = {
+        .size = sizeof wanted, .name = name, .device = engine->device, .kind = PST_MEMORY_DEVICE};
+    if (!is_opened) {
+        wanted.segment_alloc = options->segment_alloc;
+        wanted.segment_free = options->segment_free;
+        wanted.segment_context = options->segment_context;
+    }
     return pst_arena_create(engine->runtime, &wanted, arena);
 }
 
@@ -127,7 +135,10 @@ static pst_status find_compute(pst_zero *engine) {
 
 static pst_status build(pst_zero *engine) {
     const pst_zero_options *options = &engine->options;
+    int is_opened = options->gather_comm->ops->open_memory != NULL ||
+                    options->reduce_comm->ops->open_memory != NULL;
     engine->device = options->device;
+    engine->asynchronous = !(engine->device->ops->caps & PST_DEVICE_STREAM_IS_WORKER);
     engine->world = (size_t)options->gather_comm->size;
     engine->rank = (size_t)options->gather_comm->rank;
     engine->replay = 1;
@@ -137,10 +148,13 @@ static pst_status build(pst_zero *engine) {
     pst_status status = find_compute(engine);
     if (status == PST_OK)
         status = pst_graph_create(engine->runtime, PST_GRAPH_GROWING, engine->name, &engine->graph);
-    if (status == PST_OK) status = create_arena(engine, "gathered", &engine->gathered);
-    if (status == PST_OK) status = create_arena(engine, "gradients", &engine->storage);
+    if (status == PST_OK) status = create_arena(engine, "gathered", 0, &engine->gathered);
+    if (status == PST_OK) status = create_arena(engine, "staging", 0, &engine->staging);
+    if (status == PST_OK) status = create_arena(engine, "sources", is_opened, &engine->sources);
     if (status == PST_OK)
         status = engine->device->ops->event_create(engine->device, 0, &engine->shards_ready);
+    if (status == PST_OK)
+        status = engine->device->ops->event_create(engine->device, 0, &engine->reached);
     if (status == PST_OK) status = create_queues(engine);
     if (status == PST_OK)
         status = pst_runtime_add_poison_hook(engine->runtime, abort_on_poison, engine);
@@ -171,129 +185,6 @@ pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *given,
     return PST_OK;
 }
 
-/* ---- sealing --------------------------------------------------------------------------------- */
-
-static void name_buckets(pst_zero *engine) {
-    for (int i = 0; i < PST_DTYPE_COUNT; i++)
-        (void)snprintf(engine->bucket_names[i], sizeof engine->bucket_names[i], "gradients %s",
-                       pst_dtype_name((pst_dtype)i));
-}
-
-static pst_status alloc_presence(pst_zero *engine) {
-    pst_device *device = engine->device;
-    void *memory = NULL;
-    engine->presence_bytes = engine->parameter_count + 2 * engine->group_count;
-    if (engine->presence_bytes == 0) engine->presence_bytes = 1;
-    pst_status status =
-        device->ops->alloc(device, PST_MEMORY_PINNED, engine->presence_bytes, &memory);
-    engine->presence = memory;
-    return status;
-}
-
-static pst_status alloc_tables(pst_zero *engine) {
-    size_t count = engine->group_count;
-    for (size_t i = 0; i < count; i++) {
-        size_t casts = pst__layout_cast_limit(&engine->groups[i].layout, engine->world);
-        if (casts > engine->cast_capacity) engine->cast_capacity = casts;
-    }
-    engine->casts = pst__heap_alloc(engine->heap, engine->cast_capacity * sizeof *engine->casts);
-    engine->need = pst__heap_alloc(engine->heap, count * sizeof *engine->need);
-    engine->needed_here = pst__heap_alloc(engine->heap, count);
-    engine->held = pst__heap_alloc(engine->heap, count);
-    if (engine->casts == NULL || engine->need == NULL || engine->needed_here == NULL ||
-        engine->held == NULL)
-        return PST_ENOMEM;
-    pst_status status = pst__order_alloc(engine->heap, &engine->order, count);
-    for (size_t i = 0; status == PST_OK && i < count; i++)
-        engine->order.bytes[i] = engine->groups[i].layout.gathered_bytes;
-    return status;
-}
-
-/* Communication copies, for groups that are gathered in another dtype than their shards have. */
-static pst_status alloc_copies(pst_zero *engine) {
-    for (size_t i = 0; i < engine->group_count; i++) {
-        pst__group *group = &engine->groups[i];
-        if (group->gather_dtype == group->dtype) continue;
-        pst_status status = pst_arena_acquire(
-            engine->storage, group->layout.shard_elements * group->layout.gather_element_bytes,
-            &group->copy);
-        if (status != PST_OK) return status;
-    }
-    return PST_OK;
-}
-
-/* Stages 1 and 2 hold all groups for ever: one segment for them. */
-static pst_status alloc_resident(pst_zero *engine) {
-    size_t bytes = 0;
-    if (engine->options.stage == 3) return PST_OK;
-    for (size_t i = 0; i < engine->group_count; i++) {
-        size_t more = (engine->order.bytes[i] + PST_ARENA_ALIGNMENT - 1) / PST_ARENA_ALIGNMENT *
-                      PST_ARENA_ALIGNMENT;
-        bytes = more > SIZE_MAX - bytes ? SIZE_MAX : bytes + more;
-    }
-    return bytes == 0 ? PST_OK : pst_arena_add_segment(engine->gathered, bytes);
-}
-
-static pst_status alloc_all(pst_zero *engine) {
-    pst_buckets_options buckets = {.size = sizeof buckets,
-                                   .arena = engine->storage,
-                                   .ranks = engine->world,
-                                   .chunk_bytes = engine->options.bucket_bytes,
-                                   .alignment = PST_ZERO_ALIGNMENT};
-    name_buckets(engine);
-    pst_status status = alloc_tables(engine);
-    if (status == PST_OK) status = alloc_presence(engine);
-    if (status == PST_OK) status = pst__agree_alloc(engine);
-    if (status == PST_OK) status = alloc_copies(engine);
-    if (status == PST_OK) status = alloc_resident(engine);
-    if (status == PST_OK) status = pst_buckets_create(engine->runtime, &buckets, &engine->buckets);
-    return status;
-}
-
-static void free_copies(pst_zero *engine) {
-    for (size_t i = 0; i < engine->group_count; i++) {
-        pst__group *group = &engine->groups[i];
-        if (group->copy.memory != NULL) pst_arena_release(engine->storage, &group->copy, NULL);
-        group->copy = (pst_lease){0};
-    }
-}
-
-static void free_all(pst_zero *engine) {
-    size_t count = engine->group_count;
-    pst_buckets_destroy(engine->buckets);
-    free_copies(engine);
-    pst__agree_free(engine);
-    if (engine->presence != NULL)
-        engine->device->ops->free(engine->device, PST_MEMORY_PINNED, engine->presence,
-                                  engine->presence_bytes);
-    pst__order_free(engine->heap, &engine->order);
-    pst__heap_free(engine->heap, engine->casts, engine->cast_capacity * sizeof *engine->casts);
-    pst__heap_free(engine->heap, engine->need, count * sizeof *engine->need);
-    pst__heap_free(engine->heap, engine->needed_here, count);
-    pst__heap_free(engine->heap, engine->held, count);
-    engine->buckets = NULL;
-    engine->presence = NULL;
-    engine->casts = NULL;
-    engine->cast_capacity = 0;
-    engine->need = NULL;
-    engine->needed_here = engine->held = NULL;
-}
-
-pst_status pst_zero_seal(pst_zero *engine) {
-    if (engine == NULL) return PST_EINVAL;
-    if (engine->sealed)
-        return pst__zero_fail(engine, PST_ESTATE, "%s", "the engine is sealed already");
-    pst_status status = alloc_all(engine);
-    if (status == PST_ENOMEM) status = pst__zero_fail(engine, status, "%s", "no memory to seal");
-    if (status == PST_OK) status = pst__agree_registry(engine);
-    if (status != PST_OK) {
-        free_all(engine);
-        return status;
-    }
-    engine->sealed = 1;
-    return PST_OK;
-}
-
 /* ---- shards ---------------------------------------------------------------------------------- */
 
 static void mark_stale(pst__group *group) {
@@ -318,7 +209,8 @@ pst_status pst_zero_updated(pst_zero *engine) {
     if (status != PST_OK) return status;
     for (size_t i = 0; i < engine->group_count; i++)
         mark_stale(&engine->groups[i]);
-    return pst__zero_record(engine, engine->shards_ready);
+    status = pst__zero_record(engine, engine->shards_ready);
+    return status == PST_OK ? pst__gather_refresh(engine) : status;
 }
 
 /* ---- destroying ------------------------------------------------------------------------------ */
@@ -326,15 +218,18 @@ pst_status pst_zero_updated(pst_zero *engine) {
 void pst__zero_free(pst_zero *engine) {
     const pst__heap *heap = engine->heap;
     pst_runtime_remove_poison_hook(engine->runtime, abort_on_poison, engine);
-    free_all(engine);
+    pst__seal_free(engine);
     pst__record_free(engine);
     pst__operation_free_all(engine);
     pst_arena_destroy(engine->gathered);
-    pst_arena_destroy(engine->storage);
+    pst_arena_destroy(engine->staging);
+    pst_arena_destroy(engine->sources);
     (void)pst_graph_destroy(engine->graph);
     pst__registry_free(engine);
     if (engine->shards_ready != NULL)
         engine->device->ops->event_destroy(engine->device, engine->shards_ready);
+    if (engine->reached != NULL)
+        engine->device->ops->event_destroy(engine->device, engine->reached);
     if (engine->options.compute == NULL && engine->compute != NULL)
         engine->device->ops->stream_destroy(engine->device, engine->compute);
     pst__heap_free(heap, engine->late, engine->late_capacity * sizeof *engine->late);
@@ -349,7 +244,31 @@ static int all_ended(pst_zero *engine) {
     return 1;
 }
 
-#define ABORT_PATIENCE_NS 2000000000u
+int pst__zero_wait_compute(pst_zero *engine, uint64_t patience_ns) {
+    const pst_device_ops *ops = engine->device->ops;
+    const struct timespec pause = {0, 50000};
+    uint64_t begin = pst__now();
+    pst_status status = PST_OK;
+    if (!engine->asynchronous) return 1;
+    if (ops->event_record(engine->device, engine->reached, engine->compute) != PST_OK) return 0;
+    while ((status = ops->event_query(engine->device, engine->reached)) == PST_PENDING) {
+        if (pst__now() - begin > patience_ns) return 0;
+        (void)nanosleep(&pause, NULL);
+    }
+    return status == PST_OK;
+}
+
+/* Compute uses the engine's memory, and so may peers that read for themselves: until here. */
+static int all_have_read(pst_zero *engine) {
+    for (int lane = 0; engine->asynchronous && lane < PST__LANE_COUNT; lane++) {
+        const pst__queue *queue = &engine->queues[lane];
+        if (queue->comm == NULL || queue->tickets == 0 || queue->comm->ops->source_wait == NULL)
+            continue;
+        if (queue->comm->ops->source_wait(queue->comm, engine->compute, queue->tickets) != PST_OK)
+            return 0;
+    }
+    return pst__zero_wait_compute(engine, PST__PATIENCE_NS);
+}
 
 /* After an abort collectives end soon or never; it is asked again meanwhile. */
 static int abort_in_time(pst_zero *engine) {
@@ -358,8 +277,8 @@ static int abort_in_time(pst_zero *engine) {
     for (;;) {
         int quiet = abort_comms(engine, PST_ECANCELED);
         (void)pst_run_once(engine->runtime, NULL);
-        if (quiet && all_ended(engine)) return 1;
-        if (pst__now() - begin > ABORT_PATIENCE_NS) return 0;
+        if (quiet && all_ended(engine) && pst__zero_wait_compute(engine, GLANCE_NS)) return 1;
+        if (pst__now() - begin > PST__PATIENCE_NS) return 0;
         (void)nanosleep(&pause, NULL);
     }
 }
@@ -373,9 +292,15 @@ static int drained(pst_zero *engine) {
     return all_ended(engine);
 }
 
+/* What is in flight ends by itself. On an asynchronous device the scheduler gives up what it has
+ * launched when the runtime is poisoned, and the device goes on with it: that takes an abort. */
+static int ends_well(pst_zero *engine) {
+    if (engine->asynchronous && pst_runtime_status(engine->runtime) != PST_OK) return 0;
+    return (all_ended(engine) || drained(engine)) && all_have_read(engine);
+}
+
 int pst__zero_quiesce(pst_zero *engine) {
-    int ended = all_ended(engine) || drained(engine) || abort_in_time(engine);
-    return ended && engine->lost == 0;
+    return (ends_well(engine) || abort_in_time(engine)) && engine->lost == 0;
 }
 
 void pst_zero_destroy(pst_zero *engine) {

@@ -1,4 +1,5 @@
-/* bench_gpu_pulls [--ranks N] [--driver PATH] [--cache FOLDER] [--tiny]: what the communicator ce
+/* bench_gpu_pulls [--ranks N] [--driver PATH] [--cache FOLDER] [--tiny]
+ * [--flags-on-device] [--turn-bytes N]: what the communicator ce
  * makes of the link, a process a GPU.
  *   turns     equal pulls from all peers in rounds, ranks delayed at random, with turns and without
  *   train     gathers and reduce-scatters as in a training step, sums on a stream of their own
@@ -21,6 +22,8 @@ enum { MOST_TIMES = 4096 };
 typedef struct settings {
     const char *driver, *cache;
     size_t unit; /* bytes of what counts as a MiB */
+    int flags_on_device;
+    size_t turn_bytes;
 } settings;
 
 typedef struct bench {
@@ -134,12 +137,15 @@ static void open_bench(bench *b) {
                                    .driver = b->settings->driver,
                                    .nvrtc = b->settings->driver,
                                    .cache = b->settings->cache};
+    const pst_ce_options ce = {.size = sizeof ce,
+                               .flags_on_device = b->settings->flags_on_device,
+                               .turn_bytes = b->settings->turn_bytes};
     void *memory = NULL;
     b->dice = (uint64_t)b->context->rank + 1;
     b->part = 1024 * b->settings->unit;
     TRY(b, pst_runtime_create(&options, &b->runtime));
     TRY(b, pst_cuda_device_create(b->runtime, &cuda, &b->device));
-    TRY(b, pst_ce_create(b->runtime, b->device, &b->context->exchange, NULL, &b->comm));
+    TRY(b, pst_ce_create(b->runtime, b->device, &b->context->exchange, &ce, &b->comm));
     TRY(b, b->device->ops->alloc(b->device, PST_MEMORY_DEVICE, 4 * b->part, &memory));
     TRY(b, pst_ce_register(b->comm, memory, 4 * b->part));
     b->memory = memory;
@@ -179,15 +185,18 @@ static void begin(bench *b) {
 static void pull_round(bench *b, uint32_t sequence, size_t bytes, int take_turns) {
     pst__ce *ce = b->comm->context;
     const int size = b->context->size;
+    pst__flag_steps steps = {.count = 0};
     for (int step = 0; step < size - 1; step++) {
         const int source = pst__turn_source(b->context->rank, size, step);
-        const pst_copy copy = {b->memory + b->part, ce->regions.regions[1].views[source], bytes};
-        if (take_turns) TRY(b, pst__turn_wait(&ce->turns, b->pulls, sequence, step));
+        const pst_copy copy = {b->memory + b->part, ce->regions.regions[2].views[source], bytes};
+        if (take_turns) pst__turn_wait(&ce->turns, &steps, sequence, step);
+        TRY(b, pst__flags_enqueue(&ce->flags, b->pulls, &steps));
         mark(b, b->pulls);
         TRY(b, b->device->ops->copy(b->device, b->pulls, &copy, 1));
         mark(b, b->pulls);
-        if (take_turns) TRY(b, pst__turn_pass(&ce->turns, b->pulls, sequence, step));
+        if (take_turns) pst__turn_pass(&ce->turns, &steps, sequence, step);
     }
+    TRY(b, pst__flags_enqueue(&ce->flags, b->pulls, &steps));
 }
 
 static void run_turns(bench *b, size_t bytes, int take_turns) {
@@ -345,8 +354,12 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--tiny") == 0)
             settings.unit = 4096;
+        else if (strcmp(argv[i], "--flags-on-device") == 0)
+            settings.flags_on_device = 1;
         else if (i + 1 < argc && strcmp(argv[i], "--ranks") == 0)
             options.count = atoi(argv[++i]);
+        else if (i + 1 < argc && strcmp(argv[i], "--turn-bytes") == 0)
+            settings.turn_bytes = strtoull(argv[++i], NULL, 0);
         else if (i + 1 < argc && strcmp(argv[i], "--driver") == 0)
             settings.driver = argv[++i];
         else if (i + 1 < argc && strcmp(argv[i], "--cache") == 0)
@@ -356,6 +369,7 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
-    (void)printf("%d ranks\n", options.count);
+    (void)printf("%d ranks, flags on the %s, turns from %zu bytes on (0: as by default)\n",
+                 options.count, settings.flags_on_device ? "device" : "host", settings.turn_bytes);
     return ranks_run(&options, run_rank, &settings) != 0;
 }

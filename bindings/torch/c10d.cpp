@@ -456,9 +456,19 @@ void comm_destroy(pst_comm *base) {
 }
 
 constexpr unsigned kinds = (1u << PST_COLLECTIVE_KIND_COUNT) - 1;
-const pst_comm_ops comm_ops = {PST_COMM_API_VERSION, kinds,       "c10d",     comm_staging_bytes,
-                               comm_start,           comm_test,   comm_abort, comm_status,
-                               comm_error_text,      comm_destroy};
+const pst_comm_ops comm_ops = {PST_COMM_API_VERSION,
+                               kinds,
+                               "c10d",
+                               comm_staging_bytes,
+                               comm_start,
+                               comm_test,
+                               comm_abort,
+                               comm_status,
+                               comm_error_text,
+                               comm_destroy,
+                               nullptr,
+                               nullptr,
+                               nullptr};
 
 } // namespace
 

@@ -96,6 +96,11 @@ typedef struct pst_comm_ops {
     pst_status (*abort)(pst_comm *comm, pst_status status);
     /* PST_OK or the error that made this communicator unusable. Any thread. */
     pst_status (*status)(pst_comm *comm);
+    /* Text of the last error (owned by the communicator, valid until the next call). */
+    const char *(*error_text)(pst_comm *comm);
+    void (*destroy)(pst_comm *comm);
+
+    /* What one-sided communicators, on asynchronous devices, have beside that. */
     /* (optional) Where the others read a rank's source by themselves (one-sided), they may still do
      * so when its own part has ended: makes `stream` wait until all have read this rank's source of
      * the collective with this ticket, and so of all before it. Called before the source is written
@@ -103,13 +108,16 @@ typedef struct pst_comm_ops {
      * collective that has ended has been read. */
     pst_status (*source_wait)(pst_comm *comm, pst_stream *stream, uint64_t ticket);
     /* (optional) The second part of a reduce-scatter, which adds up what `start` has only brought
-     * into staging: so on another lane, behind `start`, while the communicator goes on with the next
-     * collective. Until it has ended, source, staging and collective stay. Other kinds have no
+     * into staging: so on another lane, behind `start`, while the communicator goes on with the
+     * next collective. Until it has ended, source, staging and collective stay. Other kinds have no
      * second part. Any thread. NULL: `start` does all. */
     pst_status (*combine)(pst_comm *comm, const pst_collective *collective, pst_stream *stream);
-    /* Text of the last error (owned by the communicator, valid until the next call). */
-    const char *(*error_text)(pst_comm *comm);
-    void (*destroy)(pst_comm *comm);
+    /* (optional) Sources of gathers and reduce-scatters have to lie in memory that was opened to
+     * the peers, at the same distance from its begin on all ranks; up to 1 MiB of other memory is
+     * copied, and free when the collective has ended. Memory that the device has allocated, of the
+     * same size on all ranks, which call it together; it stays open as long as the communicator.
+     * May block. */
+    pst_status (*open_memory)(pst_comm *comm, void *memory, size_t bytes);
 } pst_comm_ops;
 
 struct pst_comm {

@@ -16,6 +16,8 @@
  * - A reduce-scatter has a second part, the sum: combine (pst_collective_as_work runs both).
  * - A result is valid if status() returns PST_OK after the collective has ended: a rank that fails
  *   or aborts says so before anything that it spoils can be seen.
+ * - It is destroyed when no collective is in flight on any rank, or after an abort. What an abort
+ *   has not been able to end keeps its memory.
  * - Nothing is captured in CUDA graphs: each collective has its own sequence number.
  */
 #ifndef PENSTOCK_COPY_ENGINE_H
@@ -36,6 +38,10 @@ typedef struct pst_ce_options {
     size_t size;             /* sizeof(pst_ce_options) */
     const char *name;        /* in error texts; NULL: "ce". Copied. */
     int no_verify;           /* do not compare what the ranks start */
+    size_t turn_bytes;       /* of a peer: less is read without waiting for a turn, from all peers
+                                with one call; 0: 1 MiB. Has to be the same on all ranks. */
+    int flags_on_device;     /* flags lie in device memory and not in shared memory of the host;
+                                then an abort may find no way past streams that wait */
     uint32_t first_sequence; /* where the sequence numbers of the flags begin, the same on all
                                 ranks; they wrap, so 0 is fine, and tests begin near the end */
 } pst_ce_options;

@@ -100,6 +100,13 @@ typedef struct pst_sum {
     pst_dtype source_dtype;
 } pst_sum;
 
+/* One of several writes of flags and waits for them. */
+typedef struct pst_flag_step {
+    uint32_t *address;
+    uint32_t value;
+    int is_wait;
+} pst_flag_step;
+
 typedef struct pst_device_ops {
     unsigned api_version; /* PST_DEVICE_API_VERSION */
     unsigned caps;        /* pst_device_caps */
@@ -150,6 +157,9 @@ typedef struct pst_device_ops {
                                  uint32_t value);
     pst_status (*stream_wait32)(pst_device *device, pst_stream *stream, const uint32_t *address,
                                 uint32_t value);
+    /* (optional) Several of both, in their order, for less than one by one. */
+    pst_status (*stream_flags32)(pst_device *device, pst_stream *stream, const pst_flag_step *steps,
+                                 size_t count);
     /* (optional) Writes a flag now: releases streams that wait for it when its writer is dead. In
      * shared memory a plain store; elsewhere it may find no way past streams that wait, and then
      * ends with PST_ETIMEDOUT after a second. Any thread; blocks until it is written. */

@@ -134,6 +134,12 @@ typedef struct pst_buckets_options {
     size_t ranks;
     size_t chunk_bytes; /* of a rank's chunk; a larger slot gets a bucket of its own size */
     size_t alignment;   /* of slots, a power of two up to PST_ARENA_ALIGNMENT; 0: 128 */
+    int fixed; /* 1, for asynchronous devices: exactly two buckets a dtype, in turn, which keep
+                  their memory; the choice never depends on what a device has done by then */
+    /* (optional) Before anything is written into an empty bucket: gives `stream` what it has to
+     * wait for beside the event with which it was retired. */
+    pst_status (*refill)(void *context, uint64_t id, pst_stream *stream);
+    void *refill_context;
 } pst_buckets_options;
 
 typedef struct pst_slot {
@@ -150,7 +156,8 @@ typedef struct pst_bucket {
     size_t used_bytes; /* filled bytes of each chunk, padding included */
     size_t slot_count;
     pst_dtype dtype;
-    uint64_t id; /* names the bucket in pst_buckets_retire; never 0 */
+    uint64_t
+        id; /* names the bucket in pst_buckets_retire; from 1, the same each time it is filled */
 } pst_bucket;
 
 /* Takes no memory from the arena yet. PST_EINVAL, PST_ENOMEM; then *buckets is NULL. */
@@ -164,8 +171,9 @@ PST_API void pst_buckets_destroy(pst_buckets *buckets);
  * order of `stream`, for the memory's earlier use: where the stream is its worker this is
  * PST_PENDING until that is over, and the caller asks again. The slot's padding is zeroed on
  * `stream` by the device; its own bytes are the caller's to fill. PST_EBUSY when it does not fit
- * into what is left: the caller flushes and asks again. PST_EINVAL, PST_ENOMEM and what the device
- * returns. Only with PST_OK is anything taken. */
+ * into what is left: the caller flushes and asks again. Fixed buckets: PST_PENDING while neither is
+ * retired, PST_EINVAL for more than chunk_bytes. PST_EINVAL, PST_ENOMEM and what the device and
+ * `refill` return. Only with PST_OK is anything taken. */
 PST_API pst_status pst_buckets_slot(pst_buckets *buckets, pst_dtype dtype, size_t bytes,
                                     pst_stream *stream, pst_slot *slot);
 
@@ -179,7 +187,7 @@ PST_API pst_status pst_buckets_flush(pst_buckets *buckets, pst_dtype dtype, pst_
 PST_API void pst_buckets_retire(pst_buckets *buckets, uint64_t id, pst_event *event);
 
 /* Gives the memory of retired buckets back to the arena (after the last backward part that
- * reduces). */
+ * reduces); not of fixed ones. */
 PST_API void pst_buckets_trim(pst_buckets *buckets);
 
 typedef struct pst_buckets_stats {

@@ -19,6 +19,13 @@
  * block; a binding drops its interpreter's lock around them. Every choice of a collective depends
  * on the order of these calls and on sizes, never on time or on local memory, so that it is the
  * same on all ranks.
+ *
+ * On an asynchronous device all of this is in the order of the compute stream: what a call says of
+ * memory holds for what the stream is given after it. There `wait` and a backward block until
+ * collectives are launched, never until they are over, with these exceptions, in which a backward
+ * that reduces waits on the host for what all ranks had in it: passes without a plan; as long as a
+ * trainable parameter that the forward used had no gradient on any rank, or a group's gradients
+ * were reported more than once; and when the host is three such backwards ahead of the device.
  */
 #ifndef PENSTOCK_ZERO_H
 #define PENSTOCK_ZERO_H
@@ -42,8 +49,9 @@ typedef struct pst_zero_options {
                   parameters whole; 3: parameters sharded too. 1 and 2 keep gathered parameters
                   from step to step and gather what pst_zero_updated made stale. */
     pst_comm *gather_comm;   /* both owned by the caller, alive until the engine is destroyed; */
-    pst_comm *reduce_comm;   /* two communicators, or the same one twice: then reductions go out at
-                                end_backward only, since gathers must not fall between them */
+    pst_comm *reduce_comm;   /* two communicators, or the same one twice: then, and on asynchronous
+                                devices, gathers and reductions of a backward have one order: by
+                                plan, and without one reductions go out at end_backward only */
     pst_device *device;      /* NULL: the runtime's host device */
     pst_lane *compute;       /* BORROWED lane; NULL: the calling thread of the host device */
     int pumped;              /* 1: lanes are pumped (no worker thread) */
@@ -54,8 +62,8 @@ typedef struct pst_zero_options {
     void (*segment_free)(void *context, void *memory, size_t bytes);
     void *segment_context;
     /* Where the reduced gradient of this group goes: memory of layout.gradient_bytes that lives
-     * until end_backward; *accumulate = 1 adds to what is there. Called in `gradients` and
-     * `end_backward`.
+     * until end_backward (on an asynchronous device until compute gets there); *accumulate = 1 adds
+     * to what is there. Called in `gradients` and `end_backward`.
      */
     pst_status (*gradient_target)(void *context, uint32_t group, void **memory, int *accumulate);
     /* The sources given to `gradients` for this group are not needed any more (on an asynchronous
@@ -158,18 +166,24 @@ PST_API pst_status pst_zero_begin_backward(pst_zero *engine, int reduce);
 /* The gradients of a group in this backward are complete: sources[i] is the whole gradient of the
  * group's i-th parameter, contiguous, of sources_dtype, or NULL (frozen, or none here). Groups
  * reduce in the reverse order of their first use in the forward, whatever the order of these calls.
- * A second call in one backward (a parameter used under several nested backwards) adds. */
+ * A second call in one backward (a parameter used under several nested backwards) adds. On an
+ * asynchronous device it is PST_EMISMATCH in a planned backward unless the one before had such
+ * calls; so is a call for a group whose turn is over, because groups behind it were needed before:
+ * this ends the training. May issue gathers, those that this group's turn held back. */
 PST_API pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *const *sources,
                                       pst_dtype sources_dtype);
 
 /* Groups that were not reported count as having no gradient here; the compute lane waits for all
- * reductions. Gradients are means over ranks. */
+ * reductions, and for peers that still read shards. Gradients are means over ranks. */
 PST_API pst_status pst_zero_end_backward(pst_zero *engine);
 
-/* Whether any rank had a gradient for this parameter in the last backward that reduced. */
+/* Whether any rank had a gradient for this parameter in the last backward that reduced. Where that
+ * backward did not wait for the ranks' answer (see the top) each trainable parameter that the
+ * forward used counts as having one, of zeros if no rank had one. */
 PST_API int pst_zero_has_gradient(const pst_zero *engine, uint32_t parameter);
 
-/* The shards changed (optimizer, loading): gathered copies are stale. */
+/* The shards changed (optimizer, loading): gathered copies are stale, and communication copies are
+ * cast anew. Shards may change between passes: one that ended, and the begin of the next. */
 PST_API pst_status pst_zero_updated(pst_zero *engine);
 
 /* ---- record, compile, replay ----------------------------------------------------------------- */
@@ -210,11 +224,13 @@ PST_API void pst_zero_set_replay(pst_zero *engine, int enabled);
 typedef struct pst_zero_stats {
     uint64_t gathers, gather_bytes; /* collectives issued; bytes of gathered groups */
     uint64_t reduces, reduce_bytes; /* collectives issued; bytes of whole gradients */
-    uint64_t exposed_ns;            /* compute waited for communication */
+    uint64_t exposed_ns; /* the calling thread waited: on the host device compute did, for
+                            communication; on others for a launch only */
     uint64_t exposed_gather_ns, exposed_reduce_ns;
     uint64_t forwards, backwards, planned_passes, deviations, prefetches;
     size_t arena_peak, arena_reserved, bucket_peak;
     size_t plan_peak, plan_lower_bound; /* of the training plan; 0 before it */
+    uint64_t late_launches; /* asynchronous devices: waits for a collective not launched by then */
 } pst_zero_stats;
 PST_API void pst_zero_get_stats(const pst_zero *engine, pst_zero_stats *stats);
 PST_API void pst_zero_reset_stats(pst_zero *engine);

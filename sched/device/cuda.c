@@ -81,6 +81,7 @@ static const pst_device_ops cuda_ops = {
     .memory_unmap = pst__cuda_memory_unmap,
     .stream_write32 = pst__cuda_stream_write32,
     .stream_wait32 = pst__cuda_stream_wait32,
+    .stream_flags32 = pst__cuda_stream_flags32,
     .flag_write32 = pst__cuda_flag_write32,
     .cast_scale_copy = cast_scale_copy,
     .sum = sum,

@@ -119,6 +119,8 @@ pst_status pst__cuda_stream_write32(pst_device *device, pst_stream *stream, uint
                                     uint32_t value);
 pst_status pst__cuda_stream_wait32(pst_device *device, pst_stream *stream, const uint32_t *address,
                                    uint32_t value);
+pst_status pst__cuda_stream_flags32(pst_device *device, pst_stream *stream,
+                                    const pst_flag_step *steps, size_t count);
 pst_status pst__cuda_flag_write32(pst_device *device, uint32_t *address, uint32_t value);
 
 /* cuda_event.c */

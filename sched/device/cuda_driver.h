@@ -34,6 +34,7 @@
     NEEDED(cuStreamWaitEvent, 3020)                                                                \
     NEEDED(cuStreamWriteValue32, 11070)                                                            \
     NEEDED(cuStreamWaitValue32, 11070)                                                             \
+    NEEDED(cuStreamBatchMemOp, 11070)                                                              \
     NEEDED(cuEventCreate, 2000)                                                                    \
     NEEDED(cuEventDestroy, 4000)                                                                   \
     NEEDED(cuEventRecord, 2000)                                                                    \

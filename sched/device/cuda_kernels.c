@@ -90,9 +90,10 @@ static int is_floating(pst_dtype dtype) {
     return (unsigned)dtype < 4;
 }
 
-/* Bytes an element, of these dtypes. */
-static const unsigned char sizes[] = {
-    [PST_FLOAT32] = 4, [PST_FLOAT64] = 8, [PST_FLOAT16] = 2, [PST_BFLOAT16] = 2};
+/* Bytes an element, of these dtypes and of those that have a maximum. */
+static const unsigned char sizes[PST_DTYPE_COUNT] = {
+    [PST_FLOAT32] = 4, [PST_FLOAT64] = 8, [PST_FLOAT16] = 2, [PST_BFLOAT16] = 2, [PST_INT8] = 1,
+    [PST_UINT8] = 1,   [PST_INT16] = 2,   [PST_INT32] = 4,   [PST_INT64] = 8,    [PST_BOOL] = 1};
 
 static size_t wider(unsigned a, unsigned b) {
     return sizes[a] > sizes[b] ? sizes[a] : sizes[b];
@@ -201,7 +202,8 @@ static pst_status check_sources(pst__cuda *cuda, const pst_sum *sum, const char 
 
 static pst_status launch_sum(pst__cuda *cuda, CUfunction kernel, CUstream stream,
                              const pst_sum *sum, unsigned action, const char *name) {
-    const size_t work = sum->count * wider((unsigned)sum->destination_dtype, (unsigned)sum->source_dtype);
+    const size_t work =
+        sum->count * wider((unsigned)sum->destination_dtype, (unsigned)sum->source_dtype);
     pst_cuda_sum arguments = {
         .destination = sum->destination,
         .count = sum->count,

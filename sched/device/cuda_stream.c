@@ -4,6 +4,7 @@
 #include "sched/device/cuda.h"
 
 #include <sched.h>
+#include <string.h>
 
 #define FLAG_WRITE_LIMIT_NS 1000000000u
 
@@ -114,6 +115,52 @@ pst_status pst__cuda_stream_wait32(pst_device *device, pst_stream *stream, const
         cuda, cuStreamWaitValue32,
         (stream->native, pst__cuda_address(address), value, CU_STREAM_WAIT_VALUE_GEQ),
         "stream %p, flag %p, value %u", (void *)stream->native, (const void *)address, value);
+    pst__cuda_leave(cuda, previous);
+    return status;
+}
+
+/* A write orders what is before it in the stream; those right behind it need not do so again. */
+static CUstreamBatchMemOpParams operation_of(const pst_flag_step *step, int follows_write) {
+    CUstreamBatchMemOpParams made;
+    memset(&made, 0, sizeof made);
+    if (step->is_wait) {
+        made.waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+        made.waitValue.address = pst__cuda_address(step->address);
+        made.waitValue.value = step->value;
+        made.waitValue.flags = CU_STREAM_WAIT_VALUE_GEQ;
+    } else {
+        made.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+        made.writeValue.address = pst__cuda_address(step->address);
+        made.writeValue.value = step->value;
+        made.writeValue.flags =
+            follows_write ? CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER : CU_STREAM_WRITE_VALUE_DEFAULT;
+    }
+    return made;
+}
+
+static pst_status enqueue_steps(pst__cuda *cuda, const pst_stream *stream,
+                                const pst_flag_step *steps, size_t count) {
+    enum { MOST = 64 };
+    CUstreamBatchMemOpParams operations[MOST];
+    pst_status status = PST_OK;
+    for (size_t done = 0; done < count && status == PST_OK; done += MOST) {
+        const size_t part = count - done < MOST ? count - done : MOST;
+        for (size_t i = 0; i < part; i++)
+            operations[i] = operation_of(&steps[done + i], i > 0 && !steps[done + i - 1].is_wait);
+        status = pst__cuda_call(cuda, cuStreamBatchMemOp,
+                                (stream->native, (unsigned)part, operations, 0),
+                                "stream %p, %zu flags", (void *)stream->native, part);
+    }
+    return status;
+}
+
+pst_status pst__cuda_stream_flags32(pst_device *device, pst_stream *stream,
+                                    const pst_flag_step *steps, size_t count) {
+    pst__cuda *cuda = pst__cuda_of(device);
+    CUcontext previous;
+    pst_status status = pst__cuda_enter_stream(cuda, stream, &previous);
+    if (status != PST_OK) return status;
+    status = enqueue_steps(cuda, stream, steps, count);
     pst__cuda_leave(cuda, previous);
     return status;
 }

@@ -128,6 +128,11 @@ static pst_status write_flag(fixture *f) {
     return f->ops->stream_write32(f->device, f->a, flag, 1);
 }
 
+static pst_status write_and_wait(fixture *f) {
+    const pst_flag_step steps[] = {{flag, 1, 0}, {flag, 1, 1}};
+    return f->ops->stream_flags32(f->device, f->a, steps, 2);
+}
+
 static pst_status wait_flag(fixture *f) {
     return f->ops->stream_wait32(f->device, f->a, flag, 0);
 }
@@ -187,6 +192,7 @@ static const fault faults[] = {
     {export_and_import, "cuMemSetAccess", 2},
     {write_flag, "cuStreamWriteValue32", 1},
     {wait_flag, "cuStreamWaitValue32", 1},
+    {write_and_wait, "cuStreamBatchMemOp", 1},
     {write_flag_now, "cuStreamWriteValue32", 1},
     {write_flag_now, "cuStreamQuery", 1},
     {cast, "cuLaunchKernel", 1},

@@ -398,6 +398,69 @@ static void options_that_make_no_sense_are_refused(void **state) {
     close_fixture(&f);
 }
 
+typedef struct refills {
+    uint64_t ids[8];
+    size_t count;
+} refills;
+
+static pst_status note_refill(void *context, uint64_t id, pst_stream *stream) {
+    refills *noted = context;
+    (void)stream;
+    noted->ids[noted->count++] = id;
+    return PST_OK;
+}
+
+static void fixed_buckets_take_turns_and_wait_on_the_stream(void **state) {
+    (void)state;
+    fixture f;
+    refills noted = {.count = 0};
+    open_fixture(&f);
+    pst_buckets_destroy(f.buckets);
+    const pst_buckets_options options = {.size = sizeof options,
+                                         .arena = f.arena,
+                                         .ranks = RANKS,
+                                         .chunk_bytes = CHUNK,
+                                         .fixed = 1,
+                                         .refill = note_refill,
+                                         .refill_context = &noted};
+    assert_int_equal(pst_buckets_create(f.bench.runtime, &options, &f.buckets), PST_OK);
+    pst_event events[2] = {{PST_PENDING}, {PST_PENDING}};
+    void *first = use_once(&f, NULL);
+    void *second = use_once(&f, &events[0]); /* though the first one is free at once */
+    assert_ptr_not_equal(first, second);
+    assert_ptr_equal(use_once(&f, &events[1]), first);
+    assert_int_equal(f.stream.wait_count, 0);
+    assert_ptr_equal(slot(&f, PST_FLOAT32, 4).memory, second);
+    assert_ptr_equal(f.stream.waits[0], &events[0]);
+    assert_int_equal(noted.count, 4); /* once each time one begins to fill */
+    (void)slot(&f, PST_FLOAT32, 4);
+    assert_int_equal(noted.count, 4);
+    (void)flush(&f, PST_FLOAT32);
+    (void)slot(&f, PST_FLOAT32, 4);
+    (void)flush(&f, PST_FLOAT32);
+    pst_slot none;
+    assert_int_equal(pst_buckets_slot(f.buckets, PST_FLOAT32, 4, &f.stream, &none), PST_PENDING);
+    assert_int_equal(bucket_stats(&f).extra, 0);
+    close_fixture(&f);
+}
+
+static void fixed_buckets_keep_their_memory_and_refuse_what_is_too_large(void **state) {
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    pst_buckets_destroy(f.buckets);
+    const pst_buckets_options options = {
+        .size = sizeof options, .arena = f.arena, .ranks = RANKS, .chunk_bytes = CHUNK, .fixed = 1};
+    assert_int_equal(pst_buckets_create(f.bench.runtime, &options, &f.buckets), PST_OK);
+    pst_slot none;
+    assert_int_equal(pst_buckets_slot(f.buckets, PST_FLOAT32, CHUNK + 4, &f.stream, &none),
+                     PST_EINVAL);
+    (void)use_once(&f, NULL);
+    pst_buckets_trim(f.buckets);
+    assert_int_equal(bucket_stats(&f).buckets, 2);
+    close_fixture(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(slots_follow_one_another_aligned_in_each_ranks_chunk),
@@ -418,6 +481,8 @@ int main(void) {
         cmocka_unit_test(what_is_no_slot_is_refused),
         cmocka_unit_test(flushing_nothing_and_retiring_twice_are_reported),
         cmocka_unit_test(options_that_make_no_sense_are_refused),
+        cmocka_unit_test(fixed_buckets_take_turns_and_wait_on_the_stream),
+        cmocka_unit_test(fixed_buckets_keep_their_memory_and_refuse_what_is_too_large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -63,8 +63,7 @@ static inline int ce_owner(const ce_world *world, const char *address) {
         if (home != NULL && address >= home && address < home + CE_HOME) return rank;
         if (world->ranks[rank].comm == NULL) continue;
         const pst__ce *ce = world->ranks[rank].comm->context;
-        const char *own = ce->own_memory;
-        if (address >= own && address < own + ce->own_memory_bytes) return rank;
+        if (address >= ce->bounce && address < ce->bounce + PST_CE_BOUNCE_BYTES) return rank;
     }
     return -1;
 }

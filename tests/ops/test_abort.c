@@ -100,8 +100,8 @@ static void a_communicator_that_fails_on_one_rank_ends_all(void **unused) {
     model model = odd_model(3);
     model.deadline_ns = 0;
     for (int in_test = 0; in_test < 2; in_test++) {
-        run_ranks(2, &model, fail_on_rank_1, &in_test);
-        run_ranks(4, &model, fail_on_rank_1, &in_test);
+        run_ranks_on_device(2, &model, fail_on_rank_1, &in_test);
+        run_ranks_on_device(4, &model, fail_on_rank_1, &in_test);
     }
 }
 
@@ -122,9 +122,9 @@ static void stopping_one_rank_ends_all(void **unused) {
     (void)unused;
     model model = odd_model(3);
     model.deadline_ns = 0;
-    run_ranks(4, &model, stop_rank_0, NULL);
+    run_ranks_on_device(4, &model, stop_rank_0, NULL);
     model.one_comm = 1;
-    run_ranks(2, &model, stop_rank_0, NULL);
+    run_ranks_on_device(2, &model, stop_rank_0, NULL);
 }
 
 /* ---- the watchdog ---------------------------------------------------------------------------- */
@@ -158,8 +158,8 @@ static void a_watchdog_ends_the_waits_for_a_rank_that_stays_away(void **unused) 
     model model = odd_model(3);
     model.deadline_ns = 0;
     model.watchdog_ns = NEVER_NS;
-    run_ranks(2, &model, stay_away, NULL);
-    run_ranks(4, &model, stay_away, NULL);
+    run_ranks_on_device(2, &model, stay_away, NULL);
+    run_ranks_on_device(4, &model, stay_away, NULL);
 }
 
 int main(void) {

@@ -8,15 +8,16 @@ static void enqueue_round(ce_rank *rank, uint64_t round, int take_turns) {
     const ce_world *world = rank->world;
     pst__ce *ce = rank->comm->context;
     const uint32_t sequence = pst__flag_sequence(ce->first_sequence, round, 1);
+    pst__flag_steps steps = {.count = 0};
     for (int step = 0; step < world->size - 1; step++) {
         const int source = pst__turn_source(rank->rank, world->size, step);
         const pst_copy copy = {rank->home + CE_HOME / 2, world->ranks[source].home, 4096};
-        if (take_turns)
-            assert_int_equal(pst__turn_wait(&ce->turns, rank->pulls, sequence, step), PST_OK);
+        if (take_turns) pst__turn_wait(&ce->turns, &steps, sequence, step);
+        assert_int_equal(pst__flags_enqueue(&ce->flags, rank->pulls, &steps), PST_OK);
         assert_int_equal(world->device->ops->copy(world->device, rank->pulls, &copy, 1), PST_OK);
-        if (take_turns)
-            assert_int_equal(pst__turn_pass(&ce->turns, rank->pulls, sequence, step), PST_OK);
+        if (take_turns) pst__turn_pass(&ce->turns, &steps, sequence, step);
     }
+    assert_int_equal(pst__flags_enqueue(&ce->flags, rank->pulls, &steps), PST_OK);
 }
 
 static void run_rounds(ce_world *world, int take_turns) {

@@ -29,8 +29,8 @@ static void seal_with_other_shapes(rank_state *state) {
 static void seal_names_the_parameter_that_differs(void **unused) {
     (void)unused;
     model model = odd_model(3);
-    run_ranks(2, &model, seal_with_other_shapes, NULL);
-    run_ranks(4, &model, seal_with_other_shapes, NULL);
+    run_ranks_on_device(2, &model, seal_with_other_shapes, NULL);
+    run_ranks_on_device(4, &model, seal_with_other_shapes, NULL);
 }
 
 static void seal_with_another_group(rank_state *state) {
@@ -49,7 +49,7 @@ static void seal_with_another_group(rank_state *state) {
 static void seal_names_the_group_that_differs(void **unused) {
     (void)unused;
     model model = odd_model(3);
-    run_ranks(2, &model, seal_with_another_group, NULL);
+    run_ranks_on_device(2, &model, seal_with_another_group, NULL);
 }
 
 static void seal_with_one_more(rank_state *state) {
@@ -64,7 +64,7 @@ static void seal_with_one_more(rank_state *state) {
 static void seal_notices_a_parameter_that_a_rank_lacks(void **unused) {
     (void)unused;
     model model = odd_model(3);
-    run_ranks(2, &model, seal_with_one_more, NULL);
+    run_ranks_on_device(2, &model, seal_with_one_more, NULL);
 }
 
 /* ---- in a pass ------------------------------------------------------------------------------- */
@@ -90,9 +90,9 @@ static void gather_in_another_order(rank_state *state) {
 static void another_order_of_collectives_is_named(void **unused) {
     (void)unused;
     model model = odd_model(3);
-    run_ranks(2, &model, gather_in_another_order, NULL);
+    run_ranks_on_device(2, &model, gather_in_another_order, NULL);
     model.one_comm = 1;
-    run_ranks(2, &model, gather_in_another_order, NULL);
+    run_ranks_on_device(2, &model, gather_in_another_order, NULL);
 }
 
 static void leave_in_mid_step(rank_state *state) {
@@ -121,8 +121,8 @@ static void a_rank_that_leaves_ends_the_others(void **unused) {
     (void)unused;
     for (int stage = 1; stage <= 3; stage++) {
         model model = odd_model(stage);
-        run_ranks(2, &model, leave_in_mid_step, NULL);
-        run_ranks(4, &model, leave_in_mid_step, NULL);
+        run_ranks_on_device(2, &model, leave_in_mid_step, NULL);
+        run_ranks_on_device(4, &model, leave_in_mid_step, NULL);
     }
 }
 
@@ -154,7 +154,7 @@ static void a_rank_that_takes_no_part_runs_into_the_deadline(void **unused) {
     model model = odd_model(3);
     model.deadline_ns = SHORT_DEADLINE_NS;
     latch gone = {0};
-    run_ranks(2, &model, stay_silent, &gone);
+    run_ranks_on_device(2, &model, stay_silent, &gone);
 }
 
 /* Rank 0 is destroyed with a gather in flight that rank 1 never starts. */
@@ -170,7 +170,7 @@ static void destroying_in_mid_flight_does_not_hang(void **unused) {
     (void)unused;
     model model = odd_model(3);
     model.deadline_ns = SHORT_DEADLINE_NS;
-    run_ranks(2, &model, gather_on_one_rank, NULL);
+    run_ranks_on_device(2, &model, gather_on_one_rank, NULL);
 }
 
 /* A communicator that stops answering and cannot be aborted: what a network can do. */
@@ -218,7 +218,7 @@ static pst_status take_segment(void *context, size_t bytes, void **memory) {
     return *memory == NULL ? PST_ENOMEM : PST_OK;
 }
 
-static void free_segment(void *context, void *memory, size_t bytes) {
+static void give_segment(void *context, void *memory, size_t bytes) {
     (void)bytes;
     ((deaf_comm *)context)->freed++;
     free(memory);
@@ -241,7 +241,7 @@ static void go_deaf(rank_state *state) {
                                 .gather_comm = &deaf.comm,
                                 .reduce_comm = state->reduce,
                                 .segment_alloc = take_segment,
-                                .segment_free = free_segment,
+                                .segment_free = give_segment,
                                 .segment_context = &deaf};
     CHECK_OK(pst_zero_create(state->runtime, &options, &state->engine));
     for (size_t p = 0; p < state->model->parameter_count; p++)
@@ -274,7 +274,7 @@ static void memory_that_a_communicator_may_still_write_is_not_freed(void **unuse
     (void)unused;
     model model = odd_model(3);
     model.deadline_ns = SHORT_DEADLINE_NS / 3;
-    run_ranks(1, &model, go_deaf, NULL);
+    run_ranks_on_device(1, &model, go_deaf, NULL);
 }
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
@@ -306,7 +306,7 @@ static void misuse(rank_state *state) {
 static void calls_out_of_order_are_refused(void **unused) {
     (void)unused;
     model model = odd_model(3);
-    run_ranks(1, &model, misuse, NULL);
+    run_ranks_on_device(1, &model, misuse, NULL);
 }
 
 static void bad_registry(rank_state *state) {
@@ -339,7 +339,7 @@ static void bad_registry(rank_state *state) {
 static void bad_parameters_and_groups_are_named(void **unused) {
     (void)unused;
     model model = odd_model(3);
-    run_ranks(1, &model, bad_registry, NULL);
+    run_ranks_on_device(1, &model, bad_registry, NULL);
 }
 
 static pst_status no_target(void *context, uint32_t group, void **memory, int *accumulate) {
@@ -371,7 +371,7 @@ static void refuse_target(rank_state *state) {
 static void a_target_that_cannot_be_had_ends_the_training(void **unused) {
     (void)unused;
     model model = odd_model(3);
-    run_ranks(1, &model, refuse_target, NULL);
+    run_ranks_on_device(1, &model, refuse_target, NULL);
 }
 
 static void bad_options(rank_state *state) {
@@ -393,7 +393,7 @@ static void bad_options(rank_state *state) {
 static void bad_options_are_refused(void **unused) {
     (void)unused;
     model model = odd_model(3);
-    run_ranks(1, &model, bad_options, NULL);
+    run_ranks_on_device(1, &model, bad_options, NULL);
 }
 
 int main(void) {

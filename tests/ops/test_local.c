@@ -358,7 +358,7 @@ static void hammer(rank_state *state) {
 static void threads_meet_many_times(void **unused) {
     (void)unused;
     model model = empty_model(3);
-    run_ranks(4, &model, hammer, NULL);
+    run_ranks_on_device(4, &model, hammer, NULL);
 }
 
 #define LOCAL_TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)

@@ -112,7 +112,7 @@ static void a_known_step_allocates_nothing(void **unused) {
         model.bucket_bytes = 512;
         model.pumped = 1;
         counting_heap heap = {.allowed = -1};
-        run_ranks(1, &model, count_in_steady_state, &heap);
+        run_ranks_on_device(1, &model, count_in_steady_state, &heap);
         assert_int_equal(heap.alive, 0);
     }
 }

@@ -342,7 +342,9 @@ static void compile_it_oneself(rank_state *state) {
     CHECK(operations[0].kind == PST_ZERO_GATHER && operations[0].group == 0);
     CHECK(operations[0].bytes == 8 * 16 * sizeof(float) && !operations[0].backward);
     CHECK(operations[8].backward && operations[8].group == 3);
-    CHECK(operations[9].kind == PST_ZERO_REDUCE);
+    if (state->model->device == ON_HOST) CHECK(operations[9].kind == PST_ZERO_REDUCE);
+    CHECK(operations[count - 2].kind == PST_ZERO_REDUCE ||
+          operations[count - 1].kind == PST_ZERO_REDUCE);
     CHECK_OK(pst_zero_compile(state->engine, 1, operations, count, 0, 0, &plan));
     CHECK(plan.groups == 4 && plan.uses == 4 && plan.peak_bytes >= plan.lower_bound_bytes);
     pst_zero_reset_stats(state->engine);

@@ -105,6 +105,8 @@ static void reduce_in_bf16(rank_state *state) {
                                                state->parameters[p], &layout));
             if (!state->model->shapes[p].trainable) continue;
             size_t width = state->model->shapes[p].row_elements;
+            finish_compute(state);
+            CHECK_FINE();
             for (size_t i = 0; i < layout.shard_rows * width; i++) {
                 float exact = mean_of_step_1(state, p, layout.first_row * width + i);
                 float found = state->targets[g][layout.gradient_offset / sizeof(float) + i];

@@ -83,8 +83,8 @@ penstock_plant(refused_operation_forgotten ops/operation.c "was not freed" 20000
 
 # ---- the same order on all ranks -------------------------------------------------------------
 penstock_plant(ticket_skipped_on_a_rank ops/operation.c "different collectives" 5000
-  "if (status == PST_OK) operation->queue->tickets++;"
-  "if (status == PST_OK) operation->queue->tickets += operation->engine->rank == 1 ? 2 : 1;")
+  "    operation->queue->tickets++;"
+  "    operation->queue->tickets += operation->engine->rank == 1 ? 2 : 1;")
 
 # ---- leases do not overlap -------------------------------------------------------------------
 penstock_plant(pieces_overlap mem/pool.c "overlaps" 5000

@@ -103,3 +103,32 @@ CUresult CUDAAPI cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cu
     const operation made = {.run = has_come, .of.flag = {address, value}};
     return fake_end(fake_enqueue(stream, &made));
 }
+
+/* A write may leave out its ordering where another write is right before it. */
+static int operation_is_good(const CUstreamBatchMemOpParams *all, unsigned i) {
+    const CUstreamBatchMemOpParams *given = &all[i];
+    const CUdeviceptr address = given->waitValue.address;
+    const int follows = i > 0 && all[i - 1].operation == CU_STREAM_MEM_OP_WRITE_VALUE_32;
+    if (address % 4 != 0 || !fake_reaches(address, 4)) return 0;
+    if (given->operation == CU_STREAM_MEM_OP_WAIT_VALUE_32)
+        return given->waitValue.flags == CU_STREAM_WAIT_VALUE_GEQ;
+    return given->operation == CU_STREAM_MEM_OP_WRITE_VALUE_32 &&
+           (given->writeValue.flags == CU_STREAM_WRITE_VALUE_DEFAULT ||
+            (follows && given->writeValue.flags == CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER));
+}
+
+CUresult CUDAAPI cuStreamBatchMemOp_v2(CUstream stream, unsigned count,
+                                       CUstreamBatchMemOpParams *all, unsigned flags) {
+    CALL(cuStreamBatchMemOp, stream);
+    if (count == 0 || count > 256 || flags != 0) return fake_end(CUDA_ERROR_INVALID_VALUE);
+    for (unsigned i = 0; i < count; i++)
+        if (!operation_is_good(all, i)) return fake_end(CUDA_ERROR_INVALID_VALUE);
+    CUresult result = CUDA_SUCCESS;
+    for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
+        const int waits = all[i].operation == CU_STREAM_MEM_OP_WAIT_VALUE_32;
+        const operation made = {.run = waits ? has_come : write_flag,
+                                .of.flag = {all[i].waitValue.address, all[i].waitValue.value}};
+        result = fake_enqueue(stream, &made);
+    }
+    return fake_end(result);
+}

@@ -1,0 +1,127 @@
+/* Gradients on their way out: a bucket of each dtype fills, and goes out as one reduce-scatter. */
+#include "ops/engine.h"
+#include "ops/operation.h"
+
+static pst_status flush(pst_zero *engine, pst_dtype dtype) {
+    pst__open_bucket *open = &engine->open[dtype];
+    pst__operation *operation = open->operation;
+    if (operation == NULL) return PST_OK;
+    pst_bucket bucket;
+    pst_status status = pst_buckets_flush(engine->buckets, dtype, &bucket);
+    if (status == PST_OK) status = pst__zero_record(engine, operation->ready);
+    if (status != PST_OK) return status;
+    pst_collective *collective = &operation->work.collective;
+    collective->kind = PST_REDUCE_SCATTER;
+    collective->name = engine->bucket_names[dtype];
+    collective->dtype = dtype;
+    collective->source = bucket.memory;
+    collective->source_bytes = bucket.used_bytes;
+    collective->stride = bucket.stride;
+    collective->pieces = operation->pieces;
+    collective->scale = 1.0;
+    operation->bucket = bucket.id;
+    operation->has_bucket = 1;
+    size_t bytes = open->whole_bytes;
+    *open = (pst__open_bucket){0};
+    status = pst__operation_submit(operation, bytes, &operation->ready, 1);
+    if (status != PST_OK) return status;
+    if (engine->asynchronous) engine->bucket_tickets[bucket.id] = collective->ticket;
+    engine->stats.reduces++;
+    engine->stats.reduce_bytes += bytes;
+    return PST_OK;
+}
+
+pst_status pst__bucket_flush_all(pst_zero *engine) {
+    pst_status status = PST_OK;
+    for (int dtype = 0; status == PST_OK && dtype < PST_DTYPE_COUNT; dtype++)
+        status = flush(engine, (pst_dtype)dtype);
+    return status;
+}
+
+void pst__bucket_abandon_all(pst_zero *engine) {
+    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
+        pst__operation *operation = engine->open[dtype].operation;
+        if (operation == NULL) continue;
+        pst_bucket bucket;
+        engine->open[dtype] = (pst__open_bucket){0};
+        if (pst_buckets_flush(engine->buckets, (pst_dtype)dtype, &bucket) == PST_OK)
+            pst_buckets_retire(engine->buckets, bucket.id, NULL);
+        pst__operation_give(engine, operation);
+    }
+}
+
+/* ---- filling --------------------------------------------------------------------------------- */
+
+static void note_bucket_bytes(pst_zero *engine) {
+    pst_buckets_stats stats;
+    pst_buckets_get_stats(engine->buckets, &stats);
+    if (stats.bytes > engine->stats.bucket_peak) engine->stats.bucket_peak = stats.bytes;
+}
+
+/* Both buckets are on their way and one is not launched yet: the host waits for that, and the
+ * device for the rest. */
+static pst_status wait_for_bucket(pst_zero *engine) {
+    pst__operation *operation = pst__queue_of(engine, PST__REDUCE_LANE)->holding;
+    while (operation != NULL && !operation->has_bucket)
+        operation = operation->next;
+    pst_status status = operation == NULL ? PST_ESTATE : pst__operation_wait_launch(operation);
+    pst__operation_reap(engine);
+    return status;
+}
+
+static pst_status take_slot(pst_zero *engine, const pst__group *group, pst_slot *slot) {
+    size_t bytes = group->layout.gradient_elements * group->layout.reduce_element_bytes;
+    pst_dtype dtype = group->reduce_dtype;
+    for (;;) {
+        pst_status status = pst_buckets_slot(engine->buckets, dtype, bytes, engine->compute, slot);
+        if (status == PST_EBUSY)
+            status = flush(engine, dtype);
+        else if (status == PST_PENDING)
+            status = wait_for_bucket(engine);
+        else
+            return status;
+        if (status != PST_OK) return status;
+    }
+}
+
+static pst_status add_piece(pst_zero *engine, pst__group *group, const pst_slot *slot,
+                            int accumulate) {
+    pst__open_bucket *open = &engine->open[group->reduce_dtype];
+    pst__operation *operation = open->operation;
+    size_t count = operation->work.collective.piece_count;
+    pst_status status =
+        pst__heap_grow(engine->heap, (void **)&operation->pieces, &operation->piece_capacity,
+                       count + 1, sizeof *operation->pieces);
+    if (status != PST_OK)
+        return pst__zero_fail(engine, status, "group '%s': no memory to reduce it", group->name);
+    operation->pieces[count] = (pst_reduce_piece){.offset = slot->offset,
+                                                  .count = group->layout.gradient_elements,
+                                                  .destination = group->target,
+                                                  .destination_dtype = group->dtype,
+                                                  .accumulate = accumulate};
+    operation->work.collective.piece_count++;
+    open->whole_bytes += group->layout.gradient_bytes_whole;
+    return PST_OK;
+}
+
+pst_status pst__bucket_fill(pst_zero *engine, uint32_t index, const void *const *sources,
+                            pst_dtype dtype, int accumulate) {
+    pst__group *group = &engine->groups[index];
+    pst_slot slot;
+    pst_status status = take_slot(engine, group, &slot);
+    pst__open_bucket *open = &engine->open[group->reduce_dtype];
+    if (status == PST_OK && open->operation == NULL)
+        status = pst__operation_take(engine, PST__REDUCE_LANE, &open->operation);
+    if (status == PST_OK) status = add_piece(engine, group, &slot, accumulate);
+    if (status != PST_OK) return status;
+    note_bucket_bytes(engine);
+    size_t count = pst__layout_casts(&group->layout, engine->world, slot.memory, slot.stride,
+                                     sources, dtype, group->reduce_dtype, engine->casts);
+    pst_device *device = engine->device;
+    status = device->ops->cast_scale_copy(device, engine->compute, engine->casts, count,
+                                          1.0 / (double)engine->world);
+    if (status != PST_OK)
+        return pst__zero_fail(engine, status, "group '%s': copying its %s gradients failed",
+                              group->name, pst_dtype_name(dtype));
+    return pst__record(engine, PST_ZERO_REDUCE, index, group->layout.gradient_bytes_whole);
+}

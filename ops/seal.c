@@ -1,0 +1,197 @@
+/* Sealing: what a step needs is allocated, and the ranks compare what they have. */
+#include "ops/engine.h"
+
+#include "mem/arena.h"
+
+#include <stdio.h>
+
+/* ---- sealing --------------------------------------------------------------------------------- */
+
+static void name_buckets(pst_zero *engine) {
+    for (int i = 0; i < PST_DTYPE_COUNT; i++)
+        (void)snprintf(engine->bucket_names[i], sizeof engine->bucket_names[i], "gradients %s",
+                       pst_dtype_name((pst_dtype)i));
+}
+
+static pst_status alloc_tables(pst_zero *engine) {
+    size_t count = engine->group_count;
+    engine->cast_capacity = count; /* the communication copies of all groups at once */
+    for (size_t i = 0; i < count; i++) {
+        size_t casts = pst__layout_cast_limit(&engine->groups[i].layout, engine->world);
+        if (casts > engine->cast_capacity) engine->cast_capacity = casts;
+    }
+    engine->casts = pst__heap_alloc(engine->heap, engine->cast_capacity * sizeof *engine->casts);
+    engine->need = pst__heap_alloc(engine->heap, count * sizeof *engine->need);
+    engine->needed_here = pst__heap_alloc(engine->heap, count);
+    engine->held = pst__heap_alloc(engine->heap, count);
+    if (engine->casts == NULL || engine->need == NULL || engine->needed_here == NULL ||
+        engine->held == NULL)
+        return PST_ENOMEM;
+    pst_status status = pst__order_alloc(engine->heap, &engine->order, count);
+    for (size_t i = 0; status == PST_OK && i < count; i++)
+        engine->order.bytes[i] = engine->groups[i].layout.gathered_bytes;
+    return status;
+}
+
+/* ---- what peers read ------------------------------------------------------------------------- */
+
+/* A group has a communication copy where it is gathered in another dtype than its shard has, and
+ * where peers read from memory that was opened to them. */
+static size_t copy_bytes(const pst_zero *engine, const pst__group *group) {
+    const pst_comm_ops *ops = engine->options.gather_comm->ops;
+    if (group->gather_dtype == group->dtype && ops->open_memory == NULL) return 0;
+    return group->layout.shard_elements * group->layout.gather_element_bytes;
+}
+
+static pst_status alloc_copies(pst_zero *engine) {
+    for (size_t i = 0; i < engine->group_count; i++) {
+        pst__group *group = &engine->groups[i];
+        pst_status status =
+            pst_arena_acquire(engine->sources, copy_bytes(engine, group), &group->copy);
+        if (status != PST_OK) return status;
+    }
+    return PST_OK;
+}
+
+/* On an asynchronous device the two buckets of a dtype are all there is: each holds any group. */
+static size_t chunk_bytes(const pst_zero *engine) {
+    size_t chunk = engine->options.bucket_bytes;
+    for (size_t i = 0; engine->asynchronous && i < engine->group_count; i++) {
+        const pst__layout *layout = &engine->groups[i].layout;
+        size_t slot = pst__round_up(layout->gradient_elements * layout->reduce_element_bytes,
+                                    PST_ZERO_ALIGNMENT);
+        if (slot > chunk) chunk = slot;
+    }
+    return pst__round_up(chunk, PST_ZERO_ALIGNMENT);
+}
+
+static size_t bucket_bytes(const pst_zero *engine) {
+    int is_used[PST_DTYPE_COUNT] = {0};
+    size_t bytes = 0;
+    for (size_t i = 0; i < engine->group_count; i++)
+        is_used[engine->groups[i].reduce_dtype] |= engine->groups[i].layout.gradient_elements > 0;
+    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
+        if (is_used[dtype])
+            bytes += 2 * pst__round_up(chunk_bytes(engine) * engine->world, PST_ARENA_ALIGNMENT);
+    return bytes;
+}
+
+static pst_status open_memory(pst_zero *engine, pst_comm *comm, const pst_lease *sources) {
+    if (comm->ops->open_memory == NULL) return PST_OK;
+    pst_status status = comm->ops->open_memory(comm, sources->memory, sources->bytes);
+    if (status == PST_OK) return PST_OK;
+    return pst__zero_fail(engine, status, "opening %zu bytes to the peers failed: %s",
+                          sources->bytes, comm->ops->error_text(comm));
+}
+
+/* On an asynchronous device all sources lie in one segment, at the same offsets on all ranks. */
+static pst_status alloc_sources(pst_zero *engine) {
+    pst_lease whole;
+    size_t bytes = bucket_bytes(engine);
+    if (!engine->asynchronous) return PST_OK;
+    for (size_t i = 0; i < engine->group_count; i++)
+        bytes += pst__round_up(copy_bytes(engine, &engine->groups[i]), PST_ARENA_ALIGNMENT);
+    if (bytes == 0) return PST_OK;
+    pst_status status = pst_arena_add_segment(engine->sources, bytes);
+    if (status == PST_OK) status = pst_arena_acquire_at(engine->sources, 0, bytes, &whole);
+    if (status != PST_OK) return status;
+    pst_arena_release(engine->sources, &whole, NULL);
+    status = open_memory(engine, engine->options.gather_comm, &whole);
+    if (status != PST_OK || engine->one_comm) return status;
+    return open_memory(engine, engine->options.reduce_comm, &whole);
+}
+
+static pst_status refill(void *context, uint64_t id, pst_stream *stream) {
+    pst_zero *engine = context;
+    pst_comm *comm = engine->options.reduce_comm;
+    uint64_t ticket = engine->bucket_tickets[id];
+    if (comm->ops->source_wait == NULL || ticket == 0) return PST_OK;
+    pst_status status = comm->ops->source_wait(comm, stream, ticket);
+    if (status == PST_OK) return PST_OK;
+    return pst__zero_fail(engine, status, "waiting for the readers of ticket %llu failed: %s",
+                          (unsigned long long)ticket, comm->ops->error_text(comm));
+}
+
+static pst_status alloc_buckets(pst_zero *engine) {
+    pst_buckets_options options = {.size = sizeof options,
+                                   .arena = engine->sources,
+                                   .ranks = engine->world,
+                                   .chunk_bytes = chunk_bytes(engine),
+                                   .alignment = PST_ZERO_ALIGNMENT,
+                                   .fixed = engine->asynchronous,
+                                   .refill = engine->asynchronous ? refill : NULL,
+                                   .refill_context = engine};
+    return pst_buckets_create(engine->runtime, &options, &engine->buckets);
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+/* Stages 1 and 2 hold all groups for ever: one segment for them. */
+static pst_status alloc_resident(pst_zero *engine) {
+    size_t bytes = 0;
+    if (engine->options.stage == 3) return PST_OK;
+    for (size_t i = 0; i < engine->group_count; i++) {
+        size_t more = (engine->order.bytes[i] + PST_ARENA_ALIGNMENT - 1) / PST_ARENA_ALIGNMENT *
+                      PST_ARENA_ALIGNMENT;
+        bytes = more > SIZE_MAX - bytes ? SIZE_MAX : bytes + more;
+    }
+    return bytes == 0 ? PST_OK : pst_arena_add_segment(engine->gathered, bytes);
+}
+
+static pst_status alloc_all(pst_zero *engine) {
+    name_buckets(engine);
+    pst_status status = alloc_tables(engine);
+    if (status == PST_OK) status = pst__presence_alloc(engine);
+    if (status == PST_OK) status = pst__agree_alloc(engine);
+    return status;
+}
+
+/* What is as large as the parameters: only once the ranks agree on these. */
+static pst_status alloc_large(pst_zero *engine) {
+    pst_status status = alloc_sources(engine);
+    if (status == PST_OK) status = alloc_copies(engine);
+    if (status == PST_OK) status = alloc_resident(engine);
+    return status == PST_OK ? alloc_buckets(engine) : status;
+}
+
+static void free_copies(pst_zero *engine) {
+    for (size_t i = 0; i < engine->group_count; i++) {
+        pst__group *group = &engine->groups[i];
+        if (group->copy.memory != NULL) pst_arena_release(engine->sources, &group->copy, NULL);
+        group->copy = (pst_lease){0};
+    }
+}
+
+void pst__seal_free(pst_zero *engine) {
+    size_t count = engine->group_count;
+    pst_buckets_destroy(engine->buckets);
+    free_copies(engine);
+    pst__agree_free(engine);
+    pst__presence_free(engine);
+    pst__order_free(engine->heap, &engine->order);
+    pst__heap_free(engine->heap, engine->casts, engine->cast_capacity * sizeof *engine->casts);
+    pst__heap_free(engine->heap, engine->need, count * sizeof *engine->need);
+    pst__heap_free(engine->heap, engine->needed_here, count);
+    pst__heap_free(engine->heap, engine->held, count);
+    engine->buckets = NULL;
+    engine->casts = NULL;
+    engine->cast_capacity = 0;
+    engine->need = NULL;
+    engine->needed_here = engine->held = NULL;
+}
+
+pst_status pst_zero_seal(pst_zero *engine) {
+    if (engine == NULL) return PST_EINVAL;
+    if (engine->sealed)
+        return pst__zero_fail(engine, PST_ESTATE, "%s", "the engine is sealed already");
+    pst_status status = alloc_all(engine);
+    if (status == PST_OK) status = pst__agree_registry(engine);
+    if (status == PST_OK) status = alloc_large(engine);
+    if (status == PST_ENOMEM) status = pst__zero_fail(engine, status, "%s", "no memory to seal");
+    if (status != PST_OK) {
+        pst__seal_free(engine);
+        return status;
+    }
+    engine->sealed = 1;
+    return PST_OK;
+}

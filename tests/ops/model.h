@@ -1,0 +1,115 @@
+/* Small models whose parameters and gradients every rank can compute. */
+#ifndef PST_TESTS_OPS_MODEL_H
+#define PST_TESTS_OPS_MODEL_H
+
+#include <penstock/device.h>
+#include <string.h>
+
+#define MOST_GROUPS     24
+#define MOST_PARAMETERS 64
+#define MOST_RANKS      4
+
+typedef struct shape {
+    size_t rows, row_elements;
+    int trainable;
+} shape;
+
+/* Parameters by group: group g has shapes[first[g]] .. shapes[first[g + 1] - 1]. */
+typedef struct model {
+    size_t parameter_count, group_count;
+    shape shapes[MOST_PARAMETERS];
+    size_t first[MOST_GROUPS + 1];
+    pst_dtype gather_dtype, reduce_dtype;
+    int stage;
+    uint32_t prefetch_ahead;
+    size_t prefetch_bytes, bucket_bytes;
+    int one_comm, pumped;
+    uint64_t deadline_ns, watchdog_ns;                          /* a watchdog poisons */
+    enum { ON_HOST = 0, ON_ASYNC, ON_ONE_SIDED, ON_CE } device; /* and what communicators */
+    unsigned delay_us; /* of asynchronous operations, at most */
+    uint64_t seed;     /* of what they do when */
+    uint64_t fail_at;  /* ticket of the reductions that fails */
+} model;
+
+/* ---- values that every rank can compute ------------------------------------------------------ */
+
+static inline uint64_t mix(uint64_t value) {
+    value ^= value >> 30;
+    value *= 0xbf58476d1ce4e5b9u;
+    value ^= value >> 27;
+    value *= 0x94d049bb133111ebu;
+    return value ^ (value >> 31);
+}
+
+/* Few bits, so that bf16 holds it too. */
+static inline float value_of(uint64_t version, size_t parameter, size_t element) {
+    uint64_t bits = mix(version * 1000003u + parameter * 10007u + element + 1);
+    return (float)((int)(bits % 255u) - 127) / 16.0f;
+}
+
+/* Any float: sums are compared bit for bit. */
+static inline float gradient_of(int rank, uint64_t step, size_t parameter, size_t element) {
+    uint64_t bits = mix(step * 7919u + (uint64_t)rank * 104729u + parameter * 10007u + element + 3);
+    return (float)((double)(bits % 2000003u) / 1000001.0 - 1.0);
+}
+
+/* Sum in rank order of what each rank sends; a rank beyond `have` (by bit) sends zeros. */
+static inline float mean_gradient(int world, unsigned have, uint64_t step, size_t parameter,
+                                  size_t element) {
+    float sum = 0;
+    for (int rank = 0; rank < world; rank++) {
+        float sent = (float)((double)gradient_of(rank, step, parameter, element) / world);
+        sum += (have >> rank) & 1u ? sent : 0.0f;
+    }
+    return sum;
+}
+
+static inline size_t elements_of(const shape *shape) {
+    return shape->rows * shape->row_elements;
+}
+
+/* ---- models ---------------------------------------------------------------------------------- */
+
+static inline void add_shape(model *model, size_t rows, size_t row_elements, int trainable) {
+    model->shapes[model->parameter_count++] = (shape){rows, row_elements, trainable};
+}
+
+static inline void close_group(model *model) {
+    model->first[++model->group_count] = model->parameter_count;
+}
+
+static inline model empty_model(int stage) {
+    return (model){.gather_dtype = PST_FLOAT32,
+                   .reduce_dtype = PST_FLOAT32,
+                   .stage = stage,
+                   .prefetch_ahead = 2,
+                   .deadline_ns = 20000000000u};
+}
+
+/* Odd sizes: fewer rows than ranks, rows that do not divide, one element a row, no rows. */
+static inline model odd_model(int stage) {
+    model model = empty_model(stage);
+    add_shape(&model, 1, 1, 1);
+    add_shape(&model, 3, 5, 1);
+    close_group(&model);
+    add_shape(&model, 7, 1, 1);
+    add_shape(&model, 0, 4, 1);
+    add_shape(&model, 10, 33, 1);
+    close_group(&model);
+    add_shape(&model, 5, 129, 1);
+    add_shape(&model, 2, 3, 0);
+    close_group(&model);
+    return model;
+}
+
+/* Equal groups of one 8 x width parameter each. */
+static inline model chain_model(int stage, size_t groups, size_t width) {
+    model model = empty_model(stage);
+    for (size_t g = 0; g < groups; g++) {
+        add_shape(&model, 8, width, 1);
+        close_group(&model);
+    }
+    return model;
+}
+
+#endif

@@ -1,0 +1,444 @@
+/* One rank's engine over a model, and a training loop's parts. On an asynchronous device all that
+ * reads or writes the model's memory is done by the compute stream. Failures are collected by rank,
+ * because a test's own asserts belong to its thread. */
+#ifndef PST_TESTS_OPS_RANK_H
+#define PST_TESTS_OPS_RANK_H
+
+#include "../cmocka_all.h"
+#include "async_comm.h"
+#include "model.h"
+#include "sched/device/sim.h"
+
+#include <penstock/penstock.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct rank_state {
+    int rank, world;
+    const model *model;
+    void *argument;
+    pst_local_world *meeting;
+    board *boards; /* of gathers and of reductions */
+    async_device *async;
+    pst_device *sim; /* all ranks' */
+    pst_comm *host;  /* for setting up */
+    pst_exchange exchange;
+    pst_runtime *runtime;
+    pst_comm *gather, *reduce;
+    pst_lane *compute;
+    pst_zero *engine;
+    uint32_t parameters[MOST_PARAMETERS], groups[MOST_GROUPS];
+    char group_names[MOST_GROUPS][24];
+    pst_group_layout layouts[MOST_GROUPS];
+    float *shards[MOST_GROUPS], *targets[MOST_GROUPS];
+    int has_target[MOST_GROUPS]; /* gradients of earlier backwards are in it */
+    int consumed[MOST_GROUPS];
+    float *gradients[MOST_PARAMETERS]; /* whole, of the current backward */
+    uint64_t version;                  /* of the parameters' values */
+    char failure[512];
+    int is_wrong;    /* compute saw a wrong value; atomic, `wrong` is written before */
+    char wrong[256]; /* which */
+} rank_state;
+
+typedef void (*rank_body)(rank_state *state);
+
+/* ---- failing, from any thread ---------------------------------------------------------------- */
+
+static inline void fail_at(rank_state *state, const char *file, int line, const char *what) {
+    char text[256] = "";
+    if (state->failure[0] != '\0') return;
+    if (state->runtime != NULL) (void)pst_runtime_error(state->runtime, text, sizeof text);
+    (void)snprintf(state->failure, sizeof state->failure, "%s:%d: rank %d: %.120s [%s]", file, line,
+                   state->rank, what, text);
+}
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fail_at(state, __FILE__, __LINE__, #condition);                                        \
+            return;                                                                                \
+        }                                                                                          \
+    } while (0)
+#define CHECK_OK(call) CHECK((call) == PST_OK)
+/* After a call that may have failed inside. */
+#define CHECK_FINE() CHECK(state->failure[0] == '\0')
+
+/* ---- what compute does ----------------------------------------------------------------------- */
+
+typedef struct sim_call {
+    async_run run;
+    char argument[256];
+} sim_call;
+
+static inline void run_sim_call(void *argument) {
+    sim_call *call = argument;
+    (void)call->run(call->argument);
+    free(call);
+}
+
+static inline int is_on_host(const rank_state *state) {
+    return state->model->device == ON_HOST;
+}
+
+/* run(copy of the argument), on the compute stream; on the host device at once. */
+static inline void on_compute(rank_state *state, async_run run, const void *argument,
+                              size_t bytes) {
+    char copy[256];
+    if (state->sim != NULL) {
+        sim_call *call = calloc(1, sizeof *call);
+        call->run = run;
+        memcpy(call->argument, argument, bytes);
+        (void)pst__sim_call(state->sim, pst_lane_stream(state->compute), 0, run_sim_call, call);
+        return;
+    }
+    if (state->async != NULL) {
+        async_call(state->async, pst_lane_stream(state->compute), run, argument, bytes);
+        return;
+    }
+    memcpy(copy, argument, bytes);
+    (void)run(copy);
+}
+
+/* From there. */
+static inline void note_wrong(rank_state *state, const char *what, size_t which, size_t element,
+                              float found, float expected) {
+    if (__atomic_load_n(&state->is_wrong, __ATOMIC_RELAXED)) return;
+    (void)snprintf(state->wrong, sizeof state->wrong, "%s %zu, element %zu: %g instead of %g", what,
+                   which, element, (double)found, (double)expected);
+    __atomic_store_n(&state->is_wrong, 1,
+                     __ATOMIC_RELEASE); /* pairs with the one in finish_compute */
+}
+
+static inline pst_device *device_of(const rank_state *state) {
+    return state->sim != NULL ? state->sim : state->async != NULL ? &state->async->device : NULL;
+}
+
+/* 0: not within ten seconds. */
+static inline int drain_compute(const rank_state *state) {
+    pst_device *device = device_of(state);
+    pst_event *event;
+    (void)device->ops->event_create(device, 0, &event);
+    (void)device->ops->event_record(device, event, pst_lane_stream(state->compute));
+    pst_status status = PST_PENDING;
+    for (int i = 0; i < 200000 && status == PST_PENDING; i++) {
+        status = device->ops->event_query(device, event);
+        if (status == PST_PENDING) async_sleep(50);
+    }
+    device->ops->event_destroy(device, event);
+    return status == PST_OK;
+}
+
+/* Waits until compute has done all, and looks what it has found. */
+static inline void finish_compute(rank_state *state) {
+    if (!is_on_host(state) && !drain_compute(state))
+        fail_at(state, __FILE__, __LINE__, "the compute stream hangs");
+    if (__atomic_load_n(&state->is_wrong, __ATOMIC_ACQUIRE))
+        fail_at(state, __FILE__, __LINE__, state->wrong);
+}
+
+/* ---- the engine over the model --------------------------------------------------------------- */
+
+static inline pst_status give_target(void *context, uint32_t group, void **memory,
+                                     int *accumulate) {
+    rank_state *state = context;
+    *memory = state->targets[group];
+    *accumulate = state->has_target[group];
+    state->has_target[group] = 1;
+    return PST_OK;
+}
+
+static inline void note_consumed(void *context, uint32_t group) {
+    ((rank_state *)context)->consumed[group]++;
+}
+
+static inline pst_status add_parameter(rank_state *state, size_t index, const shape *shape) {
+    char name[32];
+    (void)snprintf(name, sizeof name, "p%zu", index);
+    pst_parameter_options options = {.size = sizeof options,
+                                     .name = name,
+                                     .rows = shape->rows,
+                                     .row_elements = shape->row_elements,
+                                     .trainable = shape->trainable};
+    return pst_zero_add_parameter(state->engine, &options, &state->parameters[index]);
+}
+
+static inline pst_status add_group(rank_state *state, size_t index) {
+    const model *model = state->model;
+    (void)snprintf(state->group_names[index], sizeof state->group_names[index], "g%zu", index);
+    pst_group_options options = {.size = sizeof options,
+                                 .name = state->group_names[index],
+                                 .parameters = &state->parameters[model->first[index]],
+                                 .parameter_count = model->first[index + 1] - model->first[index],
+                                 .dtype = PST_FLOAT32,
+                                 .gather_dtype = model->gather_dtype,
+                                 .reduce_dtype = model->reduce_dtype};
+    return pst_zero_add_group(state->engine, &options, &state->groups[index]);
+}
+
+/* Segments are large: nothing is written where nothing is used. */
+static inline pst_status alloc_segment(void *unused, size_t bytes, void **memory) {
+    (void)unused;
+    *memory = aligned_alloc(PST_ARENA_ALIGNMENT, bytes);
+    return *memory == NULL ? PST_ENOMEM : PST_OK;
+}
+
+static inline void free_segment(void *unused, void *memory, size_t bytes) {
+    (void)unused, (void)bytes;
+    free(memory);
+}
+
+static inline pst_status create_engine(rank_state *state) {
+    const model *model = state->model;
+    pst_zero_options options = {
+        .size = sizeof options,
+        .name = "test",
+        .stage = model->stage,
+        .gather_comm = state->gather,
+        .reduce_comm = state->reduce == NULL || model->one_comm ? state->gather : state->reduce,
+        .device = device_of(state),
+        .compute = state->compute,
+        .pumped = model->pumped,
+        .prefetch_ahead = model->prefetch_ahead,
+        .prefetch_bytes = model->prefetch_bytes,
+        .bucket_bytes = is_on_host(state) || model->bucket_bytes != 0 ? model->bucket_bytes : 65536,
+        .segment_alloc = is_on_host(state) ? NULL : alloc_segment,
+        .segment_free = is_on_host(state) ? NULL : free_segment,
+        .gradient_target = give_target,
+        .gradients_consumed = note_consumed,
+        .callback_context = state};
+    return pst_zero_create(state->runtime, &options, &state->engine);
+}
+
+typedef struct at_version {
+    rank_state *state;
+    uint64_t version;
+    size_t group;
+    const char *memory;
+} at_version;
+
+static inline pst_status write_shards_now(void *argument) {
+    const at_version *wanted = argument;
+    const rank_state *state = wanted->state;
+    const model *model = state->model;
+    for (size_t g = 0; g < model->group_count; g++)
+        for (size_t p = model->first[g]; p < model->first[g + 1]; p++) {
+            pst_parameter_layout layout;
+            (void)pst_zero_parameter_layout(state->engine, state->groups[g], state->parameters[p],
+                                            &layout);
+            size_t width = model->shapes[p].row_elements;
+            float *rows = state->shards[g] + layout.shard_offset / sizeof(float);
+            for (size_t i = 0; i < layout.shard_rows * width; i++)
+                rows[i] = value_of(wanted->version, p, layout.first_row * width + i);
+        }
+    return PST_OK;
+}
+
+static inline void write_shards(rank_state *state) {
+    const at_version now = {.state = state, .version = state->version};
+    on_compute(state, write_shards_now, &now, sizeof now);
+}
+
+static inline void bind_all(rank_state *state) {
+    for (size_t g = 0; g < state->model->group_count; g++) {
+        pst_group_layout *layout = &state->layouts[g];
+        CHECK_OK(pst_zero_group_layout(state->engine, state->groups[g], layout));
+        state->shards[g] = calloc(1, layout->shard_bytes + 1);
+        state->targets[g] = malloc(layout->gradient_bytes + 1);
+        memset(state->targets[g], 0xff, layout->gradient_bytes + 1);
+        CHECK_OK(pst_zero_bind_shard(state->engine, state->groups[g], state->shards[g]));
+    }
+    write_shards(state);
+    CHECK_OK(pst_zero_updated(state->engine));
+}
+
+static inline void build_engine(rank_state *state) {
+    const model *model = state->model;
+    CHECK_OK(create_engine(state));
+    for (size_t p = 0; p < model->parameter_count; p++)
+        CHECK_OK(add_parameter(state, p, &model->shapes[p]));
+    for (size_t g = 0; g < model->group_count; g++)
+        CHECK_OK(add_group(state, g));
+    CHECK_OK(pst_zero_seal(state->engine));
+    bind_all(state);
+}
+
+/* An optimizer step: other values. */
+static inline void update(rank_state *state) {
+    state->version++;
+    write_shards(state);
+    CHECK_OK(pst_zero_updated(state->engine));
+}
+
+/* ---- uses ------------------------------------------------------------------------------------ */
+
+static inline float read_gathered(const model *model, const char *memory, size_t element) {
+    if (model->gather_dtype == PST_FLOAT32) return ((const float *)(const void *)memory)[element];
+    uint32_t bits = (uint32_t)((const uint16_t *)(const void *)memory)[element] << 16; /* bf16 */
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline pst_status check_whole_now(void *argument) {
+    const at_version *wanted = argument;
+    rank_state *state = wanted->state;
+    const model *model = state->model;
+    for (size_t p = model->first[wanted->group]; p < model->first[wanted->group + 1]; p++) {
+        pst_parameter_layout layout;
+        (void)pst_zero_parameter_layout(state->engine, state->groups[wanted->group],
+                                        state->parameters[p], &layout);
+        for (size_t i = 0; i < elements_of(&model->shapes[p]); i++) {
+            float found = read_gathered(model, wanted->memory + layout.gathered_offset, i);
+            float expected = value_of(wanted->version, p, i);
+            if (found != expected) note_wrong(state, "parameter", p, i, found, expected);
+        }
+    }
+    return PST_OK;
+}
+
+static inline void check_whole(rank_state *state, size_t g, const char *memory) {
+    const at_version now = {state, state->version, g, memory};
+    on_compute(state, check_whole_now, &now, sizeof now);
+    if (is_on_host(state)) finish_compute(state);
+}
+
+static inline void begin_use(rank_state *state, size_t g) {
+    void *memory = NULL;
+    CHECK_OK(pst_zero_gather(state->engine, state->groups[g]));
+    CHECK_OK(pst_zero_wait(state->engine, state->groups[g], &memory));
+    check_whole(state, g, memory);
+}
+
+static inline void end_use(rank_state *state, size_t g) {
+    CHECK_OK(pst_zero_release(state->engine, state->groups[g]));
+}
+
+static inline void use(rank_state *state, size_t g) {
+    begin_use(state, g);
+    CHECK_FINE();
+    end_use(state, g);
+}
+
+/* Every group once, in order. */
+static inline void forward(rank_state *state, int grad) {
+    CHECK_OK(pst_zero_begin_forward(state->engine, grad));
+    for (size_t g = 0; g < state->model->group_count; g++) {
+        use(state, g);
+        CHECK_FINE();
+    }
+    CHECK_OK(pst_zero_end_forward(state->engine));
+}
+
+/* ---- gradients ------------------------------------------------------------------------------- */
+
+static inline pst_status make_gradients_now(void *argument) {
+    const at_version *wanted = argument;
+    const rank_state *state = wanted->state;
+    for (size_t p = 0; p < state->model->parameter_count; p++)
+        for (size_t i = 0; i < elements_of(&state->model->shapes[p]); i++)
+            state->gradients[p][i] = gradient_of(state->rank, wanted->version, p, i);
+    return PST_OK;
+}
+
+static inline void make_gradients(rank_state *state, uint64_t step) {
+    const at_version now = {.state = state, .version = step};
+    for (size_t p = 0; p < state->model->parameter_count; p++)
+        if (state->gradients[p] == NULL)
+            state->gradients[p] =
+                malloc((elements_of(&state->model->shapes[p]) + 1) * sizeof(float));
+    on_compute(state, make_gradients_now, &now, sizeof now);
+}
+
+static inline void report(rank_state *state, size_t g) {
+    const model *model = state->model;
+    const void *sources[MOST_PARAMETERS] = {NULL};
+    for (size_t p = model->first[g]; p < model->first[g + 1]; p++)
+        if (model->shapes[p].trainable) sources[p - model->first[g]] = state->gradients[p];
+    CHECK_OK(pst_zero_gradients(state->engine, state->groups[g], sources, PST_FLOAT32));
+}
+
+static inline void backward_use(rank_state *state, size_t g) {
+    begin_use(state, g);
+    CHECK_FINE();
+    report(state, g);
+    CHECK_FINE();
+    end_use(state, g);
+}
+
+static inline pst_status spoil_targets_now(void *argument) {
+    const at_version *now = argument;
+    for (size_t g = 0; g < now->state->model->group_count; g++)
+        memset(now->state->targets[g], 0xff, now->state->layouts[g].gradient_bytes);
+    return PST_OK;
+}
+
+static inline void fresh_targets(rank_state *state) {
+    const at_version now = {.state = state};
+    memset(state->has_target, 0, sizeof state->has_target);
+    on_compute(state, spoil_targets_now, &now, sizeof now);
+}
+
+/* Every group once, last one first. */
+static inline void backward(rank_state *state, uint64_t step) {
+    make_gradients(state, step);
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    for (size_t g = state->model->group_count; g-- > 0;) {
+        backward_use(state, g);
+        CHECK_FINE();
+    }
+    CHECK_OK(pst_zero_end_backward(state->engine));
+}
+
+typedef float (*expected_gradient)(const rank_state *state, size_t parameter, size_t element);
+
+typedef struct gradient_check {
+    rank_state *state;
+    size_t group, parameter;
+    expected_gradient expected;
+} gradient_check;
+
+static inline pst_status check_gradient_now(void *argument) {
+    const gradient_check *check = argument;
+    rank_state *state = check->state;
+    const size_t g = check->group, p = check->parameter;
+    pst_parameter_layout layout;
+    (void)pst_zero_parameter_layout(state->engine, state->groups[g], state->parameters[p], &layout);
+    const size_t width = state->model->shapes[p].row_elements;
+    const float *rows = state->targets[g] + layout.gradient_offset / sizeof(float);
+    for (size_t i = 0; i < layout.shard_rows * width; i++) {
+        float expected = check->expected(state, p, layout.first_row * width + i);
+        if (rows[i] != expected) note_wrong(state, "gradient", p, i, rows[i], expected);
+    }
+    return PST_OK;
+}
+
+static inline void check_gradient(rank_state *state, size_t g, size_t p,
+                                  expected_gradient expected) {
+    pst_parameter_layout layout;
+    CHECK_OK(
+        pst_zero_parameter_layout(state->engine, state->groups[g], state->parameters[p], &layout));
+    if (!state->model->shapes[p].trainable) {
+        CHECK(layout.gradient_offset == SIZE_MAX);
+        return;
+    }
+    const gradient_check check = {state, g, p, expected};
+    on_compute(state, check_gradient_now, &check, sizeof check);
+    if (is_on_host(state)) finish_compute(state);
+}
+
+static inline void check_gradients(rank_state *state, expected_gradient expected) {
+    const model *model = state->model;
+    for (size_t g = 0; g < model->group_count; g++)
+        for (size_t p = model->first[g]; p < model->first[g + 1]; p++) {
+            check_gradient(state, g, p, expected);
+            CHECK_FINE();
+        }
+}
+
+static inline pst_zero_stats stats_of(const rank_state *state) {
+    pst_zero_stats stats;
+    pst_zero_get_stats(state->engine, &stats);
+    return stats;
+}
+
+#endif

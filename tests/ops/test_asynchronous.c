@@ -1,0 +1,466 @@
+/* What only asynchronous devices show: that the host does not wait for them, what it may then
+ * assume of the other ranks, the one order of gathers and reductions, failures of what is launched.
+ */
+#include "world.h"
+
+static const int worlds[] = {1, 2, 4};
+
+static void on_all_worlds(const model *model, rank_body body) {
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
+        run_ranks_async(worlds[i], model, body, NULL);
+}
+
+static int text_has(const rank_state *state, const char *part) {
+    char text[1024];
+    (void)pst_runtime_error(state->runtime, text, sizeof text);
+    return strstr(text, part) != NULL;
+}
+
+static float mean_of_step_1(const rank_state *state, size_t parameter, size_t element) {
+    return mean_gradient(state->world, ~0u, 1, parameter, element);
+}
+
+static float mean_of_step_2(const rank_state *state, size_t parameter, size_t element) {
+    return mean_gradient(state->world, ~0u, 2, parameter, element);
+}
+
+static void train_step(rank_state *state, uint64_t step) {
+    fresh_targets(state);
+    forward(state, 1);
+    CHECK_FINE();
+    backward(state, step);
+    CHECK_FINE();
+    update(state);
+}
+
+static void train(rank_state *state, int steps) {
+    for (int i = 0; i < steps && state->failure[0] == '\0'; i++)
+        train_step(state, 1);
+}
+
+/* ---- the host goes on ------------------------------------------------------------------------ */
+
+static void train_while_nothing_moves(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    train(state, 2);
+    CHECK_FINE();
+    forward(state, 0); /* recorded, too */
+    CHECK_FINE();
+    finish_compute(state);
+    CHECK_FINE();
+    async_pause(state->async, 1);
+    for (uint64_t step = 1; step <= 2; step++) {
+        train_step(state, step);
+        CHECK_FINE();
+        check_gradients(state, step == 1 ? mean_of_step_1 : mean_of_step_2);
+        CHECK_FINE();
+    }
+    forward(state, 0);
+    CHECK_FINE();
+    CHECK(stats_of(state).backwards == 4);
+    async_pause(state->async, 0);
+    finish_compute(state);
+}
+
+static void planned_steps_do_not_wait_for_the_device(void **unused) {
+    (void)unused;
+    for (int stage = 1; stage <= 3; stage++)
+        for (int one = 0; one <= 1; one++) {
+            model model = chain_model(stage, 5, 16);
+            model.bucket_bytes = 256; /* more reductions than buckets */
+            model.one_comm = one;
+            for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
+                run_ranks_on_boards(worlds[i], &model, train_while_nothing_moves, NULL);
+        }
+}
+
+static void train_with_casts(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (int i = 0; i < 6; i++) {
+        train_step(state, 1);
+        CHECK_FINE();
+        check_gradients(state, mean_of_step_1);
+        CHECK_FINE();
+    }
+}
+
+static void slow_devices_get_the_same_values(void **unused) {
+    (void)unused;
+    for (uint64_t seed = 1; seed <= 4; seed++)
+        for (int stage = 1; stage <= 3; stage++) {
+            model model = odd_model(stage);
+            model.gather_dtype = seed % 2 ? PST_BFLOAT16 : PST_FLOAT32;
+            model.bucket_bytes = 256;
+            model.delay_us = 40;
+            model.seed = seed;
+            model.one_comm = seed > 2;
+            run_ranks_async(2, &model, train_with_casts, NULL);
+        }
+}
+
+static void accumulate(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (int i = 0; i < 5; i++) {
+        fresh_targets(state);
+        forward(state, 1);
+        CHECK_FINE();
+        CHECK_OK(pst_zero_begin_backward(state->engine, 0)); /* kept by the caller */
+        for (size_t g = state->model->group_count; g-- > 0;) {
+            use(state, g);
+            CHECK_FINE();
+        }
+        CHECK_OK(pst_zero_end_backward(state->engine));
+        forward(state, 1);
+        CHECK_FINE();
+        backward(state, 1);
+        CHECK_FINE();
+        check_gradients(state, mean_of_step_1);
+        CHECK_FINE();
+        update(state);
+        CHECK_FINE();
+    }
+}
+
+static void accumulates_without_communication(void **unused) {
+    (void)unused;
+    for (int stage = 1; stage <= 3; stage++) {
+        model model = odd_model(stage);
+        model.delay_us = 20;
+        on_all_worlds(&model, accumulate);
+    }
+}
+
+/* ---- what the host may assume ---------------------------------------------------------------- */
+
+/* A backward in which this rank reaches only the groups of `reached`, by bit. */
+static void backward_of(rank_state *state, uint64_t step, unsigned reached) {
+    make_gradients(state, step);
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    for (size_t g = state->model->group_count; g-- > 0;) {
+        if (!((reached >> g) & 1u)) continue;
+        backward_use(state, g);
+        CHECK_FINE();
+    }
+    CHECK_OK(pst_zero_end_backward(state->engine));
+}
+
+static void step_of(rank_state *state, unsigned reached) {
+    fresh_targets(state);
+    forward(state, 1);
+    CHECK_FINE();
+    backward_of(state, 1, reached);
+    CHECK_FINE();
+    update(state);
+}
+
+static float without_group_1(const rank_state *state, size_t parameter, size_t element) {
+    return parameter == 1 ? 0.0f : mean_of_step_1(state, parameter, element);
+}
+
+static void miss_from_the_start(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (int i = 0; i < 5; i++) {
+        step_of(state, 5);
+        CHECK_FINE();
+        CHECK(pst_zero_has_gradient(state->engine, 0) && !pst_zero_has_gradient(state->engine, 1));
+        check_gradients(state, without_group_1);
+        CHECK_FINE();
+    }
+    step_of(state, state->rank == 0 ? 7 : 5); /* the others hear of it at once */
+    CHECK_FINE();
+    CHECK(pst_zero_has_gradient(state->engine, 1));
+}
+
+static void a_parameter_without_a_gradient_is_known_exactly(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 3, 16);
+    on_all_worlds(&model, miss_from_the_start);
+}
+
+/* Zeros for as long as the answers lag, then exactly, and on all ranks in the same backward. */
+static void miss_later(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    train(state, 3);
+    CHECK_FINE();
+    int seen[8];
+    for (int i = 0; i < 8; i++) {
+        step_of(state, 5);
+        CHECK_FINE();
+        check_gradients(state, without_group_1);
+        CHECK_FINE();
+        seen[i] = pst_zero_has_gradient(state->engine, 1);
+    }
+    const int expected[8] = {1, 1, 1, 1, 0, 0, 0, 0};
+    CHECK(memcmp(seen, expected, sizeof seen) == 0);
+    train(state, 1);
+    CHECK_FINE();
+    CHECK(pst_zero_has_gradient(state->engine, 1));
+}
+
+static void a_gradient_that_is_missing_counts_as_zeros_until_all_know(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 3, 16);
+    model.delay_us = 20;
+    on_all_worlds(&model, miss_later);
+}
+
+static void report_twice(rank_state *state, size_t g) {
+    begin_use(state, g);
+    CHECK_FINE();
+    report(state, g);
+    CHECK_FINE();
+    end_use(state, g);
+    CHECK_FINE();
+    report(state, g);
+}
+
+static float group_1_twice(const rank_state *state, size_t parameter, size_t element) {
+    float mean = mean_of_step_1(state, parameter, element);
+    return parameter == 1 ? mean + mean : mean;
+}
+
+static void report_twice_in_each_step(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (int i = 0; i < 5; i++) {
+        fresh_targets(state);
+        forward(state, 1);
+        CHECK_FINE();
+        make_gradients(state, 1);
+        CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+        backward_use(state, 2);
+        CHECK_FINE();
+        report_twice(state, 1);
+        CHECK_FINE();
+        backward_use(state, 0);
+        CHECK_FINE();
+        CHECK_OK(pst_zero_end_backward(state->engine));
+        check_gradients(state, group_1_twice);
+        CHECK_FINE();
+        update(state);
+        CHECK_FINE();
+    }
+}
+
+static void second_reports_add_in_each_step(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 3, 16);
+    on_all_worlds(&model, report_twice_in_each_step);
+}
+
+static void report_twice_all_at_once(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    train(state, 3);
+    CHECK_FINE();
+    forward(state, 1);
+    CHECK_FINE();
+    make_gradients(state, 1);
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    backward_use(state, 2);
+    CHECK_FINE();
+    const void *sources[] = {state->gradients[2]};
+    CHECK(pst_zero_gradients(state->engine, 2, sources, PST_FLOAT32) == PST_EMISMATCH);
+    CHECK(text_has(state, "group 'g2': its gradients were reported twice in one backward"));
+    CHECK(pst_zero_end_backward(state->engine) == PST_EMISMATCH);
+}
+
+static void a_second_report_that_nobody_expects_is_an_error(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 3, 16);
+    run_ranks_async(1, &model, report_twice_all_at_once, NULL);
+}
+
+/* ---- one order ------------------------------------------------------------------------------- */
+
+/* The collectives of the latest backward on the first board, a letter each. */
+static void write_order(const rank_state *state, size_t from, char *order) {
+    board *board = &state->boards[0];
+    (void)pthread_mutex_lock(&board->lock);
+    for (size_t i = from; i < board->count; i++) {
+        const pst_collective_kind kind = board->tickets[i]->posted[state->rank].kind;
+        *order++ = kind == PST_ALL_GATHER ? 'g' : kind == PST_REDUCE_SCATTER ? 'r' : 'p';
+    }
+    *order = '\0';
+    (void)pthread_mutex_unlock(&board->lock);
+}
+
+static void watch_order(rank_state *state) {
+    char order[64];
+    build_engine(state);
+    CHECK_FINE();
+    train(state, 3);
+    CHECK_FINE();
+    forward(state, 1);
+    CHECK_FINE();
+    finish_compute(state);
+    CHECK_FINE();
+    const size_t before = state->boards[0].count;
+    backward(state, 1);
+    CHECK_FINE();
+    finish_compute(state);
+    CHECK_FINE();
+    write_order(state, before, order);
+    /* Two of five are kept from the forward, and one is gathered ahead. */
+    CHECK(strcmp(order, "grgrgrrrp") == 0);
+}
+
+static void reductions_go_out_between_the_gathers(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 5, 16);
+    model.one_comm = 1;
+    model.prefetch_ahead = 1;
+    model.bucket_bytes = 128; /* one group each */
+    run_ranks_on_boards(1, &model, watch_order, NULL);
+}
+
+/* Each rank leaves out another group in each step, so that one's turn comes when it is needed. */
+static void skip_here_and_there(rank_state *state) {
+    const unsigned all = (1u << state->model->group_count) - 1u;
+    build_engine(state);
+    CHECK_FINE();
+    train(state, 2);
+    CHECK_FINE();
+    for (unsigned i = 0; i < 10; i++) {
+        unsigned left_out = (i + (unsigned)state->rank) % (unsigned)state->model->group_count;
+        step_of(state, all & ~(1u << left_out));
+        CHECK_FINE();
+    }
+    train(state, 1);
+    CHECK_FINE();
+    check_gradients(state, mean_of_step_1);
+}
+
+static void ranks_that_leave_out_different_groups_keep_one_order(void **unused) {
+    (void)unused;
+    for (int one = 0; one <= 1; one++)
+        for (uint32_t ahead = 0; ahead <= 2; ahead++) {
+            model model = chain_model(3, 6, 16);
+            model.one_comm = one;
+            model.prefetch_ahead = ahead;
+            model.bucket_bytes = 256;
+            model.delay_us = 30;
+            model.seed = ahead;
+            run_ranks_async(2, &model, skip_here_and_there, NULL);
+            run_ranks_async(4, &model, skip_here_and_there, NULL);
+        }
+}
+
+/* ---- failures -------------------------------------------------------------------------------- */
+
+static int is_trouble(pst_status status) {
+    return status == PST_EPEER || status == PST_ETIMEDOUT || status == PST_ECANCELED;
+}
+
+/* One step without the tests' own checks, which hang behind what fails. */
+static pst_status bare_step(rank_state *state) {
+    void *memory;
+    const void *sources[1];
+    pst_zero *engine = state->engine;
+    pst_status status = pst_zero_begin_forward(engine, 1);
+    for (uint32_t g = 0; status == PST_OK && g < state->model->group_count; g++) {
+        status = pst_zero_gather(engine, g);
+        if (status == PST_OK) status = pst_zero_wait(engine, g, &memory);
+        if (status == PST_OK) status = pst_zero_release(engine, g);
+    }
+    if (status == PST_OK) status = pst_zero_end_forward(engine);
+    if (status == PST_OK) status = pst_zero_begin_backward(engine, 1);
+    for (uint32_t g = (uint32_t)state->model->group_count; status == PST_OK && g-- > 0;) {
+        sources[0] = state->gradients[g];
+        status = pst_zero_gather(engine, g);
+        if (status == PST_OK) status = pst_zero_wait(engine, g, &memory);
+        if (status == PST_OK) status = pst_zero_gradients(engine, g, sources, PST_FLOAT32);
+        if (status == PST_OK) status = pst_zero_release(engine, g);
+    }
+    return status == PST_OK ? pst_zero_end_backward(engine) : status;
+}
+
+static void fail_after_launch(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    make_gradients(state, 1);
+    pst_status status = PST_OK;
+    for (int i = 0; i < 40 && status == PST_OK; i++)
+        status = bare_step(state);
+    CHECK(is_trouble(status));
+    /* Which communicator a rank hears of first is a matter of time. */
+    CHECK(text_has(state, "a peer is gone") || text_has(state, "aborted"));
+    CHECK(pst_zero_begin_forward(state->engine, 1) == pst_runtime_status(state->runtime));
+    pst_zero_destroy(state->engine);
+    state->engine = NULL;
+    for (size_t g = 0; g < state->model->group_count; g++) /* nobody writes there any more */
+        memset(state->targets[g], 0x5a, state->layouts[g].gradient_bytes);
+    async_sleep(3000);
+    for (size_t g = 0; g < state->model->group_count; g++)
+        for (size_t i = 0; i < state->layouts[g].gradient_bytes; i++)
+            CHECK(((const char *)state->targets[g])[i] == 0x5a);
+}
+
+static void a_collective_that_fails_after_its_launch_ends_the_training(void **unused) {
+    (void)unused;
+    for (uint64_t ticket = 1; ticket <= 12; ticket++) {
+        model model = chain_model(3, 4, 16);
+        model.bucket_bytes = 256;
+        model.deadline_ns = 1000000000u;
+        model.fail_at = ticket;
+        run_ranks_on_boards(2, &model, fail_after_launch, NULL);
+    }
+}
+
+static void gather_alone(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    if (state->rank != 0) return;
+    void *memory;
+    CHECK_OK(pst_zero_begin_forward(state->engine, 1));
+    CHECK_OK(pst_zero_gather(state->engine, 0));
+    CHECK_OK(pst_zero_wait(state->engine, 0, &memory)); /* launched, but rank 1 never comes */
+    pst_zero_destroy(state->engine);
+    state->engine = NULL;
+}
+
+static void destroying_in_mid_flight_does_not_hang(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 4, 16);
+    model.deadline_ns = 200000000u;
+    run_ranks_async(2, &model, gather_alone, NULL);
+}
+
+static void destroy_at_once(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    train(state, 3);
+    CHECK_FINE();
+    pst_zero_destroy(state->engine); /* while compute and peers still work on its memory */
+    state->engine = NULL;
+}
+
+static void destroying_waits_for_compute_and_for_readers(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 4, 16);
+    model.delay_us = 30;
+    on_all_worlds(&model, destroy_at_once);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(planned_steps_do_not_wait_for_the_device),
+        cmocka_unit_test(slow_devices_get_the_same_values),
+        cmocka_unit_test(accumulates_without_communication),
+        cmocka_unit_test(a_parameter_without_a_gradient_is_known_exactly),
+        cmocka_unit_test(a_gradient_that_is_missing_counts_as_zeros_until_all_know),
+        cmocka_unit_test(second_reports_add_in_each_step),
+        cmocka_unit_test(a_second_report_that_nobody_expects_is_an_error),
+        cmocka_unit_test(reductions_go_out_between_the_gathers),
+        cmocka_unit_test(ranks_that_leave_out_different_groups_keep_one_order),
+        cmocka_unit_test(a_collective_that_fails_after_its_launch_ends_the_training),
+        cmocka_unit_test(destroying_in_mid_flight_does_not_hang),
+        cmocka_unit_test(destroying_waits_for_compute_and_for_readers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
