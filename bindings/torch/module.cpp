@@ -47,8 +47,9 @@ py::dict stats_dict(const pst_zero_stats &stats) {
 
 void bind_runtime(py::module_ &module) {
     py::class_<Runtime, std::shared_ptr<Runtime>>(module, "Runtime")
-        .def(py::init<int, int, double>(), py::arg("rank"), py::arg("world_size"),
-             py::arg("deadline_seconds"))
+        .def(py::init<int, int, double, at::Device, uintptr_t>(), py::arg("rank"),
+             py::arg("world_size"), py::arg("deadline_seconds"), py::arg("device"),
+             py::arg("stream"))
         .def("trace_start", &Runtime::trace_start)
         .def("trace_stop", &Runtime::trace_stop)
         .def("trace_write", &Runtime::trace_write, py::call_guard<py::gil_scoped_release>());

@@ -15,7 +15,7 @@ from penstock._errors import PenstockError
 from penstock._gradients import Backward
 from penstock._hooks import install
 from penstock._units import Group, Parameter, Unit
-from penstock._world import World
+from penstock._world import World, stream_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -46,7 +46,8 @@ def shard(
     Parameters
     ----------
     model : nn.Module
-        On the CPU, with values, not sharded yet. Blocks may not change their inputs in place.
+        On the CPU or on one GPU, with values, not sharded yet. Blocks may not change their inputs
+        in place. On a GPU the stream that is current now is the one to train on.
     stage : int
         1: optimizer states are sharded, and gradients when they are reduced; 2: gradients travel
         while the backward runs; 3: parameters are sharded too, and whole only around their use.
@@ -85,8 +86,9 @@ def shard(
     """
     _check(model, stage)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    world = World(process_group, seconds)
-    runtime = _C.Runtime(world.rank, world.size, seconds)
+    device = _checks.check_device(model)
+    world = World(process_group, device, seconds)
+    runtime = _C.Runtime(world.rank, world.size, seconds, device, stream_of(device))
     native = _C.Engine(
         runtime=runtime,
         name=type(model).__name__,
@@ -237,7 +239,7 @@ def _register(native: _C.Engine, group: Group) -> None:
 def _make_shard(native: _C.Engine, world: World, group: Group) -> None:
     layout = native.group_layout(group.index)
     size = group.dtype.itemsize
-    group.shard = torch.zeros(layout.shard_bytes // size, dtype=group.dtype)
+    group.shard = torch.zeros(layout.shard_bytes // size, dtype=group.dtype, device=world.device)
     group.gradient_elements = layout.gradient_bytes // size
     released, messages = [], []
     for parameter in group.parameters:
@@ -249,7 +251,7 @@ def _make_shard(native: _C.Engine, world: World, group: Group) -> None:
         rows = rows.view(at.shard_rows, *parameter.shape[1:])
         rows.copy_(parameter.original[at.first_row : at.first_row + at.shard_rows])
         parameter.make_sharded(rows, world)
-        tensor, message = parameter.make_full(group.gather_dtype)
+        tensor, message = parameter.make_full(group.gather_dtype, world.device)
         released.append(tensor)
         messages.append(message)
         parameter.show(parameter.sharded)
