@@ -9,12 +9,19 @@ else()
   list(FILTER sources EXCLUDE REGEX "/device/cuda(_[a-z]+)?\\.c$")
   list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/sched/device/cuda_absent.c)
 endif()
+if(PENSTOCK_NCCL_INCLUDE)
+  list(FILTER sources EXCLUDE REGEX "/ops/nccl_absent\\.c$")
+else()
+  list(FILTER sources EXCLUDE REGEX "/ops/nccl(_[a-z]+)?\\.c$")
+  list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/ops/nccl_absent.c)
+endif()
 
 add_library(penstock_objects OBJECT ${sources} ${PENSTOCK_CK_SOURCES})
 target_include_directories(
   penstock_objects PUBLIC include ${CMAKE_CURRENT_SOURCE_DIR} ${PENSTOCK_CK_INCLUDE}
                           ${PENSTOCK_JEMALLOC_INCLUDE})
-target_include_directories(penstock_objects SYSTEM PUBLIC ${PENSTOCK_CUDA_INCLUDE})
+target_include_directories(penstock_objects SYSTEM PUBLIC ${PENSTOCK_CUDA_INCLUDE}
+                           ${PENSTOCK_NCCL_INCLUDE})
 target_compile_definitions(penstock_objects PUBLIC _GNU_SOURCE)
 target_compile_options(penstock_objects PUBLIC -Wall -Wextra -Wconversion)
 if(PENSTOCK_SANITIZE STREQUAL "thread" AND CMAKE_C_COMPILER_ID STREQUAL "GNU")

@@ -96,6 +96,17 @@ typedef struct pst_comm_ops {
     pst_status (*abort)(pst_comm *comm, pst_status status);
     /* PST_OK or the error that made this communicator unusable. Any thread. */
     pst_status (*status)(pst_comm *comm);
+    /* (optional) Where the others read a rank's source by themselves (one-sided), they may still do
+     * so when its own part has ended: makes `stream` wait until all have read this rank's source of
+     * the collective with this ticket, and so of all before it. Called before the source is written
+     * again. May come before `start` of that ticket. Any thread, any stream of the device. NULL: a
+     * collective that has ended has been read. */
+    pst_status (*source_wait)(pst_comm *comm, pst_stream *stream, uint64_t ticket);
+    /* (optional) The second part of a reduce-scatter, which adds up what `start` has only brought
+     * into staging: so on another lane, behind `start`, while the communicator goes on with the next
+     * collective. Until it has ended, source, staging and collective stay. Other kinds have no
+     * second part. Any thread. NULL: `start` does all. */
+    pst_status (*combine)(pst_comm *comm, const pst_collective *collective, pst_stream *stream);
     /* Text of the last error (owned by the communicator, valid until the next call). */
     const char *(*error_text)(pst_comm *comm);
     void (*destroy)(pst_comm *comm);
@@ -128,10 +139,16 @@ typedef struct pst_collective_work {
     pst_collective collective;
     void *request;
     pst_status status; /* how it ended */
+    int combine_apart; /* the second part (see pst_comm_ops) is a task of its own */
 } pst_collective_work;
 
-/* Work that runs `work->collective`; `work` lives until the task has ended. */
+/* Work that runs `work->collective`; `work` lives until the task has ended. A second part, if the
+ * communicator has one, comes right behind on the same stream unless `combine_apart` is set. */
 PST_API pst_work pst_collective_as_work(pst_collective_work *work);
+
+/* Work that runs the second part: for a task behind that of pst_collective_as_work, on a lane of
+ * the same device. Nothing to do, and no error, where there is no second part. */
+PST_API pst_work pst_combine_as_work(pst_collective_work *work);
 
 #ifdef __cplusplus
 }

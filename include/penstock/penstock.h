@@ -7,6 +7,7 @@
 #include <penstock/exchange.h>
 #include <penstock/graph.h>
 #include <penstock/memory.h>
+#include <penstock/nccl.h>
 #include <penstock/runtime.h>
 #include <penstock/status.h>
 #include <penstock/trace.h>

@@ -6,37 +6,53 @@
 #include "sched/device/cuda_driver.h"
 
 #include <penstock/cuda.h>
+#include <pthread.h>
 
 typedef struct pst__cuda_kernels pst__cuda_kernels;
 
-/* Events that nobody uses, each of one kind. */
+/* Events that nobody uses, of one kind. */
 typedef struct pst__cuda_pool {
     ck_spinlock_t lock; /* held for a push or a pop */
     pst_event *first;
 } pst__cuda_pool;
 
+/* A moment that both clocks know: where the device's events stand on the host's clock. */
+typedef struct pst__cuda_anchor {
+    pthread_mutex_t lock;
+    CUevent event, spare; /* the next anchor is taken with the spare one */
+    uint64_t host_ns;     /* 0: never taken */
+} pst__cuda_anchor;
+
 typedef struct pst__cuda {
     pst_device device;
     pst__heap heap;       /* a copy: the device outlives its runtime */
-    pst_runtime *runtime; /* for poison and texts; not used by destroy and what it calls */
+    pst_runtime *runtime; /* for poison and the log; not used by destroy and what it calls */
     pst__cuda_driver driver;
     CUdevice gpu;
     CUcontext context; /* the primary one */
-    char name[32];     /* "cuda:0" */
+    char name[16];     /* "cuda:0" */
     int ordinal;
     int major, minor;    /* compute capability */
     int processors;      /* streaming multiprocessors */
-    int numa_node;       /* of the host, nearest to the GPU; -1: unknown */
-    int lowest, highest; /* stream priorities: numerically from highest (<= 0) to lowest */
-    size_t granularity;  /* of device memory that can be mapped */
+    int numa_node;       /* the host's, nearest to the GPU; -1: unknown */
+    int lowest, highest; /* priorities of streams; the number of the highest is the smallest */
+    size_t granularity;  /* of device memory */
     int exports;         /* device memory can be exported */
+    CUstream service;    /* the device's own, above all others in priority: it never waits */
     pst__cuda_pool untimed, timed;
-    pst__cuda_kernels *kernels; /* NULL: not loaded yet */
+    pst__cuda_anchor anchor;
+    pst__cuda_kernels *kernels; /* NULL: not loaded */
 } pst__cuda;
 
 struct pst_stream {
     CUstream native;
-    int owned; /* made by the device; else wrapped */
+    int wrapped;
+};
+
+struct pst_event {
+    CUevent native;
+    pst__cuda_pool *pool;
+    pst_event *next; /* in the pool */
 };
 
 static inline pst__cuda *pst__cuda_of(const pst_device *device) {
@@ -47,17 +63,21 @@ static inline CUstream pst__cuda_stream(const pst_stream *stream) {
     return stream->native;
 }
 
+static inline CUdeviceptr pst__cuda_address(const void *memory) {
+    return (CUdeviceptr)(uintptr_t)memory;
+}
+
 /* ---- the context -------------------------------------------------------------------------- */
 
-/* What the thread had before, for pst__cuda_leave. */
-typedef struct pst__cuda_previous {
-    CUcontext context; /* NULL: nothing to restore */
-} pst__cuda_previous;
+/* Makes the device's context the calling thread's. *previous is for pst__cuda_leave, which puts
+ * back what the thread had; a thread that had none keeps the device's, so that a worker pays for it
+ * once. After a failure there is nothing to leave. */
+pst_status pst__cuda_enter(pst__cuda *cuda, CUcontext *previous);
 
-/* Makes the device's context the calling thread's. A thread that had none keeps it afterwards, so
- * that a worker pays for it once. */
-pst_status pst__cuda_enter(pst__cuda *cuda, pst__cuda_previous *previous);
-void pst__cuda_leave(pst__cuda *cuda, const pst__cuda_previous *previous);
+/* The same, to enqueue on `stream`: PST_ESTATE while a wrapped stream is under capture. */
+pst_status pst__cuda_enter_stream(pst__cuda *cuda, const pst_stream *stream, CUcontext *previous);
+
+void pst__cuda_leave(pst__cuda *cuda, CUcontext previous);
 
 /* ---- errors ------------------------------------------------------------------------------- */
 
@@ -71,11 +91,51 @@ pst_status pst__cuda_status(pst__cuda *cuda, CUresult result, const char *call, 
 pst_status pst__cuda_refuse(pst__cuda *cuda, pst_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The calling thread's error_text. */
-const char *pst__cuda_error_text(pst_device *device);
-
 /* pst__cuda_call(cuda, cuEventRecord, (event, stream), "stream %p", (void *)stream) */
 #define pst__cuda_call(cuda, function, arguments, ...)                                             \
     pst__cuda_status((cuda), (cuda)->driver.function arguments, #function, __VA_ARGS__)
+
+/* ---- the table's functions, by file --------------------------------------------------------- */
+
+/* cuda_status.c */
+const char *pst__cuda_error_text(pst_device *device);
+
+/* cuda_stream.c */
+pst_status pst__cuda_stream_create(pst_device *device, int priority, pst_stream **stream);
+pst_status pst__cuda_stream_wrap(pst_device *device, void *native, pst_stream **stream);
+void pst__cuda_stream_destroy(pst_device *device, pst_stream *stream);
+pst_status pst__cuda_launch(pst_device *device, pst_stream *stream, const pst_work *work);
+pst_status pst__cuda_stream_wait(pst_device *device, pst_stream *stream, pst_event *event);
+pst_status pst__cuda_stream_write32(pst_device *device, pst_stream *stream, uint32_t *address,
+                                    uint32_t value);
+pst_status pst__cuda_stream_wait32(pst_device *device, pst_stream *stream, const uint32_t *address,
+                                   uint32_t value);
+pst_status pst__cuda_flag_write32(pst_device *device, uint32_t *address, uint32_t value);
+
+/* cuda_event.c */
+pst_status pst__cuda_event_create(pst_device *device, int timed, pst_event **event);
+void pst__cuda_event_destroy(pst_device *device, pst_event *event);
+pst_status pst__cuda_event_record(pst_device *device, pst_event *event, pst_stream *stream);
+pst_status pst__cuda_event_query(pst_device *device, pst_event *event);
+pst_status pst__cuda_event_time(pst_device *device, pst_event *event, uint64_t *nanoseconds);
+void pst__cuda_events_free(pst__cuda *cuda); /* those that are in the pools */
+
+/* cuda_copy.c */
+pst_status pst__cuda_copy(pst_device *device, pst_stream *stream, const pst_copy *copies,
+                          size_t count);
+pst_status pst__cuda_copy_2d(pst_device *device, pst_stream *stream, void *destination,
+                             size_t destination_pitch, const void *source, size_t source_pitch,
+                             size_t row_bytes, size_t rows);
+
+/* cuda_memory.c */
+pst_status pst__cuda_alloc(pst_device *device, pst_memory_kind kind, size_t bytes, void **memory);
+void pst__cuda_free(pst_device *device, pst_memory_kind kind, void *memory, size_t bytes);
+pst_status pst__cuda_memory_export(pst_device *device, void *memory, int *descriptor);
+pst_status pst__cuda_memory_import(pst_device *device, int descriptor, size_t bytes, void **memory);
+void pst__cuda_memory_unmap(pst_device *device, void *memory, size_t bytes);
+
+/* cuda_pinned.c: within the context */
+pst_status pst__cuda_pinned_alloc(pst__cuda *cuda, size_t bytes, void **memory);
+void pst__cuda_pinned_free(pst__cuda *cuda, void *memory, size_t bytes);
 
 #endif

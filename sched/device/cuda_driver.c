@@ -32,7 +32,8 @@ static pst_status find_entries(pst__cuda_driver *driver, PFN_cuGetProcAddress_v1
 pst_status pst__cuda_driver_open(pst__cuda_driver *driver, const char *path, pst__error *error) {
     memset(driver, 0, sizeof *driver);
     if (path == NULL) path = "libcuda.so.1";
-    driver->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    /* The driver has threads and state of its own, and others use it: it stays loaded. */
+    driver->library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (driver->library == NULL)
         return pst__fail(error, PST_EUNSUPPORTED, "device cuda: no CUDA driver: %s", dlerror());
     PFN_cuGetProcAddress_v11030 get = NULL;

@@ -48,6 +48,9 @@ static pst_status status_of(CUresult result) {
     case CUDA_ERROR_OUT_OF_MEMORY:
         return PST_ENOMEM;
     case CUDA_ERROR_NOT_SUPPORTED:
+    case CUDA_ERROR_NO_DEVICE:
+    case CUDA_ERROR_INVALID_DEVICE:
+    case CUDA_ERROR_STUB_LIBRARY:
         return PST_EUNSUPPORTED;
     default:
         return PST_EDEVICE;
@@ -75,7 +78,8 @@ pst_status pst__cuda_status(pst__cuda *cuda, CUresult result, const char *call, 
     va_end(arguments);
     (void)snprintf(text, sizeof text, "device %s: %s (%s): %s (%d): %s", cuda->name, call, object,
                    name_of(cuda, result), (int)result, meaning_of(cuda, result));
-    if (is_sticky(result)) pst_runtime_poison(cuda->runtime, PST_EDEVICE, text);
+    if (is_sticky(result) && cuda->context != NULL)
+        pst_runtime_poison(cuda->runtime, PST_EDEVICE, text);
     return status;
 }
 
@@ -96,27 +100,44 @@ const char *pst__cuda_error_text(pst_device *device) {
 /* ---- the context ------------------------------------------------------------------------------
  */
 
-/* A thread's first entry: it is no thread that captures, and its calls shall not break a capture of
+/* A thread's first entry: it captures nothing itself, and its calls shall not break the capture of
  * another thread's. */
 static pst_status adopt_thread(pst__cuda *cuda) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     return pst__cuda_call(cuda, cuThreadExchangeStreamCaptureMode, (&mode), "relaxed");
 }
 
-pst_status pst__cuda_enter(pst__cuda *cuda, pst__cuda_previous *previous) {
+pst_status pst__cuda_enter(pst__cuda *cuda, CUcontext *previous) {
     CUcontext current = NULL;
-    previous->context = NULL;
-    pst_status status =
-        pst__cuda_call(cuda, cuCtxGetCurrent, (&current), "%s", "the thread's context");
+    *previous = NULL;
+    pst_status status = pst__cuda_call(cuda, cuCtxGetCurrent, (&current), "of this thread");
     if (status != PST_OK || current == cuda->context) return status;
-    status =
-        pst__cuda_call(cuda, cuCtxSetCurrent, (cuda->context), "context %p", (void *)cuda->context);
+    status = pst__cuda_call(cuda, cuCtxSetCurrent, (cuda->context), "the primary context");
     if (status != PST_OK) return status;
     if (current == NULL) return adopt_thread(cuda);
-    previous->context = current;
+    *previous = current;
     return PST_OK;
 }
 
-void pst__cuda_leave(pst__cuda *cuda, const pst__cuda_previous *previous) {
-    if (previous->context != NULL) (void)cuda->driver.cuCtxSetCurrent(previous->context);
+void pst__cuda_leave(pst__cuda *cuda, CUcontext previous) {
+    if (previous != NULL) (void)cuda->driver.cuCtxSetCurrent(previous);
+}
+
+static pst_status check_capture(pst__cuda *cuda, const pst_stream *stream) {
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    const pst_status status = pst__cuda_call(cuda, cuStreamIsCapturing, (stream->native, &capture),
+                                             "stream %p", (void *)stream->native);
+    if (status != PST_OK || capture == CU_STREAM_CAPTURE_STATUS_NONE) return status;
+    return pst__cuda_refuse(cuda, PST_ESTATE,
+                            "stream %p is under CUDA-graph capture; open gates and wait for tasks "
+                            "outside of what is captured",
+                            (void *)stream->native);
+}
+
+pst_status pst__cuda_enter_stream(pst__cuda *cuda, const pst_stream *stream, CUcontext *previous) {
+    pst_status status = pst__cuda_enter(cuda, previous);
+    if (status != PST_OK || !stream->wrapped) return status;
+    status = check_capture(cuda, stream);
+    if (status != PST_OK) pst__cuda_leave(cuda, *previous);
+    return status;
 }

@@ -1,0 +1,324 @@
+/* The communicator's life. NCCL's own ending can block for as long as other kernels of the device
+ * run, so it happens on a thread of its own, for an abort and for destroy alike. */
+#include "ops/nccl.h"
+
+#include "base/atomic.h"
+#include "base/clock.h"
+#include "ops/exchange.h"
+#include "sched/device/cuda.h"
+#include "sched/runtime.h"
+#include "sched/thread.h"
+
+#include <penstock/cuda.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+#define DEFAULT_DEADLINE_NS 600000000000u
+/* How long an abort gives a thread that is in a call of NCCL which blocks. */
+#define BLOCKED_NS 1000000000u
+#define NAP_NS     50000
+
+static pst__nccl *nccl_of(pst_comm *comm) {
+    return comm->context;
+}
+
+/* ---- ending ---------------------------------------------------------------------------------- */
+
+static void release_registrations(pst__nccl *own, int tell) {
+    while (own->registrations != NULL) {
+        pst_nccl_registration *registration = own->registrations;
+        own->registrations = registration->next;
+        if (tell && registration->handle != NULL)
+            (void)own->library.ncclCommDeregister(own->handle, registration->handle);
+        if (tell && registration->window != NULL)
+            (void)own->library.ncclCommWindowDeregister(own->handle, registration->window);
+        pst__heap_free(pst__runtime_heap(own->runtime), registration, sizeof *registration);
+    }
+}
+
+/* 1 if all that was issued is through on all ranks. */
+static int finalize(pst__nccl *own) {
+    uint64_t until = pst__now() + own->deadline_ns;
+    ncclResult_t result = own->library.ncclCommFinalize(own->handle);
+    while (result == ncclInProgress && pst__now() < until) {
+        (void)nanosleep(&(struct timespec){0, NAP_NS}, NULL);
+        ncclResult_t asked = own->library.ncclCommGetAsyncError(own->handle, &result);
+        if (asked != ncclSuccess) result = asked;
+    }
+    return result == ncclSuccess;
+}
+
+static void end_nccl(pst__nccl *own) {
+    if (!own->aborts) {
+        release_registrations(own, 1);
+        if (finalize(own)) {
+            (void)own->library.ncclCommDestroy(own->handle);
+            return;
+        }
+    }
+    (void)own->library.ncclCommAbort(own->handle);
+}
+
+static void *run_end(void *argument) {
+    pst__nccl *own = argument;
+    pst__cuda_previous previous = {0};
+    /* Who is inside leaves as soon as NCCL answers, which it does at once unless it blocks; then
+     * ncclCommAbort is what ends that call too. */
+    pst__nccl_wait_empty(own, own->blocking ? BLOCKED_NS : own->deadline_ns);
+    pst_status entered = pst__cuda_enter(pst__cuda_of(own->device), &previous);
+    end_nccl(own);
+    if (entered == PST_OK) pst__cuda_leave(pst__cuda_of(own->device), &previous);
+    pst__store_release(&own->ended, 1); /* pairs with has_ended */
+    return NULL;
+}
+
+static int has_ended(pst__nccl *own) {
+    return pst__load_acquire(&own->ended); /* pairs with the store in run_end: NCCL is done */
+}
+
+/* Of whoever has closed the gate, once. */
+static void begin_end(pst__nccl *own, int aborts) {
+    own->aborts = aborts;
+    int started = pst__thread_start(&own->ender, run_end, own) == 0;
+    if (!started) (void)run_end(own);
+    /* Pairs with the load in nccl_destroy: `ender` is written. 2: there is no thread to join. */
+    pst__store_release(&own->ending, started ? 1 : 2);
+}
+
+static pst_status nccl_abort(pst_comm *comm, pst_status status) {
+    pst__nccl *own = nccl_of(comm);
+    if (pst__nccl_close(own)) {
+        (void)pst__nccl_fail(own, status, "aborted: %s", pst_status_text(status));
+        begin_end(own, 1);
+    }
+    return has_ended(own) ? PST_OK : PST_EBUSY;
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+static size_t nccl_staging_bytes(pst_comm *comm, const pst_collective *collective) {
+    return pst__nccl_staging_bytes(nccl_of(comm), collective);
+}
+
+/* What has happened to NCCL meanwhile. Inside. */
+static pst_status look(pst__nccl *own) {
+    pst_status status =
+        (pst_status)pst__load_acquire(&own->status); /* pairs with the store in fail */
+    if (status != PST_OK) return status;
+    ncclResult_t state = ncclSuccess;
+    ncclResult_t asked = own->library.ncclCommGetAsyncError(own->handle, &state);
+    if (asked != ncclSuccess) state = asked;
+    if (state == ncclInProgress) return PST_OK;
+    return pst__nccl_answer(own, state, "ncclCommGetAsyncError", "what is in flight");
+}
+
+static pst_status nccl_start(pst_comm *comm, const pst_collective *collective, pst_stream *stream,
+                             void **request) {
+    pst__nccl *own = nccl_of(comm);
+    *request = NULL;
+    pst_status status = pst__nccl_enter(own);
+    if (status != PST_OK) return status;
+    status = look(own);
+    if (status == PST_OK) status = pst__nccl_enqueue(own, collective, stream);
+    pst__nccl_leave(own);
+    return status;
+}
+
+/* Not called: the device's events tell when a collective is over. */
+static pst_status nccl_test(pst_comm *comm, void *request) {
+    (void)request;
+    return (pst_status)pst__load_acquire(&nccl_of(comm)->status); /* pairs with the store in fail */
+}
+
+static pst_status nccl_status(pst_comm *comm) {
+    pst__nccl *own = nccl_of(comm);
+    pst_status status = pst__nccl_enter(own);
+    if (status != PST_OK) return status;
+    status = look(own);
+    pst__nccl_leave(own);
+    return status;
+}
+
+static const char *nccl_error_text(pst_comm *comm) {
+    pst__nccl *own = nccl_of(comm);
+    ck_spinlock_lock(&own->lock);
+    memcpy(own->reported, own->text, sizeof own->reported);
+    ck_spinlock_unlock(&own->lock);
+    return own->reported;
+}
+
+static void nccl_free(pst__nccl *own) {
+    const pst__heap *heap = pst__runtime_heap(own->runtime);
+    release_registrations(own, 0);
+    pst__heap_free(heap, own->casts, own->cast_capacity * sizeof *own->casts);
+    pst__heap_free(heap, own->sources, (size_t)own->comm.size * sizeof *own->sources);
+    pst__heap_free_text(heap, own->name);
+    pst__heap_free(heap, own, sizeof *own);
+}
+
+static void nccl_destroy(pst_comm *comm) {
+    pst__nccl *own = nccl_of(comm);
+    if (pst__nccl_close(own)) /* after an error NCCL would wait in vain */
+        begin_end(own,
+                  pst__load_acquire(&own->status) != PST_OK); /* pairs with the store in fail */
+    uint64_t until = pst__now() + 2 * own->deadline_ns;       /* for finalize, then for the abort */
+    while (!has_ended(own) && pst__now() < until)
+        (void)nanosleep(&(struct timespec){0, NAP_NS}, NULL);
+    if (!has_ended(own)) { /* its thread still needs all this: let it be */
+        pst__log(pst__runtime_error(own->runtime), PST_LOG_WARNING,
+                 "rank %d, communicator '%s': NCCL does not end; its memory stays", comm->rank,
+                 own->name);
+        return;
+    }
+    int ending = pst__load_acquire(&own->ending); /* pairs with the store in begin_end */
+    while (ending == 0) { /* the thread was faster than the one that made it */
+        (void)sched_yield();
+        ending = pst__load_acquire(&own->ending); /* the same */
+    }
+    if (ending == 1) (void)pthread_join(own->ender, NULL);
+    nccl_free(own);
+}
+
+static const pst_comm_ops nccl_ops = {
+    .api_version = PST_COMM_API_VERSION,
+    .kinds = (1u << PST_COLLECTIVE_KIND_COUNT) - 1u,
+    .name = "nccl",
+    .staging_bytes = nccl_staging_bytes,
+    .start = nccl_start,
+    .test = nccl_test,
+    .abort = nccl_abort,
+    .status = nccl_status,
+    .error_text = nccl_error_text,
+    .destroy = nccl_destroy,
+};
+
+/* ---- creating -------------------------------------------------------------------------------- */
+
+static pst_status check_arguments(pst__error *error, const pst_device *device,
+                                  const pst_nccl_options *options) {
+    if (options->size != sizeof *options)
+        return pst__fail(error, PST_EINVAL, "communicator nccl: options of %zu bytes are not %zu",
+                         options->size, sizeof *options);
+    if (strcmp(device->ops->name, "cuda") != 0)
+        return pst__fail(error, PST_EINVAL, "communicator nccl: device '%s' is not cuda",
+                         device->ops->name);
+    return PST_OK;
+}
+
+static uint64_t deadline_of(pst_runtime *runtime, const pst_nccl_options *options) {
+    uint64_t deadline = options->deadline_ns;
+    if (deadline == 0) deadline = pst__runtime_deadline(runtime);
+    return deadline == 0 ? DEFAULT_DEADLINE_NS : deadline;
+}
+
+static pst_status allocate(pst_runtime *runtime, pst_device *device, const pst_exchange *exchange,
+                           const pst_nccl_options *options, pst__nccl **out) {
+    const pst__heap *heap = pst__runtime_heap(runtime);
+    pst__nccl *own = pst__heap_alloc(heap, sizeof *own);
+    *out = own;
+    if (own == NULL) return PST_ENOMEM;
+    own->comm = (pst_comm){&nccl_ops, own, exchange->rank, exchange->size};
+    own->runtime = runtime;
+    own->device = device;
+    own->sum = options->sum;
+    own->blocking = options->blocking;
+    own->deadline_ns = deadline_of(runtime, options);
+    ck_spinlock_init(&own->lock);
+    own->name = pst__heap_text(heap, options->name == NULL ? "nccl" : options->name);
+    own->sources = pst__heap_alloc(heap, (size_t)exchange->size * sizeof *own->sources);
+    return own->name == NULL || own->sources == NULL ? PST_ENOMEM : PST_OK;
+}
+
+/* What a rank can do alone; rank 0 also names the communicator. */
+static pst_status prepare(pst__nccl *own, const char *path, ncclUniqueId *id) {
+    pst__error *error = pst__runtime_error(own->runtime);
+    pst_status status = pst__nccl_library_open(&own->library, path, error);
+    if (status != PST_OK || own->comm.rank != 0) return status;
+    return pst__nccl_answer(own, own->library.ncclGetUniqueId(id), "ncclGetUniqueId",
+                            "the communicator");
+}
+
+static pst_status agree(const pst__meeting_place *place, const pst__nccl *own,
+                        const pst_nccl_options *options) {
+    pst_status status =
+        pst__exchange_agree(place, "version of NCCL", (uint64_t)own->library.version);
+    if (status != PST_OK) return status;
+    uint64_t word = (uint64_t)(uint32_t)options->sum | (uint64_t)(options->blocking != 0) << 8 |
+                    (uint64_t)(options->zero_cta != 0) << 9 |
+                    (uint64_t)(uint16_t)options->min_ctas << 16 |
+                    (uint64_t)(uint16_t)options->max_ctas << 32;
+    return pst__exchange_agree(place, "options", word);
+}
+
+static pst_status init_rank(pst__nccl *own, const pst_nccl_options *options, ncclUniqueId id) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = own->blocking != 0;
+    config.commName = own->name;
+    if (options->min_ctas > 0) config.minCTAs = options->min_ctas;
+    if (options->max_ctas > 0) config.maxCTAs = options->max_ctas;
+    if (options->zero_cta) config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+    ncclResult_t result = own->library.ncclCommInitRankConfig(&own->handle, own->comm.size, id,
+                                                              own->comm.rank, &config);
+    return pst__nccl_settle(own, result, "ncclCommInitRankConfig", "the communicator");
+}
+
+static pst_status connect_ranks(pst__nccl *own, const pst_nccl_options *options, ncclUniqueId id) {
+    pst__cuda *cuda = pst__cuda_of(own->device);
+    pst__cuda_previous previous;
+    pst_status status = pst__cuda_enter(cuda, &previous);
+    if (status != PST_OK) return status;
+    status = init_rank(own, options, id);
+    pst__cuda_leave(cuda, &previous);
+    return status;
+}
+
+static void log_made(pst__nccl *own) {
+    int version = own->library.version;
+    pst__log(pst__runtime_error(own->runtime), PST_LOG_INFO,
+             "rank %d, communicator '%s': NCCL %d.%d.%d, %d ranks, sums %s", own->comm.rank,
+             own->name, version / 10000, version / 100 % 100, version % 100, own->comm.size,
+             own->sum == PST_NCCL_SUM_IN_FP32 ? "in fp32" : "by NCCL");
+}
+
+/* After a failure on any rank. */
+static void discard(pst__nccl *own) {
+    if (own == NULL) return;
+    if (own->handle == NULL) {
+        nccl_free(own);
+        return;
+    }
+    (void)nccl_abort(&own->comm, PST_ECANCELED);
+    nccl_destroy(&own->comm);
+}
+
+pst_status pst_nccl_comm_create(pst_runtime *runtime, pst_device *device,
+                                const pst_exchange *exchange, const pst_nccl_options *options,
+                                pst_comm **comm) {
+    static const pst_nccl_options defaults = {.size = sizeof defaults};
+    *comm = NULL;
+    if (options == NULL) options = &defaults;
+    pst__error *error = pst__runtime_error(runtime);
+    pst__meeting_place place = {exchange, pst__runtime_heap(runtime), error, "communicator nccl"};
+    pst_status status = pst__exchange_check(&place);
+    if (status == PST_OK) status = check_arguments(error, device, options);
+    if (status != PST_OK) return status;
+    pst__nccl *own = NULL;
+    ncclUniqueId id = {{0}};
+    status = allocate(runtime, device, exchange, options, &own);
+    if (status == PST_OK) status = prepare(own, options->library, &id);
+    status = pst__exchange_settle(&place, status);
+    if (status == PST_OK) status = agree(&place, own, options);
+    if (status == PST_OK) status = pst__exchange_broadcast(&place, 0, &id, sizeof id);
+    if (status == PST_OK) {
+        status = connect_ranks(own, options, id);
+        status = pst__exchange_settle(&place, status);
+    }
+    if (status != PST_OK) {
+        discard(own);
+        return status;
+    }
+    log_made(own);
+    *comm = &own->comm;
+    return PST_OK;
+}
