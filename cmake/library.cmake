@@ -16,6 +16,19 @@ else()
   list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/ops/nccl_absent.c)
 endif()
 
+# The text of the kernels, which is compiled when a GPU is found.
+set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/sched/device/cuda_arguments.h
+            ${CMAKE_CURRENT_SOURCE_DIR}/sched/device/cuda_kernels.cu)
+set(kernels_source ${CMAKE_CURRENT_BINARY_DIR}/cuda_kernels_source.c)
+add_custom_command(
+  OUTPUT ${kernels_source}
+  COMMAND ${CMAKE_COMMAND} -D NAME=pst__cuda_kernels_source -D OUTPUT=${kernels_source}
+          -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed.cmake -- ${kernels}
+  DEPENDS ${kernels} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed.cmake VERBATIM)
+if(PENSTOCK_CUDA_INCLUDE)
+  list(APPEND sources ${kernels_source})
+endif()
+
 add_library(penstock_objects OBJECT ${sources} ${PENSTOCK_CK_SOURCES})
 target_include_directories(
   penstock_objects PUBLIC include ${CMAKE_CURRENT_SOURCE_DIR} ${PENSTOCK_CK_INCLUDE}

@@ -1,8 +1,52 @@
-#include "sched/device/cuda.h"
-
+#include "sched/device/cuda_kernels.h"
 #include "sched/runtime.h"
 
 #include <stdio.h>
+
+/* ---- the kernels, within the context and after a look at the stream ---------------------------
+ */
+
+static pst_status enter_kernels(pst__cuda *cuda, const pst_stream *stream, CUcontext *previous) {
+    if (cuda->kernels == NULL)
+        return pst__cuda_refuse(cuda, PST_EUNSUPPORTED, "there are no kernels: %s",
+                                cuda->no_kernels);
+    return pst__cuda_enter_stream(cuda, stream, previous);
+}
+
+static pst_status cast_scale_copy(pst_device *device, pst_stream *stream, const pst_cast *pieces,
+                                  size_t count, double scale) {
+    pst__cuda *cuda = pst__cuda_of(device);
+    CUcontext previous;
+    pst_status status = enter_kernels(cuda, stream, &previous);
+    if (status != PST_OK) return status;
+    status = pst__cuda_cast_scale_copy(cuda, stream->native, pieces, count, scale);
+    pst__cuda_leave(cuda, previous);
+    return status;
+}
+
+static pst_status sum(pst_device *device, pst_stream *stream, const pst_sum *sum) {
+    pst__cuda *cuda = pst__cuda_of(device);
+    CUcontext previous;
+    pst_status status = enter_kernels(cuda, stream, &previous);
+    if (status != PST_OK) return status;
+    status = pst__cuda_sum(cuda, stream->native, sum);
+    pst__cuda_leave(cuda, previous);
+    return status;
+}
+
+static pst_status fill(pst_device *device, pst_stream *stream, void *memory, int byte,
+                       size_t bytes) {
+    pst__cuda *cuda = pst__cuda_of(device);
+    CUcontext previous;
+    pst_status status = enter_kernels(cuda, stream, &previous);
+    if (status != PST_OK) return status;
+    status = pst__cuda_fill(cuda, stream->native, memory, byte, bytes);
+    pst__cuda_leave(cuda, previous);
+    return status;
+}
+
+/* ---- the table --------------------------------------------------------------------------------
+ */
 
 static void destroy(pst_device *device);
 
@@ -30,6 +74,9 @@ static const pst_device_ops cuda_ops = {
     .stream_write32 = pst__cuda_stream_write32,
     .stream_wait32 = pst__cuda_stream_wait32,
     .flag_write32 = pst__cuda_flag_write32,
+    .cast_scale_copy = cast_scale_copy,
+    .sum = sum,
+    .fill = fill,
     .error_text = pst__cuda_error_text,
     .destroy = destroy,
 };
@@ -105,7 +152,16 @@ static pst_status create_service(pst__cuda *cuda) {
                           (&cuda->service, CU_STREAM_NON_BLOCKING, own), "the service stream");
 }
 
-static pst_status open_context(pst__cuda *cuda) {
+/* Without a compiler all but the kernels works: who calls one is told then. */
+static void load_kernels(pst__cuda *cuda, const pst_cuda_options *options) {
+    if (pst__cuda_kernels_load(cuda, options->nvrtc, options->cache) == PST_OK) return;
+    (void)snprintf(cuda->no_kernels, sizeof cuda->no_kernels, "%s",
+                   pst__cuda_error_text(&cuda->device));
+    pst__log(pst__runtime_error(cuda->runtime), PST_LOG_WARNING, "no kernels: %s",
+             cuda->no_kernels);
+}
+
+static pst_status open_context(pst__cuda *cuda, const pst_cuda_options *options) {
     CUcontext previous;
     pst_status status = pst__cuda_call(cuda, cuDevicePrimaryCtxRetain, (&cuda->context, cuda->gpu),
                                        "the primary context");
@@ -113,14 +169,20 @@ static pst_status open_context(pst__cuda *cuda) {
     if (status != PST_OK) return status;
     status = create_service(cuda);
     if (status == PST_OK) status = get_granularity(cuda);
+    if (status == PST_OK) load_kernels(cuda, options);
     pst__cuda_leave(cuda, previous);
     return status;
 }
 
-static pst_status open_device(pst__cuda *cuda) {
-    pst_status status = find_gpu(cuda);
+static pst_status open_device(pst__cuda *cuda, const pst_cuda_options *options) {
+    pst_status status =
+        pst__cuda_driver_open(&cuda->driver, options->driver, pst__runtime_error(cuda->runtime));
+    if (status != PST_OK) return status;
+    status = find_gpu(cuda);
     if (status == PST_OK) status = get_attributes(cuda);
-    return status == PST_OK ? open_context(cuda) : status;
+    if (status == PST_OK) status = open_context(cuda, options);
+    if (status == PST_OK) return PST_OK;
+    return pst__runtime_fail(cuda->runtime, status, "%s", pst__cuda_error_text(&cuda->device));
 }
 
 /* ---- the device -------------------------------------------------------------------------------
@@ -130,6 +192,7 @@ static void close_context(pst__cuda *cuda) {
     CUcontext previous;
     if (cuda->context == NULL) return;
     if (pst__cuda_enter(cuda, &previous) == PST_OK) {
+        pst__cuda_kernels_unload(cuda);
         pst__cuda_events_free(cuda);
         if (cuda->service != NULL) (void)cuda->driver.cuStreamDestroy(cuda->service);
         pst__cuda_leave(cuda, previous);
@@ -144,12 +207,6 @@ static void destroy(pst_device *device) {
     (void)pthread_mutex_destroy(&cuda->anchor.lock);
     pst__cuda_driver_close(&cuda->driver);
     pst__heap_free(&heap, cuda, sizeof *cuda);
-}
-
-static pst_status check_options(pst_runtime *runtime, const pst_cuda_options *options) {
-    if (options == NULL || options->size == sizeof *options) return PST_OK;
-    return pst__runtime_fail(runtime, PST_EINVAL, "pst_cuda_device_create: %s",
-                             "options->size is not sizeof(pst_cuda_options)");
 }
 
 static pst__cuda *create(pst_runtime *runtime, int ordinal) {
@@ -169,19 +226,16 @@ static pst__cuda *create(pst_runtime *runtime, int ordinal) {
 
 pst_status pst_cuda_device_create(pst_runtime *runtime, const pst_cuda_options *options,
                                   pst_device **created) {
+    const pst_cuda_options defaults = {.size = sizeof defaults};
     if (runtime == NULL || created == NULL) return PST_EINVAL;
     *created = NULL;
-    pst_status status = check_options(runtime, options);
-    if (status != PST_OK) return status;
-    pst__cuda *cuda = create(runtime, options == NULL ? 0 : options->ordinal);
+    if (options == NULL) options = &defaults;
+    if (options->size != sizeof *options)
+        return pst__runtime_fail(runtime, PST_EINVAL, "pst_cuda_device_create: %s",
+                                 "options->size is not sizeof(pst_cuda_options)");
+    pst__cuda *cuda = create(runtime, options->ordinal);
     if (cuda == NULL) return pst__runtime_fail(runtime, PST_ENOMEM, "device cuda: %s", "no memory");
-    status = pst__cuda_driver_open(&cuda->driver, options == NULL ? NULL : options->driver,
-                                   pst__runtime_error(runtime));
-    if (status == PST_OK) {
-        status = open_device(cuda);
-        if (status != PST_OK)
-            (void)pst__runtime_fail(runtime, status, "%s", pst__cuda_error_text(&cuda->device));
-    }
+    const pst_status status = open_device(cuda, options);
     if (status == PST_OK)
         *created = &cuda->device;
     else

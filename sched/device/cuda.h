@@ -41,7 +41,8 @@ typedef struct pst__cuda {
     CUstream service;    /* the device's own, above all others in priority: it never waits */
     pst__cuda_pool untimed, timed;
     pst__cuda_anchor anchor;
-    pst__cuda_kernels *kernels; /* NULL: not loaded */
+    pst__cuda_kernels *kernels; /* NULL: there are none, for the reason below */
+    char no_kernels[256];
 } pst__cuda;
 
 struct pst_stream {

@@ -1,0 +1,16 @@
+# cmake -D NAME=symbol -D OUTPUT=file.c -P embed.cmake -- FILE...: the files' text, one after the
+# other, as the C array NAME that ends with a zero.
+set(bytes "")
+set(is_file FALSE)
+math(EXPR last "${CMAKE_ARGC} - 1")
+foreach(i RANGE ${last})
+  if(is_file)
+    file(READ "${CMAKE_ARGV${i}}" hex HEX)
+    string(APPEND bytes "${hex}")
+  elseif(CMAKE_ARGV${i} STREQUAL "--")
+    set(is_file TRUE)
+  endif()
+endforeach()
+string(REGEX REPLACE "(................................)" "\\1\n    " bytes "${bytes}")
+string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${bytes}")
+file(WRITE ${OUTPUT} "extern const char ${NAME}[];\nconst char ${NAME}[] = {\n    ${bytes}0};\n")

@@ -1,0 +1,392 @@
+/* The kernels of the device `cuda`: cast-scale-copy of many pieces, sum of several sources, fill.
+ * NVRTC compiles this text, behind cuda_arguments.h, for the device that is found; there are no
+ * headers. Results are those of host_kernels.c bit for bit, but for the payload of a NaN.
+ *
+ * A block takes a range of one piece. Memory is accessed by vectors, 16 bytes of the wider dtype,
+ * where all addresses can be aligned together, with single elements before and after; and by single
+ * elements where they cannot. */
+
+typedef unsigned char byte;
+typedef unsigned long long address;
+
+struct half {
+    unsigned short bits;
+};
+struct bfloat {
+    unsigned short bits;
+};
+
+/* ---- conversions ------------------------------------------------------------------------ */
+
+#ifndef PST_CUDA_EMULATED
+static __device__ __forceinline__ float half_to_float(unsigned short bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+static __device__ __forceinline__ unsigned short float_to_half(float value) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+static __device__ __forceinline__ unsigned short double_to_half(double value) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f64 %0, %1;" : "=h"(bits) : "d"(value));
+    return bits;
+}
+
+static __device__ __forceinline__ float bfloat_to_float(unsigned short bits) {
+    return __uint_as_float((unsigned)bits << 16);
+}
+
+static __device__ __forceinline__ unsigned short float_to_bfloat(float value) {
+#if __CUDA_ARCH__ >= 800
+    unsigned short result;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(value));
+    return result;
+#else
+    const unsigned bits = __float_as_uint(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (unsigned short)(bits >> 16 | 0x40u);
+    return (unsigned short)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+#endif
+}
+
+/* By way of a float rounded to odd, so that the second rounding gives what one would. */
+static __device__ __forceinline__ unsigned short double_to_bfloat(double value) {
+    const float cut = __double2float_rz(value);
+    const bool inexact = (double)cut != value && value == value;
+    return float_to_bfloat(inexact ? __uint_as_float(__float_as_uint(cut) | 1u) : cut);
+}
+#endif
+
+/* An element in the type that is computed with (float, or double if one side is double). */
+template <typename W> static __device__ __forceinline__ W load(float value) {
+    return value;
+}
+template <typename W> static __device__ __forceinline__ W load(double value) {
+    return value;
+}
+template <typename W> static __device__ __forceinline__ W load(half value) {
+    return half_to_float(value.bits);
+}
+template <typename W> static __device__ __forceinline__ W load(bfloat value) {
+    return bfloat_to_float(value.bits);
+}
+
+template <typename W> static __device__ __forceinline__ void store(float &to, W value) {
+    to = (float)value;
+}
+static __device__ __forceinline__ void store(double &to, double value) {
+    to = value;
+}
+static __device__ __forceinline__ void store(half &to, float value) {
+    to.bits = float_to_half(value);
+}
+static __device__ __forceinline__ void store(half &to, double value) {
+    to.bits = double_to_half(value);
+}
+static __device__ __forceinline__ void store(bfloat &to, float value) {
+    to.bits = float_to_bfloat(value);
+}
+static __device__ __forceinline__ void store(bfloat &to, double value) {
+    to.bits = double_to_bfloat(value);
+}
+
+template <typename D, typename S> struct pair {
+    typedef float wide;
+};
+template <typename S> struct pair<double, S> {
+    typedef double wide;
+};
+template <typename D> struct pair<D, double> {
+    typedef double wide;
+};
+template <> struct pair<double, double> {
+    typedef double wide;
+};
+
+/* Elements of a vector. */
+template <typename D, typename S> static __device__ constexpr unsigned vector_length() {
+    return 16 / (sizeof(D) > sizeof(S) ? sizeof(D) : sizeof(S));
+}
+
+template <typename T, unsigned N> struct alignas(N * sizeof(T)) pack {
+    T at[N];
+};
+
+/* ---- ranges ----------------------------------------------------------------------------- */
+
+/* Part `index` of `count` things that are handed out in parts of `share`. */
+struct range {
+    address begin;
+    unsigned count;
+};
+
+static __device__ __forceinline__ range share_of(address count, unsigned share, unsigned index) {
+    range part;
+    part.begin = (address)index * share;
+    part.count = (unsigned)(count - part.begin < share ? count - part.begin : share);
+    return part;
+}
+
+/* Bytes from `pointer` up to the next multiple of `alignment`. */
+static __device__ __forceinline__ unsigned gap(const void *pointer, unsigned alignment) {
+    return (unsigned)(0 - (address)pointer) & (alignment - 1);
+}
+
+static __device__ __forceinline__ unsigned least(unsigned a, unsigned b) {
+    return a < b ? a : b;
+}
+
+/* ---- bytes ------------------------------------------------------------------------------ */
+
+static __device__ void fill_bytes(byte *to, unsigned count, unsigned value) {
+    typedef pack<unsigned, 4> word;
+    const unsigned four = (value & 255u) * 0x01010101u;
+    const word filled = {{four, four, four, four}};
+    const unsigned head = least(gap(to, sizeof(word)), count);
+    const unsigned words = (count - head) / sizeof(word), tail = head + words * sizeof(word);
+    for (unsigned i = threadIdx.x; i < head; i += PST_CUDA_THREADS)
+        to[i] = (byte)value;
+    for (unsigned i = threadIdx.x; i < words; i += PST_CUDA_THREADS)
+        ((word *)(to + head))[i] = filled;
+    for (unsigned i = tail + threadIdx.x; i < count; i += PST_CUDA_THREADS)
+        to[i] = (byte)value;
+}
+
+/* All loads of a round come before its stores, so that several are under way. */
+template <typename T>
+static __device__ __forceinline__ void copy_words(T *to, const T *from, unsigned count) {
+    enum { ROUND = 4 };
+    for (unsigned i = threadIdx.x; i < count; i += ROUND * PST_CUDA_THREADS) {
+        T word[ROUND];
+#pragma unroll
+        for (unsigned r = 0; r < ROUND; r++)
+            if (i + r * PST_CUDA_THREADS < count) word[r] = from[i + r * PST_CUDA_THREADS];
+#pragma unroll
+        for (unsigned r = 0; r < ROUND; r++)
+            if (i + r * PST_CUDA_THREADS < count) to[i + r * PST_CUDA_THREADS] = word[r];
+    }
+}
+
+template <typename T>
+static __device__ void copy_aligned(byte *to, const byte *from, unsigned count) {
+    const unsigned head = least(gap(to, sizeof(T)), count);
+    const unsigned words = (count - head) / sizeof(T), tail = head + words * sizeof(T);
+    copy_words(to, from, head);
+    copy_words((T *)(to + head), (const T *)(from + head), words);
+    copy_words(to + tail, from + tail, count - tail);
+}
+
+/* By the widest words that both sides can be aligned to. */
+static __device__ void copy_bytes(byte *to, const byte *from, unsigned count) {
+    const address apart = (address)to ^ (address)from;
+    if (apart % 16 == 0)
+        copy_aligned<pack<unsigned, 4>>(to, from, count);
+    else if (apart % 8 == 0)
+        copy_aligned<pack<unsigned, 2>>(to, from, count);
+    else if (apart % 4 == 0)
+        copy_aligned<unsigned>(to, from, count);
+    else if (apart % 2 == 0)
+        copy_aligned<unsigned short>(to, from, count);
+    else
+        copy_words(to, from, count);
+}
+
+/* ---- cast, scale, copy ------------------------------------------------------------------ */
+
+/* Vectors of N elements number 0 to count - 1; number `skip_at` and what follows lie `skip` further. */
+template <unsigned N, typename D, typename S>
+static __device__ __forceinline__ void convert_vectors(D *to, const S *from, unsigned count,
+                                                       unsigned skip_at, unsigned skip,
+                                                       typename pair<D, S>::wide scale) {
+    typedef typename pair<D, S>::wide W;
+    enum { ROUND = 4 };
+    for (unsigned i = threadIdx.x; i < count; i += ROUND * PST_CUDA_THREADS) {
+        pack<S, N> in[ROUND];
+        unsigned at[ROUND];
+#pragma unroll
+        for (unsigned r = 0; r < ROUND; r++) {
+            const unsigned number = i + r * PST_CUDA_THREADS;
+            at[r] = number < skip_at ? number : number + skip;
+            if (number < count) in[r] = ((const pack<S, N> *)from)[at[r]];
+        }
+#pragma unroll
+        for (unsigned r = 0; r < ROUND; r++) {
+            pack<D, N> out;
+#pragma unroll
+            for (unsigned e = 0; e < N; e++)
+                store(out.at[e], load<W>(in[r].at[e]) * scale);
+            if (i + r * PST_CUDA_THREADS < count) ((pack<D, N> *)to)[at[r]] = out;
+        }
+    }
+}
+
+template <typename D, typename S>
+static __device__ void convert(const pst_cuda_piece &piece, double scale, unsigned block_bytes,
+                               unsigned block) {
+    constexpr unsigned N = vector_length<D, S>();
+    const auto factor = (typename pair<D, S>::wide)scale;
+    const range part = share_of(piece.count, block_bytes / 16 * N, block);
+    D *to = (D *)piece.destination + part.begin;
+    const S *from = (const S *)piece.source + part.begin;
+    unsigned head = least(gap(to, N * sizeof(D)) / sizeof(D), part.count);
+    if (gap(from + head, N * sizeof(S)) != 0) head = part.count;
+    const unsigned vectors = (part.count - head) / N;
+    convert_vectors<N>(to + head, from + head, vectors, vectors, 0, factor);
+    convert_vectors<1>(to, from, part.count - vectors * N, head, vectors * N, factor);
+}
+
+template <typename D>
+static __device__ __forceinline__ void convert_from(unsigned source, const pst_cuda_piece &piece,
+                                                    double scale, unsigned block_bytes,
+                                                    unsigned block) {
+    switch (source) {
+    case 0: convert<D, float>(piece, scale, block_bytes, block); break;
+    case 1: convert<D, double>(piece, scale, block_bytes, block); break;
+    case 2: convert<D, half>(piece, scale, block_bytes, block); break;
+    case 3: convert<D, bfloat>(piece, scale, block_bytes, block); break;
+    }
+}
+
+static __device__ __forceinline__ void move_bytes(const pst_cuda_piece &piece,
+                                                  unsigned block_bytes, unsigned block) {
+    const range part = share_of(piece.count, block_bytes, block);
+    byte *to = (byte *)piece.destination + part.begin;
+    if (piece.action == PST_CUDA_ZERO)
+        fill_bytes(to, part.count, 0);
+    else
+        copy_bytes(to, (const byte *)piece.source + part.begin, part.count);
+}
+
+/* The last piece whose first block is not after this one. */
+template <typename Table> static __device__ unsigned piece_of(const Table &table, unsigned block) {
+    unsigned low = 0, high = table.piece_count;
+    while (high - low > 1) {
+        const unsigned middle = (low + high) / 2;
+        if (table.piece[middle].first_block <= block)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+template <typename Table>
+static __device__ __forceinline__ void cast_scale_copy(const Table &table) {
+    const pst_cuda_piece &piece = table.piece[piece_of(table, blockIdx.x)];
+    const unsigned block = blockIdx.x - piece.first_block, source = piece.action % 4;
+    switch (piece.action / 4) {
+    case 0: convert_from<float>(source, piece, table.scale, table.block_bytes, block); break;
+    case 1: convert_from<double>(source, piece, table.scale, table.block_bytes, block); break;
+    case 2: convert_from<half>(source, piece, table.scale, table.block_bytes, block); break;
+    case 3: convert_from<bfloat>(source, piece, table.scale, table.block_bytes, block); break;
+    default: move_bytes(piece, table.block_bytes, block);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+    pst_cast_scale_copy_few(const __grid_constant__ pst_cuda_cast_few table) {
+    cast_scale_copy(table);
+}
+
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+    pst_cast_scale_copy(const __grid_constant__ pst_cuda_cast table) {
+    cast_scale_copy(table);
+}
+
+#ifdef PST_CUDA_LARGE_PARAMETERS
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+    pst_cast_scale_copy_many(const __grid_constant__ pst_cuda_cast_many table) {
+    cast_scale_copy(table);
+}
+#endif
+
+/* ---- sum of several sources ------------------------------------------------------------- */
+
+/* N elements from `index` on. The sum begins with -0, to which adding changes nothing. Loads of a
+ * round come before its additions, so that several are under way. */
+template <unsigned N, typename D, typename S>
+static __device__ __forceinline__ void sum_vector(const pst_cuda_sum &sum, address index) {
+    typedef typename pair<D, S>::wide W;
+    enum { ROUND = 4 };
+    pack<D, N> &to = *(pack<D, N> *)((D *)sum.destination + index);
+    W total[N];
+#pragma unroll
+    for (unsigned e = 0; e < N; e++)
+        total[e] = sum.source_count == 0 ? (W)0 : -(W)0;
+    for (unsigned k = 0; k < sum.source_count; k += ROUND) {
+        pack<S, N> in[ROUND];
+#pragma unroll
+        for (unsigned r = 0; r < ROUND; r++)
+            if (k + r < sum.source_count)
+                in[r] = *(const pack<S, N> *)((const S *)sum.source[k + r] + index);
+#pragma unroll
+        for (unsigned r = 0; r < ROUND; r++)
+#pragma unroll
+            for (unsigned e = 0; e < N; e++)
+                if (k + r < sum.source_count) total[e] += load<W>(in[r].at[e]);
+    }
+    pack<D, N> out;
+    if (sum.accumulate) out = to;
+#pragma unroll
+    for (unsigned e = 0; e < N; e++) {
+        total[e] *= (W)sum.scale;
+        if (sum.accumulate) total[e] += load<W>(out.at[e]);
+        store(out.at[e], total[e]);
+    }
+    to = out;
+}
+
+/* Elements before the first vector: all of them if not all addresses can be aligned together. */
+template <unsigned N, typename D, typename S>
+static __device__ __forceinline__ unsigned sum_head(const pst_cuda_sum &sum, range part) {
+    const D *to = (const D *)sum.destination + part.begin;
+    const unsigned head = least(gap(to, N * sizeof(D)) / sizeof(D), part.count);
+    for (unsigned k = 0; k < sum.source_count; k++)
+        if (gap((const S *)sum.source[k] + part.begin + head, N * sizeof(S)) != 0)
+            return part.count;
+    return head;
+}
+
+template <typename D, typename S> static __device__ void sum_range(const pst_cuda_sum &sum) {
+    constexpr unsigned N = vector_length<D, S>();
+    const range part = share_of(sum.count, sum.block_bytes / 16 * N, blockIdx.x);
+    const unsigned head = sum_head<N, D, S>(sum, part);
+    const unsigned vectors = (part.count - head) / N, single = part.count - vectors * N;
+    for (unsigned i = threadIdx.x; i < vectors; i += PST_CUDA_THREADS)
+        sum_vector<N, D, S>(sum, part.begin + head + (address)i * N);
+    for (unsigned i = threadIdx.x; i < single; i += PST_CUDA_THREADS)
+        sum_vector<1, D, S>(sum, part.begin + i + (i < head ? 0 : vectors * N));
+}
+
+template <typename D>
+static __device__ __forceinline__ void sum_from(unsigned source, const pst_cuda_sum &sum) {
+    switch (source) {
+    case 0: sum_range<D, float>(sum); break;
+    case 1: sum_range<D, double>(sum); break;
+    case 2: sum_range<D, half>(sum); break;
+    case 3: sum_range<D, bfloat>(sum); break;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+    pst_sum(const __grid_constant__ pst_cuda_sum sum) {
+    const unsigned source = sum.action % 4;
+    switch (sum.action / 4) {
+    case 0: sum_from<float>(source, sum); break;
+    case 1: sum_from<double>(source, sum); break;
+    case 2: sum_from<half>(source, sum); break;
+    case 3: sum_from<bfloat>(source, sum); break;
+    }
+}
+
+/* ---- fill ------------------------------------------------------------------------------- */
+
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+    pst_fill(const __grid_constant__ pst_cuda_fill fill) {
+    const range part = share_of(fill.bytes, fill.block_bytes, blockIdx.x);
+    fill_bytes((byte *)fill.destination + part.begin, part.count, fill.byte);
+}

@@ -1,0 +1,49 @@
+/* A CUDA driver without a GPU: libfakecuda.so answers the calls of cuda_driver.h over the host's
+ * memory, so that everything above runs in CI as it runs on a GPU. A stream is a queue of
+ * operations; they run in the calls that ask (cuEventQuery, cuStreamQuery, cuStreamSynchronize),
+ * not before, stream by stream in a seeded order, so that what nothing orders is seen out of order.
+ * Memory can be exported to other processes, flags of one process hold streams of another.
+ *
+ * These functions are the tests' side. A program links with the library and gives FAKE_CUDA_PATH to
+ * the device as its driver: both are the same object. Any thread; the state is the process's. */
+#ifndef PST_TESTS_CUDA_FAKE_DRIVER_H
+#define PST_TESTS_CUDA_FAKE_DRIVER_H
+
+#include <cuda.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define FAKE_API __attribute__((visibility("default")))
+
+/* Forgets counts, faults, holds, paces; keeps what is allocated, created and enqueued. */
+FAKE_API void fake_cuda_reset(void);
+
+/* ---- what was called ----------------------------------------------------------------------- */
+
+/* Calls of `name` ("cuEventRecord") since the reset. */
+FAKE_API size_t fake_cuda_calls(const char *name);
+/* Of those, the ones that named this stream. */
+FAKE_API size_t fake_cuda_calls_on(const char *name, CUstream stream);
+/* Things that exist: streams and events, and pieces of memory (mapped, created, registered). */
+FAKE_API size_t fake_cuda_live(void);
+FAKE_API size_t fake_cuda_live_memory(void);
+
+/* ---- what goes wrong ----------------------------------------------------------------------- */
+
+/* The nth call of `name` from now on (1: the next) answers `error` and does nothing. One at a time;
+ * name NULL: none. */
+FAKE_API void fake_cuda_fail(const char *name, size_t nth, CUresult error);
+/* The context is lost: from now on all calls that use it answer `error`; CUDA_SUCCESS mends it. */
+FAKE_API void fake_cuda_break(CUresult error);
+
+/* ---- when streams run ---------------------------------------------------------------------- */
+
+/* While held, nothing that is enqueued runs. */
+FAKE_API void fake_cuda_hold(int held);
+/* At most this many operations run in a call that asks; 0: all that can. */
+FAKE_API void fake_cuda_pace(size_t operations);
+FAKE_API void fake_cuda_seed(uint64_t seed);
+/* Is `stream` under capture, as cuStreamIsCapturing tells it? */
+FAKE_API void fake_cuda_capture(CUstream stream, int on);
+
+#endif

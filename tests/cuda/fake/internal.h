@@ -1,0 +1,80 @@
+/* What the fake driver's files share. One lock guards everything. */
+#ifndef PST_TESTS_CUDA_FAKE_INTERNAL_H
+#define PST_TESTS_CUDA_FAKE_INTERNAL_H
+
+#include "fake_driver.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- calls.c ------------------------------------------------------------------------------- */
+
+/* Begins an entry point: counts it, takes the lock. CUDA_SUCCESS, or the fault that it answers. */
+CUresult fake_enter(const char *name, CUstream stream, int needs_context);
+void fake_leave(void);
+
+/* CALL(cuEventQuery, NULL) ... return fake_end(CUDA_SUCCESS); the NAME is not expanded, although
+ * cuda.h has macros for many of them. */
+#define CALL(name, stream) CALL_(#name, stream, 1)
+#define CALL_GLOBAL(name)  CALL_(#name, NULL, 0)
+#define CALL_(text, stream, needs)                                                                 \
+    do {                                                                                           \
+        const CUresult fault_ = fake_enter(text, stream, needs);                                   \
+        if (fault_ != CUDA_SUCCESS) return fault_;                                                 \
+    } while (0)
+
+static inline CUresult fake_end(CUresult result) {
+    fake_leave();
+    return result;
+}
+
+/* ---- device.c ------------------------------------------------------------------------------ */
+
+#define FAKE_DEVICES 8
+
+int fake_has_context(void);
+
+/* ---- stream.c: under the lock -------------------------------------------------------------- */
+
+typedef struct operation {
+    struct operation *next;
+    int (*run)(struct operation *self); /* 0: it cannot run yet */
+    union {
+        struct {
+            CUdeviceptr destination, source;
+            size_t destination_pitch, source_pitch, bytes, rows;
+        } copy;
+        struct {
+            CUdeviceptr destination;
+            size_t bytes;
+            int byte;
+        } fill;
+        struct {
+            CUdeviceptr address;
+            uint32_t value;
+        } flag;
+        struct {
+            CUevent event;
+            uint64_t record;
+        } event;
+        struct {
+            CUhostFn function;
+            void *argument;
+        } host;
+        struct {
+            void (*run)(const void *arguments);
+            void *arguments; /* owned */
+        } kernel;
+    } of;
+} operation;
+
+/* A copy of `made` at the end of the stream's queue. */
+CUresult fake_enqueue(CUstream stream, const operation *made);
+
+/* ---- memory.c: under the lock -------------------------------------------------------------- */
+
+/* 1 when a device can reach these bytes: mapped or registered. */
+int fake_reaches(CUdeviceptr address, size_t bytes);
+
+#endif

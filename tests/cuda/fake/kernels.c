@@ -1,0 +1,197 @@
+/* Kernels by name: what those of cuda_kernels.cu do is done by the host's kernels, on the same
+ * arguments. And a compiler, whose machine code is a name. */
+#include "internal.h"
+#include "sched/device/cuda_arguments.h"
+#include "sched/device/host_kernels.h"
+
+#include <stdio.h>
+
+struct CUmod_st {
+    int loaded;
+};
+
+struct CUfunc_st {
+    const char *name;
+    size_t bytes; /* of its one argument */
+    void (*run)(const void *argument);
+};
+
+static pst_cast cast_of(const pst_cuda_piece *piece) {
+    pst_cast cast = {.destination = piece->destination, .source = piece->source};
+    cast.count = (size_t)piece->count;
+    cast.destination_dtype = cast.source_dtype = PST_UINT8;
+    if (piece->action >= PST_CUDA_COPY) return cast;
+    cast.destination_dtype = (pst_dtype)(piece->action / 4);
+    cast.source_dtype = (pst_dtype)(piece->action % 4);
+    return cast;
+}
+
+/* The beginning of a table is the same whatever its size. */
+static void run_cast(const void *argument) {
+    const pst_cuda_cast_few *table = argument;
+    for (unsigned i = 0; i < table->piece_count; i++) {
+        const pst_cast cast = cast_of(&((const pst_cuda_cast_many *)argument)->piece[i]);
+        (void)pst__host_cast(&cast, table->piece[i].action >= PST_CUDA_COPY ? 1.0 : table->scale);
+    }
+}
+
+static void run_sum(const void *argument) {
+    const pst_cuda_sum *given = argument;
+    const pst_sum sum = {.destination = given->destination,
+                         .sources = given->source,
+                         .source_count = given->source_count,
+                         .count = (size_t)given->count,
+                         .scale = given->scale,
+                         .accumulate = (int)given->accumulate,
+                         .destination_dtype = (pst_dtype)(given->action / 4),
+                         .source_dtype = (pst_dtype)(given->action % 4)};
+    (void)pst__host_sum(&sum);
+}
+
+static void run_fill(const void *argument) {
+    const pst_cuda_fill *fill = argument;
+    memset(fill->destination, (int)fill->byte, (size_t)fill->bytes);
+}
+
+static struct CUfunc_st functions[] = {
+    {"pst_cast_scale_copy_few", sizeof(pst_cuda_cast_few), run_cast},
+    {"pst_cast_scale_copy", sizeof(pst_cuda_cast), run_cast},
+    {"pst_cast_scale_copy_many", sizeof(pst_cuda_cast_many), run_cast},
+    {"pst_sum", sizeof(pst_cuda_sum), run_sum},
+    {"pst_fill", sizeof(pst_cuda_fill), run_fill},
+};
+
+static struct CUmod_st module;
+
+CUresult CUDAAPI cuModuleLoadData(CUmodule *loaded, const void *image) {
+    CALL(cuModuleLoadData, NULL);
+    (void)image;
+    module.loaded++;
+    *loaded = &module;
+    return fake_end(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuModuleUnload(CUmodule unloaded) {
+    CALL(cuModuleUnload, NULL);
+    if (unloaded != &module || module.loaded == 0) return fake_end(CUDA_ERROR_INVALID_HANDLE);
+    module.loaded--;
+    return fake_end(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuModuleGetFunction(CUfunction *function, CUmodule of, const char *name) {
+    CALL(cuModuleGetFunction, NULL);
+    (void)of;
+    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++)
+        if (strcmp(functions[i].name, name) == 0) {
+            *function = &functions[i];
+            return fake_end(CUDA_SUCCESS);
+        }
+    return fake_end(CUDA_ERROR_NOT_FOUND);
+}
+
+CUresult CUDAAPI cuFuncGetAttribute(int *value, CUfunction_attribute attribute,
+                                    CUfunction function) {
+    CALL(cuFuncGetAttribute, NULL);
+    (void)attribute, (void)function;
+    *value = 0;
+    return fake_end(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function,
+                                                             int threads, size_t shared) {
+    CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, NULL);
+    (void)function, (void)threads, (void)shared;
+    *blocks = 8;
+    return fake_end(CUDA_SUCCESS);
+}
+
+static int run_kernel(operation *self) {
+    self->of.kernel.run(self->of.kernel.arguments);
+    free(self->of.kernel.arguments);
+    return 1;
+}
+
+CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
+                                unsigned grid_z, unsigned block_x, unsigned block_y,
+                                unsigned block_z, unsigned shared, CUstream stream,
+                                void **parameters, void **extra) {
+    CALL(cuLaunchKernel, stream);
+    (void)shared;
+    if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != PST_CUDA_THREADS || block_y != 1 ||
+        block_z != 1 || extra != NULL)
+        return fake_end(CUDA_ERROR_INVALID_VALUE);
+    operation made = {.run = run_kernel, .of.kernel = {.run = function->run}};
+    made.of.kernel.arguments = malloc(function->bytes);
+    if (made.of.kernel.arguments == NULL) abort();
+    memcpy(made.of.kernel.arguments, parameters[0], function->bytes);
+    const CUresult result = fake_enqueue(stream, &made);
+    if (result != CUDA_SUCCESS) free(made.of.kernel.arguments);
+    return fake_end(result);
+}
+
+/* ---- the compiler -----------------------------------------------------------------------------
+ */
+
+static const char image[] = "penstock's kernels, by name";
+
+FAKE_API int nvrtcVersion(int *major, int *minor);
+FAKE_API int nvrtcCreateProgram(void **program, const char *source, const char *name, int headers,
+                                const char *const *texts, const char *const *names);
+FAKE_API int nvrtcCompileProgram(void *program, int count, const char *const *options);
+FAKE_API int nvrtcGetProgramLogSize(void *program, size_t *bytes);
+FAKE_API int nvrtcGetProgramLog(void *program, char *log);
+FAKE_API int nvrtcGetCUBINSize(void *program, size_t *bytes);
+FAKE_API int nvrtcGetCUBIN(void *program, char *cubin);
+FAKE_API int nvrtcDestroyProgram(void **program);
+FAKE_API const char *nvrtcGetErrorString(int result);
+
+int nvrtcVersion(int *major, int *minor) {
+    *major = CUDA_VERSION / 1000;
+    *minor = 99; /* no true compiler's: none of its images come from a cache of ours */
+    return 0;
+}
+
+int nvrtcCreateProgram(void **program, const char *source, const char *name, int headers,
+                       const char *const *texts, const char *const *names) {
+    (void)source, (void)name, (void)headers, (void)texts, (void)names;
+    *program = &module;
+    return 0;
+}
+
+int nvrtcCompileProgram(void *program, int count, const char *const *options) {
+    (void)program, (void)count, (void)options;
+    return 0;
+}
+
+int nvrtcGetProgramLogSize(void *program, size_t *bytes) {
+    (void)program;
+    *bytes = 1;
+    return 0;
+}
+
+int nvrtcGetProgramLog(void *program, char *log) {
+    (void)program;
+    log[0] = '\0';
+    return 0;
+}
+
+int nvrtcGetCUBINSize(void *program, size_t *bytes) {
+    (void)program;
+    *bytes = sizeof image;
+    return 0;
+}
+
+int nvrtcGetCUBIN(void *program, char *cubin) {
+    (void)program;
+    memcpy(cubin, image, sizeof image);
+    return 0;
+}
+
+int nvrtcDestroyProgram(void **program) {
+    *program = NULL;
+    return 0;
+}
+
+const char *nvrtcGetErrorString(int result) {
+    return result == 0 ? "no error" : "an error";
+}

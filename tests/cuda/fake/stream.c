@@ -1,0 +1,267 @@
+/* Streams and events: queues of operations, and when they run. */
+#include "internal.h"
+
+#include <sched.h>
+#include <time.h>
+
+struct CUstream_st {
+    CUstream next;
+    operation *first, **end;
+    int captures, destroyed;
+};
+
+/* A record numbers itself when it is enqueued; the event has reached it when it has run. */
+struct CUevent_st {
+    CUevent next;
+    uint64_t asked, reached;
+    uint64_t time_ns;
+    unsigned flags;
+    int destroyed; /* kept: an operation may know it */
+};
+
+static struct CUstream_st legacy = {.end = &legacy.first};
+static CUstream streams = &legacy;
+static CUevent events;
+static size_t stream_count = 1, live;
+static int held;
+static size_t pace;
+static uint64_t seed = 0x9e3779b97f4a7c15u;
+
+static CUstream resolve(CUstream stream) {
+    const int is_default =
+        stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+    return is_default ? &legacy : stream;
+}
+
+static void *zeroed(size_t bytes) {
+    void *memory = calloc(1, bytes);
+    if (memory == NULL) abort();
+    return memory;
+}
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* ---- running: under the lock ------------------------------------------------------------------
+ */
+
+CUresult fake_enqueue(CUstream stream, const operation *made) {
+    CUstream queue = resolve(stream);
+    if (queue->captures) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    operation *added = zeroed(sizeof *added);
+    *added = *made;
+    added->next = NULL;
+    *queue->end = added;
+    queue->end = &added->next;
+    return CUDA_SUCCESS;
+}
+
+static int run_first(CUstream stream) {
+    operation *first = stream->first;
+    if (first == NULL || !first->run(first)) return 0;
+    stream->first = first->next;
+    if (stream->first == NULL) stream->end = &stream->first;
+    free(first);
+    return 1;
+}
+
+static size_t random_below(size_t limit) {
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return (size_t)(seed % limit);
+}
+
+/* The first operation that can run, of all streams from a random one on; 0: there is none. */
+static int run_any(void) {
+    CUstream at = streams;
+    for (size_t skip = random_below(stream_count); skip > 0; skip--)
+        at = at->next;
+    for (size_t i = 0; i < stream_count; i++, at = at->next) {
+        if (at == NULL) at = streams;
+        if (run_first(at)) return 1;
+    }
+    return 0;
+}
+
+static void free_finished(void) {
+    for (CUstream *link = &streams; *link != NULL;) {
+        CUstream stream = *link;
+        if (!stream->destroyed || stream->first != NULL) {
+            link = &stream->next;
+            continue;
+        }
+        *link = stream->next;
+        stream_count--;
+        free(stream);
+    }
+}
+
+static void run(void) {
+    if (held) return;
+    for (size_t ran = 0; (pace == 0 || ran < pace) && run_any(); ran++)
+        continue;
+    free_finished();
+}
+
+/* ---- streams ----------------------------------------------------------------------------------
+ */
+
+CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *created, unsigned flags, int priority) {
+    CALL(cuStreamCreateWithPriority, NULL);
+    if (flags != CU_STREAM_NON_BLOCKING || priority > 0 || priority < -5)
+        return fake_end(CUDA_ERROR_INVALID_VALUE);
+    CUstream stream = zeroed(sizeof *stream);
+    stream->end = &stream->first;
+    stream->next = streams;
+    streams = stream;
+    stream_count++;
+    live++;
+    *created = stream;
+    return fake_end(CUDA_SUCCESS);
+}
+
+/* What is enqueued still runs, as the driver has it. */
+CUresult CUDAAPI cuStreamDestroy_v2(CUstream stream) {
+    CALL(cuStreamDestroy, stream);
+    stream->destroyed = 1;
+    live--;
+    free_finished();
+    return fake_end(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuStreamQuery(CUstream stream) {
+    CALL(cuStreamQuery, stream);
+    run();
+    return fake_end(resolve(stream)->first == NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+}
+
+CUresult CUDAAPI cuStreamSynchronize(CUstream stream) {
+    CUresult result = CUDA_ERROR_NOT_READY;
+    while (result == CUDA_ERROR_NOT_READY) {
+        CALL(cuStreamSynchronize, stream);
+        run();
+        result = resolve(stream)->first == NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+        fake_leave();
+        (void)sched_yield();
+    }
+    return result;
+}
+
+CUresult CUDAAPI cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
+    CALL(cuStreamIsCapturing, stream);
+    *status =
+        resolve(stream)->captures ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    return fake_end(CUDA_SUCCESS);
+}
+
+static int call_host(operation *self) {
+    self->of.host.function(self->of.host.argument);
+    return 1;
+}
+
+CUresult CUDAAPI cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument) {
+    CALL(cuLaunchHostFunc, stream);
+    const operation made = {.run = call_host, .of.host = {function, argument}};
+    return fake_end(fake_enqueue(stream, &made));
+}
+
+/* ---- events -----------------------------------------------------------------------------------
+ */
+
+CUresult CUDAAPI cuEventCreate(CUevent *created, unsigned flags) {
+    CALL(cuEventCreate, NULL);
+    CUevent event = zeroed(sizeof *event);
+    event->flags = flags;
+    event->next = events;
+    events = event;
+    live++;
+    *created = event;
+    return fake_end(CUDA_SUCCESS);
+}
+
+CUresult CUDAAPI cuEventDestroy_v2(CUevent event) {
+    CALL(cuEventDestroy, NULL);
+    if (event->destroyed) return fake_end(CUDA_ERROR_INVALID_HANDLE);
+    event->destroyed = 1;
+    live--;
+    return fake_end(CUDA_SUCCESS);
+}
+
+static int reach(operation *self) {
+    CUevent event = self->of.event.event;
+    event->reached = self->of.event.record;
+    event->time_ns = now_ns();
+    return 1;
+}
+
+CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream) {
+    CALL(cuEventRecord, stream);
+    const operation made = {.run = reach, .of.event = {event, ++event->asked}};
+    return fake_end(fake_enqueue(stream, &made));
+}
+
+static int has_reached(operation *self) {
+    return self->of.event.event->reached >= self->of.event.record;
+}
+
+CUresult CUDAAPI cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+    CALL(cuStreamWaitEvent, stream);
+    (void)flags;
+    const operation made = {.run = has_reached, .of.event = {event, event->asked}};
+    return fake_end(fake_enqueue(stream, &made));
+}
+
+CUresult CUDAAPI cuEventQuery(CUevent event) {
+    CALL(cuEventQuery, NULL);
+    run();
+    return fake_end(event->reached >= event->asked ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+}
+
+CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent from, CUevent to) {
+    CALL(cuEventElapsedTime, NULL);
+    if (((from->flags | to->flags) & CU_EVENT_DISABLE_TIMING) != 0 || from->asked == 0 ||
+        to->asked == 0)
+        return fake_end(CUDA_ERROR_INVALID_HANDLE);
+    if (from->reached < from->asked || to->reached < to->asked)
+        return fake_end(CUDA_ERROR_NOT_READY);
+    *milliseconds = (float)((double)(int64_t)(to->time_ns - from->time_ns) / 1e6);
+    return fake_end(CUDA_SUCCESS);
+}
+
+/* ---- the tests' side --------------------------------------------------------------------------
+ */
+
+void fake_cuda_hold(int on) {
+    CUresult result = fake_enter("hold", NULL, 0);
+    held = on;
+    if (result == CUDA_SUCCESS) fake_leave();
+}
+
+void fake_cuda_pace(size_t operations) {
+    CUresult result = fake_enter("pace", NULL, 0);
+    pace = operations;
+    if (result == CUDA_SUCCESS) fake_leave();
+}
+
+void fake_cuda_seed(uint64_t value) {
+    CUresult result = fake_enter("seed", NULL, 0);
+    seed = value == 0 ? 1 : value;
+    if (result == CUDA_SUCCESS) fake_leave();
+}
+
+void fake_cuda_capture(CUstream stream, int on) {
+    CUresult result = fake_enter("capture", stream, 0);
+    resolve(stream)->captures = on;
+    if (result == CUDA_SUCCESS) fake_leave();
+}
+
+size_t fake_cuda_live(void) {
+    CUresult result = fake_enter("live", NULL, 0);
+    const size_t count = live;
+    if (result == CUDA_SUCCESS) fake_leave();
+    return count;
+}
