@@ -90,14 +90,6 @@ typedef struct pst_comm_ops {
     pst_status (*start)(pst_comm *comm, const pst_collective *collective, pst_stream *stream,
                         void **request);
     pst_status (*test)(pst_comm *comm, void *request);
-    /* (optional) A reduction's second part, for lanes of their own: where it is there, `start` of a
-     * PST_REDUCE_SCATTER only brings the chunks here, and this sums them into the destinations, on a
-     * stream that waits for `start`'s. Other kinds are complete with `start`. */
-    pst_status (*combine)(pst_comm *comm, const pst_collective *collective, pst_stream *stream);
-    /* (optional) Where peers read sources by themselves, the end of a collective here does not say
-     * that they have: this makes `stream` wait until all of them have read this rank's sources of
-     * this ticket and of all before it. `start` of the ticket has returned. Any thread. */
-    pst_status (*source_wait)(pst_comm *comm, pst_stream *stream, uint64_t ticket);
     /* Ends all that is in flight with `status`, here and as far as possible on the peers. Any
      * thread. The memory of collectives in flight is not touched after it returns PST_OK;
      * PST_EBUSY: it may still be (quarantine it). */
