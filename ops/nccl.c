@@ -62,13 +62,13 @@ static void end_nccl(pst__nccl *own) {
 
 static void *run_end(void *argument) {
     pst__nccl *own = argument;
-    pst__cuda_previous previous = {0};
+    CUcontext previous = NULL;
     /* Who is inside leaves as soon as NCCL answers, which it does at once unless it blocks; then
      * ncclCommAbort is what ends that call too. */
     pst__nccl_wait_empty(own, own->blocking ? BLOCKED_NS : own->deadline_ns);
     pst_status entered = pst__cuda_enter(pst__cuda_of(own->device), &previous);
     end_nccl(own);
-    if (entered == PST_OK) pst__cuda_leave(pst__cuda_of(own->device), &previous);
+    if (entered == PST_OK) pst__cuda_leave(pst__cuda_of(own->device), previous);
     pst__store_release(&own->ended, 1); /* pairs with has_ended */
     return NULL;
 }
@@ -265,11 +265,11 @@ static pst_status init_rank(pst__nccl *own, const pst_nccl_options *options, ncc
 
 static pst_status connect_ranks(pst__nccl *own, const pst_nccl_options *options, ncclUniqueId id) {
     pst__cuda *cuda = pst__cuda_of(own->device);
-    pst__cuda_previous previous;
+    CUcontext previous = NULL;
     pst_status status = pst__cuda_enter(cuda, &previous);
     if (status != PST_OK) return status;
     status = init_rank(own, options, id);
-    pst__cuda_leave(cuda, &previous);
+    pst__cuda_leave(cuda, previous);
     return status;
 }
 

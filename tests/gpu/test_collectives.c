@@ -2,13 +2,14 @@
  *
  *   test_collectives --comm nccl|nccl-fp32|ce [--ranks 4] [--count 1000] [--seed S]
  *                    [--largest BYTES] [--mode random|large|killed] [--blocking]
- *                    [--driver PATH] [--nccl PATH] [--threads]
+ *                    [--driver PATH] [--nccl PATH] [--cache FOLDER] [--threads]
  *
  * random: --count collectives of up to --largest bytes. large: a few beyond 4 GiB. killed: a rank
  * ends in mid-collective, and the others have to learn it. The paths and --threads are for the
  * stand-ins of driver and NCCL that need no GPU. */
 #include "collectives.h"
 
+#include <penstock/cuda.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@
 #endif
 
 typedef struct settings {
-    const char *comm, *mode, *driver, *nccl;
+    const char *comm, *mode, *driver, *nccl, *cache;
     int ranks, threads, blocking;
     collectives_options collectives;
 } settings;
@@ -69,8 +70,11 @@ static void open_rank(collectives_rank *rank, const settings *settings) {
                                    .log_context = rank,
                                    .rank = rank->context->rank,
                                    .world_size = rank->context->size};
-    pst_cuda_options cuda = {
-        .size = sizeof cuda, .ordinal = rank->context->rank, .driver = settings->driver};
+    pst_cuda_options cuda = {.size = sizeof cuda,
+                             .ordinal = rank->context->rank,
+                             .driver = settings->driver,
+                             .nvrtc = settings->driver,
+                             .cache = settings->cache};
     TRY(rank, pst_runtime_create(&options, &rank->runtime));
     TRY(rank, pst_cuda_device_create(rank->runtime, &cuda, &rank->device));
     TRY(rank, create_comm(rank, settings));
@@ -191,6 +195,8 @@ static int set(settings *settings, const char *name, const char *value) {
         settings->driver = value;
     else if (strcmp(name, "--nccl") == 0)
         settings->nccl = value;
+    else if (strcmp(name, "--cache") == 0)
+        settings->cache = value;
     else if (strcmp(name, "--ranks") == 0)
         settings->ranks = atoi(value);
     else if (strcmp(name, "--count") == 0)

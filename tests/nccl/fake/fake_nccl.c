@@ -1,0 +1,275 @@
+/* Calls, faults, communicators. */
+#include "internal.h"
+
+#include <stdio.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+typedef struct counter {
+    const char *name; /* literals */
+    size_t count;
+} counter;
+
+static counter counters[64];
+static char trails[FAKE_RANKS][4096];
+static struct {
+    const char *name;
+    size_t left;
+    ncclResult_t result;
+} fault;
+static ncclResult_t broken;
+static size_t slowness, live, registered;
+static const char *hanging;
+static unsigned ids;
+static fake_world *worlds;
+
+/* ---- entering -------------------------------------------------------------------------------- */
+
+static void count(const char *name) {
+    counter *at = counters;
+    while (at->name != NULL && strcmp(at->name, name) != 0)
+        at++;
+    at->name = name;
+    at->count++;
+}
+
+ncclResult_t fake_nccl_enter(const char *name) {
+    (void)pthread_mutex_lock(&lock);
+    count(name);
+    if (fault.name == NULL || strcmp(fault.name, name) != 0 || --fault.left > 0) return ncclSuccess;
+    fault.name = NULL;
+    ncclResult_t result = fault.result;
+    (void)pthread_mutex_unlock(&lock);
+    return result;
+}
+
+void fake_nccl_leave(void) {
+    (void)pthread_mutex_unlock(&lock);
+}
+
+void fake_nccl_lock(void) {
+    (void)pthread_mutex_lock(&lock);
+}
+
+ncclResult_t fake_nccl_answer(ncclComm_t comm, const char *name) {
+    if (hanging != NULL && strcmp(hanging, name) == 0) comm->hangs = 1;
+    if (comm->blocking) return ncclSuccess;
+    comm->questions = slowness;
+    return comm->hangs || comm->questions > 0 || comm->world->joined < comm->world->size
+               ? ncclInProgress
+               : ncclSuccess;
+}
+
+void fake_nccl_note(int rank, const char *text) {
+    size_t used = strlen(trails[rank]);
+    (void)snprintf(trails[rank] + used, sizeof trails[rank] - used, "%s", text);
+}
+
+/* ---- communicators --------------------------------------------------------------------------- */
+
+ncclResult_t ncclGetVersion(int *version) {
+    ENTER(ncclGetVersion);
+    *version = NCCL_VERSION_CODE;
+    return fake_nccl_end(ncclSuccess);
+}
+
+const char *ncclGetErrorString(ncclResult_t result) {
+    static const char *const texts[] = {"no error",       "unhandled cuda error", "system error",
+                                        "internal error", "invalid argument",     "invalid usage",
+                                        "remote error",   "in progress"};
+    return (unsigned)result < ncclNumResults ? texts[result] : "unknown result";
+}
+
+const char *ncclGetLastError(ncclComm_t comm) {
+    (void)comm;
+    return "told by the stand-in";
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    ENTER(ncclGetUniqueId);
+    memset(id, 0, sizeof *id);
+    unsigned fresh = ++ids;
+    memcpy(id->internal, &fresh, sizeof fresh);
+    return fake_nccl_end(ncclSuccess);
+}
+
+static fake_world *world_of(const ncclUniqueId *id, int size) {
+    unsigned number;
+    memcpy(&number, id->internal, sizeof number);
+    fake_world *world = worlds;
+    while (world != NULL && world->id != number)
+        world = world->next;
+    if (world != NULL) return world;
+    world = fake_nccl_zeroed(sizeof *world);
+    world->id = number;
+    world->size = size;
+    world->next = worlds;
+    worlds = world;
+    return world;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config) {
+    ENTER(ncclCommInitRankConfig);
+    ncclComm_t fresh = fake_nccl_zeroed(sizeof *fresh);
+    fresh->world = world_of(&id, size);
+    fresh->rank = rank;
+    fresh->blocking = config->blocking != 0;
+    fresh->world->ranks[rank] = fresh;
+    fresh->world->joined++;
+    live++;
+    *comm = fresh;
+    ncclResult_t result = fake_nccl_answer(fresh, "ncclCommInitRankConfig");
+    while (fresh->blocking && fresh->world->joined < size) {
+        fake_nccl_leave();
+        (void)sched_yield();
+        fake_nccl_lock();
+    }
+    return fake_nccl_end(result);
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *result) {
+    ENTER(ncclCommGetAsyncError);
+    *result = broken;
+    if (broken == ncclSuccess && !comm->blocking &&
+        (comm->hangs || comm->questions > 0 || comm->world->joined < comm->world->size))
+        *result = ncclInProgress;
+    if (comm->questions > 0) comm->questions--;
+    return fake_nccl_end(ncclSuccess);
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+    ENTER(ncclCommFinalize);
+    return fake_nccl_end(fake_nccl_answer(comm, "ncclCommFinalize"));
+}
+
+/* What waits in streams goes on: nobody moves its data any more. The memory stays: it is small, and
+ * operations in streams know it. */
+static void end(ncclComm_t comm) {
+    comm->aborted = 1;
+    fake_nccl_release(comm);
+    live--;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    ENTER(ncclCommDestroy);
+    end(comm);
+    return fake_nccl_end(ncclSuccess);
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    ENTER(ncclCommAbort);
+    end(comm);
+    return fake_nccl_end(ncclSuccess);
+}
+
+/* ---- registered memory ----------------------------------------------------------------------- */
+
+static ncclResult_t register_memory(ncclComm_t comm, void *memory, const char *name, void **out) {
+    registered++;
+    *out = memory;
+    return fake_nccl_answer(comm, name);
+}
+
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void *memory, size_t bytes, void **handle) {
+    ENTER(ncclCommRegister);
+    (void)bytes;
+    return fake_nccl_end(register_memory(comm, memory, "ncclCommRegister", handle));
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
+    ENTER(ncclCommDeregister);
+    (void)handle;
+    registered--;
+    return fake_nccl_end(fake_nccl_answer(comm, "ncclCommDeregister"));
+}
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *memory, size_t bytes,
+                                    ncclWindow_t *window, int flags) {
+    ENTER(ncclCommWindowRegister);
+    (void)bytes;
+    if (flags != NCCL_WIN_COLL_SYMMETRIC) return fake_nccl_end(ncclInvalidArgument);
+    void *out;
+    ncclResult_t result = register_memory(comm, memory, "ncclCommWindowRegister", &out);
+    *window = out;
+    return fake_nccl_end(result);
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+    ENTER(ncclCommWindowDeregister);
+    (void)window;
+    registered--;
+    return fake_nccl_end(fake_nccl_answer(comm, "ncclCommWindowDeregister"));
+}
+
+/* ---- the tests' side ------------------------------------------------------------------------- */
+
+void fake_nccl_reset(void) {
+    fake_nccl_lock();
+    memset(counters, 0, sizeof counters);
+    memset(trails, 0, sizeof trails);
+    fault.name = NULL;
+    broken = ncclSuccess;
+    slowness = 0;
+    hanging = NULL;
+    fake_nccl_leave();
+}
+
+size_t fake_nccl_calls(const char *name) {
+    size_t found = 0;
+    fake_nccl_lock();
+    for (const counter *at = counters; at->name != NULL; at++)
+        if (strcmp(at->name, name) == 0) found = at->count;
+    fake_nccl_leave();
+    return found;
+}
+
+const char *fake_nccl_trail(int rank) {
+    static char copy[sizeof trails[0]];
+    fake_nccl_lock();
+    memcpy(copy, trails[rank], sizeof copy);
+    trails[rank][0] = '\0';
+    fake_nccl_leave();
+    return copy;
+}
+
+static size_t read_locked(const size_t *value) {
+    fake_nccl_lock();
+    size_t copy = *value;
+    fake_nccl_leave();
+    return copy;
+}
+
+size_t fake_nccl_live(void) {
+    return read_locked(&live);
+}
+
+size_t fake_nccl_registered(void) {
+    return read_locked(&registered);
+}
+
+void fake_nccl_fail(const char *name, size_t nth, ncclResult_t result) {
+    fake_nccl_lock();
+    fault.name = name;
+    fault.left = nth;
+    fault.result = result;
+    fake_nccl_leave();
+}
+
+void fake_nccl_break(ncclResult_t result) {
+    fake_nccl_lock();
+    broken = result;
+    fake_nccl_leave();
+}
+
+void fake_nccl_slow(size_t questions) {
+    fake_nccl_lock();
+    slowness = questions;
+    fake_nccl_leave();
+}
+
+void fake_nccl_hang(const char *name) {
+    fake_nccl_lock();
+    hanging = name;
+    fake_nccl_leave();
+}

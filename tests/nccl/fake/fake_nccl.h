@@ -1,0 +1,43 @@
+/* NCCL without a GPU: libfakenccl.so answers NCCL's calls for ranks that are threads of this
+ * process, over the fake driver's streams and memory. A group that all ranks have issued and whose
+ * place in their streams has come moves the data; before, the streams wait.
+ *
+ * These functions are the tests' side. A program links with the library and gives FAKE_NCCL_PATH to
+ * pst_nccl_options: both are the same object. Any thread; the state is the process's. */
+#ifndef PST_TESTS_NCCL_FAKE_NCCL_H
+#define PST_TESTS_NCCL_FAKE_NCCL_H
+
+#include <nccl.h>
+#include <stddef.h>
+
+#define FAKE_API __attribute__((visibility("default")))
+
+/* Forgets calls, faults and delays. */
+FAKE_API void fake_nccl_reset(void);
+
+/* ---- what was called ----------------------------------------------------------------------- */
+
+/* Calls of `name` ("ncclAllGather") since the reset, by all ranks. */
+FAKE_API size_t fake_nccl_calls(const char *name);
+/* The names of the data-moving calls of `rank`, with their counts, "AllGather 64, Reduce 4>1" (to
+ * or from rank 1), groups in brackets. Valid until the next call of it. */
+FAKE_API const char *fake_nccl_trail(int rank);
+/* Communicators that are neither destroyed nor aborted. */
+FAKE_API size_t fake_nccl_live(void);
+FAKE_API size_t fake_nccl_registered(void);
+/* Groups in which the ranks did not call the same. */
+FAKE_API size_t fake_nccl_mismatches(void);
+
+/* ---- what goes wrong ----------------------------------------------------------------------- */
+
+/* The nth call of `name` from now on (1: the next), on any rank, answers `result` and does nothing;
+ * NULL: none. */
+FAKE_API void fake_nccl_fail(const char *name, size_t nth, ncclResult_t result);
+/* ncclCommGetAsyncError tells this on all communicators. */
+FAKE_API void fake_nccl_break(ncclResult_t result);
+/* Communicators that do not block are in progress for this many questions after each call. */
+FAKE_API void fake_nccl_slow(size_t questions);
+/* The same for ever after calls of `name`; NULL: none. */
+FAKE_API void fake_nccl_hang(const char *name);
+
+#endif
