@@ -50,6 +50,7 @@ class LaneOptions(ctypes.Structure):
         ("share_with", c_void_p),
         ("order", c_int),
         ("priority", c_int),
+        ("order_with", c_void_p),
     )
 
 
@@ -75,6 +76,7 @@ class TaskOptions(ctypes.Structure):
         ("done_argument", c_void_p),
         ("ticket", c_uint64),
         ("bytes", c_uint64),
+        ("priority", c_int),
     )
 
 

@@ -51,53 +51,11 @@ static pst_status read_reduce_scatter(pst__local_comm *local, const pst__request
     return PST_OK;
 }
 
-#define DEFINE_MAX(name, type)                                                                     \
-    static void name(type *out, const void *const *sources, int ranks, size_t count) {             \
-        for (size_t i = 0; i < count; i++) {                                                       \
-            type largest = ((const type *)sources[0])[i];                                          \
-            for (int rank = 1; rank < ranks; rank++) {                                             \
-                type value = ((const type *)sources[rank])[i];                                     \
-                if (value > largest) largest = value;                                              \
-            }                                                                                      \
-            out[i] = largest;                                                                      \
-        }                                                                                          \
-    }
-DEFINE_MAX(max_float32, float)
-DEFINE_MAX(max_float64, double)
-DEFINE_MAX(max_uint8, uint8_t)
-DEFINE_MAX(max_int32, int32_t)
-DEFINE_MAX(max_int64, int64_t)
-
-static pst_status reduce_max(pst__local_comm *local, const pst_collective *own) {
-    int ranks = local->comm.size;
-    switch (own->dtype) {
-    case PST_FLOAT32:
-        max_float32(own->staging, local->sources, ranks, own->count);
-        return PST_OK;
-    case PST_FLOAT64:
-        max_float64(own->staging, local->sources, ranks, own->count);
-        return PST_OK;
-    case PST_UINT8:
-    case PST_BOOL:
-        max_uint8(own->staging, local->sources, ranks, own->count);
-        return PST_OK;
-    case PST_INT32:
-        max_int32(own->staging, local->sources, ranks, own->count);
-        return PST_OK;
-    case PST_INT64:
-        max_int64(own->staging, local->sources, ranks, own->count);
-        return PST_OK;
-    default:
-        return PST_EUNSUPPORTED;
-    }
-}
-
 /* In place, so the result waits in staging until every rank has read. */
 static pst_status read_all_reduce(pst__local_comm *local, const pst__request *request) {
     const pst_collective *own = request->collective;
     for (int rank = 0; rank < local->comm.size; rank++)
         local->sources[rank] = of_rank(request, rank)->destination;
-    if (own->reduce == PST_REDUCE_MAX) return reduce_max(local, own);
     pst_sum sum = {.destination = own->staging,
                    .sources = local->sources,
                    .source_count = (size_t)local->comm.size,
@@ -105,7 +63,9 @@ static pst_status read_all_reduce(pst__local_comm *local, const pst__request *re
                    .scale = own->scale == 0 ? 1 : own->scale,
                    .destination_dtype = own->dtype,
                    .source_dtype = own->dtype};
-    return local->device->ops->sum(local->device, request->stream, &sum);
+    const pst_device_ops *ops = local->device->ops;
+    return own->reduce == PST_REDUCE_MAX ? ops->maximum(local->device, request->stream, &sum)
+                                         : ops->sum(local->device, request->stream, &sum);
 }
 
 static size_t in_place_bytes(const pst_collective *collective) {

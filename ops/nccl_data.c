@@ -15,6 +15,7 @@ typedef struct batch {
     cudaStream_t native;
     ncclResult_t result; /* the first error; then nothing more is called */
     const char *call;    /* whose result it is */
+    int opened;
 } batch;
 
 static void note(batch *batch, ncclResult_t result, const char *call) {
@@ -31,16 +32,17 @@ static void note(batch *batch, ncclResult_t result, const char *call) {
 
 static void open_group(batch *batch) {
     CALL(batch, ncclGroupStart);
+    batch->opened = batch->result == ncclSuccess;
 }
 
-/* Once begun a group has to be ended, whatever became of its calls. */
+/* Once open a group has to be ended, whatever became of its calls. */
 static pst_status close_group(batch *batch) {
     const pst_collective *collective = batch->collective;
     char what[160];
     (void)snprintf(
         what, sizeof what, "%s '%.80s' (ticket %llu)", pst_collective_name(collective->kind),
         collective->name == NULL ? "" : collective->name, (unsigned long long)collective->ticket);
-    ncclResult_t end = batch->own->library.ncclGroupEnd();
+    ncclResult_t end = batch->opened ? batch->own->library.ncclGroupEnd() : ncclSuccess;
     if (batch->result != ncclSuccess)
         return pst__nccl_answer(batch->own, batch->result, batch->call, what);
     return pst__nccl_settle(batch->own, end, "ncclGroupEnd", what);
@@ -308,7 +310,8 @@ static pst_status check(const pst__nccl *own, const pst_collective *collective) 
 pst_status pst__nccl_enqueue(pst__nccl *own, const pst_collective *collective, pst_stream *stream) {
     pst_status status = check(own, collective);
     if (status != PST_OK || !has_payload(collective)) return status;
-    batch batch = {own, collective, stream, pst_cuda_stream(stream), ncclSuccess, NULL};
+    batch batch = {
+        .own = own, .collective = collective, .stream = stream, .native = pst_cuda_stream(stream)};
     switch (collective->kind) {
     case PST_ALL_GATHER:
         return all_gather(&batch);

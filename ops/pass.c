@@ -198,7 +198,8 @@ static pst_status check_backward(pst_zero *engine, int reduce) {
         return pst__zero_fail(engine, PST_ESTATE, "%s",
                               engine->pass.kind == PST__FORWARD
                                   ? "begin_backward before end_forward"
-                                  : "begin_backward in a backward");
+                                  : "begin_backward in a backward that has not ended: end it, or "
+                                    "begin a forward, which puts it aside");
     if (reduce && engine->options.gradient_target == NULL)
         return pst__zero_fail(engine, PST_EINVAL, "%s",
                               "a backward that reduces needs options.gradient_target");

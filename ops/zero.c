@@ -58,16 +58,24 @@ static pst_status check_options(pst_runtime *runtime, const pst_zero_options *gi
     return check_comms(error, options);
 }
 
-static pst_status create_lane(pst_zero *engine, const char *name, pst_lane *share_with,
+/* On an asynchronous device the launches of both communicators have one order, so that it is the
+ * same on all ranks. On the host, where a launch takes its lane until it is done, each communicator
+ * has its own: else one would hold up the other. */
+static pst_status create_lane(pst_zero *engine, const char *name, pst_lane *first,
                               pst_lane **lane) {
-    pst_lane_mode mode = share_with == NULL ? PST_LANE_WORKER : PST_LANE_SHARED;
-    int pumped = engine->options.pumped;
+    int in_one_order = first != NULL && !(engine->device->ops->caps & PST_DEVICE_STREAM_IS_WORKER);
     pst_lane_options options = {.size = sizeof options,
                                 .name = name,
                                 .device = engine->device,
-                                .mode = pumped ? PST_LANE_PUMPED : mode,
-                                .share_with = pumped ? NULL : share_with,
                                 .order = PST_LANE_BY_SUBMISSION};
+    if (in_one_order) {
+        options.order_with = first;
+    } else if (engine->options.pumped) {
+        options.mode = PST_LANE_PUMPED;
+    } else if (first != NULL) {
+        options.mode = PST_LANE_SHARED;
+        options.share_with = first;
+    }
     return pst_lane_create(engine->runtime, &options, lane);
 }
 
@@ -81,6 +89,20 @@ static pst_status create_queues(pst_zero *engine) {
     pst_status status = create_lane(engine, "gather", NULL, &gather->lane);
     if (status != PST_OK || engine->one_comm) return status;
     return create_lane(engine, "reduce", gather->lane, &reduce->lane);
+}
+
+static int abort_comms(pst_zero *engine, pst_status status) {
+    int quiet = 1;
+    for (int lane = 0; lane < PST__LANE_COUNT; lane++) {
+        pst_comm *comm = engine->queues[lane].comm;
+        quiet &= comm->ops->abort(comm, status) == PST_OK;
+    }
+    return quiet;
+}
+
+/* What is in flight ends, here and on the peers, which need not wait for this rank in vain. */
+static void abort_on_poison(void *engine, pst_status status) {
+    (void)abort_comms(engine, status);
 }
 
 static pst_status create_arena(pst_zero *engine, const char *name, pst_arena **arena) {
@@ -120,6 +142,8 @@ static pst_status build(pst_zero *engine) {
     if (status == PST_OK)
         status = engine->device->ops->event_create(engine->device, 0, &engine->shards_ready);
     if (status == PST_OK) status = create_queues(engine);
+    if (status == PST_OK)
+        status = pst_runtime_add_poison_hook(engine->runtime, abort_on_poison, engine);
     return status;
 }
 
@@ -301,6 +325,7 @@ pst_status pst_zero_updated(pst_zero *engine) {
 
 void pst__zero_free(pst_zero *engine) {
     const pst__heap *heap = engine->heap;
+    pst_runtime_remove_poison_hook(engine->runtime, abort_on_poison, engine);
     free_all(engine);
     pst__record_free(engine);
     pst__operation_free_all(engine);
@@ -324,15 +349,6 @@ static int all_ended(pst_zero *engine) {
     return 1;
 }
 
-static int abort_comms(pst_zero *engine) {
-    int quiet = 1;
-    for (int lane = 0; lane < PST__LANE_COUNT; lane++) {
-        pst_comm *comm = engine->queues[lane].comm;
-        quiet &= comm->ops->abort(comm, PST_ECANCELED) == PST_OK;
-    }
-    return quiet;
-}
-
 #define ABORT_PATIENCE_NS 2000000000u
 
 /* After an abort collectives end soon or never; it is asked again meanwhile. */
@@ -340,7 +356,7 @@ static int abort_in_time(pst_zero *engine) {
     uint64_t begin = pst__now();
     const struct timespec pause = {0, 200000};
     for (;;) {
-        int quiet = abort_comms(engine);
+        int quiet = abort_comms(engine, PST_ECANCELED);
         (void)pst_run_once(engine->runtime, NULL);
         if (quiet && all_ended(engine)) return 1;
         if (pst__now() - begin > ABORT_PATIENCE_NS) return 0;
@@ -365,6 +381,7 @@ int pst__zero_quiesce(pst_zero *engine) {
 void pst_zero_destroy(pst_zero *engine) {
     if (engine == NULL) return;
     if (engine->sealed && engine->pass.kind == PST__BACKWARD) pst__reduce_abandon(engine);
+    pst_runtime_remove_poison_hook(engine->runtime, abort_on_poison, engine);
     if (!pst__zero_quiesce(engine)) {
         pst__log(engine->error, PST_LOG_WARNING,
                  "rank %zu, engine '%s': a collective may still write to its memory, which is not "

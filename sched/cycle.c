@@ -15,14 +15,16 @@ typedef struct arcs {
     uint32_t *stack;
 } arcs;
 
-/* A node's lane launches in order: an arc from the lane's task before it. */
+/* A node's lane launches in order: an arc from the task before it, of this lane or one that has the
+ * same order. */
 static size_t lane_arcs(const pst_graph *graph, pst__pair *pairs) {
     size_t count = 0;
     for (const pst_lane *lane = pst__load_acquire(&graph->runtime->lanes); lane != NULL;
          lane = lane->next) {
         uint32_t previous = UINT32_MAX;
-        for (uint32_t i = 0; lane->order == PST_LANE_BY_SUBMISSION && i < graph->node_count; i++) {
-            if (graph->nodes[i].lane != lane) continue;
+        if (lane->order != PST_LANE_BY_SUBMISSION || lane->leader != lane) continue;
+        for (uint32_t i = 0; i < graph->node_count; i++) {
+            if (graph->nodes[i].lane == NULL || graph->nodes[i].lane->leader != lane) continue;
             if (previous != UINT32_MAX) pairs[count++] = (pst__pair){previous, i};
             previous = i;
         }

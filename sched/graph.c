@@ -141,6 +141,11 @@ pst_status pst__task_options_check(pst_graph *graph, const pst_task_options *opt
                     "a list of predecessors or events is missing");
     if (options->after_count >= PST__COUNT_LIMIT)
         return fail(graph, PST_EINVAL, options->name, "it has too many predecessors");
+    if (options->priority != 0 && (options->lane->order != PST_LANE_BY_PRIORITY ||
+                                   options->priority < PST_PRIORITY_MOST_URGENT ||
+                                   options->priority > PST_PRIORITY_LEAST_URGENT))
+        return fail(graph, PST_EINVAL, options->name,
+                    "it has a priority, which must be -4 to 3 and belongs to lanes BY_PRIORITY");
     for (size_t i = 0; i < options->after_count; i++)
         if (pst__graph_node(graph, options->after[i]) == NULL)
             return fail(graph, PST_EINVAL, options->name,
@@ -165,7 +170,8 @@ void pst__detail_fill(pst__detail *detail, const pst_task_options *options) {
     detail->done_argument = options->done_argument;
     detail->ticket = options->ticket;
     detail->bytes = options->bytes;
-    detail->after_count = (uint32_t)options->after_event_count;
+    detail->priority = (int16_t)options->priority;
+    detail->after_count = (uint16_t)options->after_event_count;
     for (uint32_t i = 0; i < detail->after_count; i++)
         detail->after[i] = options->after_events[i];
 }
@@ -173,7 +179,7 @@ void pst__detail_fill(pst__detail *detail, const pst_task_options *options) {
 static int wants_detail(const pst_task_options *options) {
     return options->name != NULL || options->work.test != NULL || options->done != NULL ||
            options->ticket != 0 || options->bytes != 0 || options->after_event_count > 0 ||
-           options->lane->asynchronous;
+           options->priority != 0 || options->lane->asynchronous;
 }
 
 static pst_status reserve(pst_graph *graph, size_t pairs, const char *task) {

@@ -34,6 +34,8 @@ typedef struct pst__outer {
 
 typedef struct pst__grown pst__grown;
 
+#define PST__LAST_TASKS 16u
+
 struct pst_graph {
     pst_runtime *runtime;
     char *name;
@@ -63,6 +65,8 @@ struct pst_graph {
      * when there are none */
     uint32_t *cross_first, *cross;
     size_t cross_count;
+    /* tasks without successors; none when they are too many to look at */
+    uint32_t last[PST__LAST_TASKS], last_count;
     pst__batch *batches;
     size_t batch_count;
     uint32_t *batch_indices;

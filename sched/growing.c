@@ -271,7 +271,7 @@ static void submit(pst_graph *graph, pst__grown *task, const pst_task_options *o
     uint32_t arrived = 1;
     (void)pst__add_relaxed(&graph->runs[0].unfinished, 1);
     if (options->lane->order == PST_LANE_BY_SUBMISSION)
-        pst__arrivals_push(&options->lane->arrivals, &task->node);
+        pst__arrivals_push(&options->lane->leader->arrivals, &task->node);
     for (size_t i = 0; i < options->after_count; i++)
         arrived +=
             connect(&task->links[i], (pst__grown *)(uintptr_t)options->after[i].id, task, &status);

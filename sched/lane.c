@@ -11,7 +11,8 @@ static pst_status check_options(pst_runtime *runtime, const pst_lane_options *op
     if (name == NULL || name[0] == '\0')
         return pst__runtime_fail(runtime, PST_EINVAL, "pst_lane_create: %s",
                                  "give the lane a name");
-    if ((unsigned)options->mode > PST_LANE_BORROWED || (unsigned)options->order > 1)
+    if ((unsigned)options->mode > PST_LANE_BORROWED ||
+        (unsigned)options->order > PST_LANE_BY_PRIORITY)
         return pst__runtime_fail(runtime, PST_EINVAL, "lane %s: unknown mode %d or order %d", name,
                                  (int)options->mode, (int)options->order);
     const pst_lane *shared = options->share_with;
@@ -27,11 +28,28 @@ static pst_status check_options(pst_runtime *runtime, const pst_lane_options *op
     return PST_OK;
 }
 
+static pst_status check_order(pst_runtime *runtime, const pst_lane_options *options) {
+    const pst_lane *leader = options->order_with;
+    if (leader == NULL) return PST_OK;
+    if (options->order != PST_LANE_BY_SUBMISSION || leader->order != PST_LANE_BY_SUBMISSION ||
+        leader->runtime != runtime)
+        return pst__runtime_fail(runtime, PST_EINVAL,
+                                 "lane %s: it cannot have one order with lane %s: both must be "
+                                 "BY_SUBMISSION and of one runtime",
+                                 options->name, leader->name);
+    if (options->mode != 0 || options->share_with != NULL)
+        return pst__runtime_fail(runtime, PST_EINVAL,
+                                 "lane %s: `order_with` lane %s says who serves it; leave `mode` "
+                                 "and `share_with` zero",
+                                 options->name, leader->name);
+    return PST_OK;
+}
+
 static pst_status lacks(const pst_lane *lane, pst_status status, const char *what) {
     if (status == PST_OK) return PST_OK;
-    return pst__runtime_fail(lane->runtime, status,
-                             "lane %s: device %s: %s could not be created: %s", lane->name,
-                             lane->device->ops->name, what, pst_status_text(status));
+    return pst__runtime_fail(
+        lane->runtime, status, "lane %s: device %s: %s could not be created: %s: %s", lane->name,
+        lane->device->ops->name, what, pst_status_text(status), pst__device_text(lane->device));
 }
 
 static pst_status get_stream(pst_lane *lane, const pst_lane_options *options) {
@@ -62,6 +80,11 @@ static pst_status fill(pst_lane *lane, const pst_lane_options *options) {
     lane->device = options->device == NULL ? runtime->host : options->device;
     lane->mode = options->mode;
     lane->order = options->order;
+    lane->leader = lane;
+    if (options->order_with != NULL) {
+        lane->leader = options->order_with->leader;
+        lane->mode = lane->leader->mode == PST_LANE_PUMPED ? PST_LANE_PUMPED : PST_LANE_SHARED;
+    }
     lane->name = pst__heap_text(&runtime->heap, options->name);
     if (lane->name == NULL)
         return pst__runtime_fail(runtime, PST_ENOMEM, "lane %s: no memory", options->name);
@@ -79,13 +102,24 @@ static void adopt_borrowed(pst_runtime *runtime, pst__worker *worker) {
             pst__worker_adopt(worker, lane);
 }
 
+static void follow(pst_lane *lane) {
+    pst_lane *leader = lane->leader;
+    lane->worker = leader->worker;
+    lane->follower = leader->follower;
+    /* Release: pairs with the acquire in pst__lane_turn, which may go on meanwhile. */
+    pst__store_release(&leader->follower, lane);
+}
+
 static void enlist(pst_lane *lane, const pst_lane_options *options) {
     pst_runtime *runtime = lane->runtime;
     ck_spinlock_lock(&runtime->lock);
+    if (lane->leader != lane) follow(lane);
     lane->next = runtime->lanes;
     /* Release: pairs with the acquire of those that walk the list without the lock. */
     pst__store_release(&runtime->lanes, lane);
-    if (lane->mode == PST_LANE_WORKER) {
+    if (lane->leader != lane) {
+        /* its leader is enlisted */
+    } else if (lane->mode == PST_LANE_WORKER) {
         pst__worker *worker = lane->worker;
         worker->next = runtime->workers;
         pst__store_release(&runtime->workers, worker);
@@ -104,6 +138,7 @@ pst_status pst_lane_create(pst_runtime *runtime, const pst_lane_options *options
     if (runtime == NULL || created == NULL) return PST_EINVAL;
     *created = NULL;
     pst_status status = check_options(runtime, options);
+    if (status == PST_OK) status = check_order(runtime, options);
     if (status != PST_OK) return status;
     pst_lane *lane = pst__heap_alloc(&runtime->heap, sizeof *lane);
     if (lane == NULL)
@@ -173,11 +208,12 @@ void pst__lane_disown(pst_lane *lane, int changed, const pst__worker *self) {
 
 pst_event *pst__lane_event_of(pst_lane *lane, pst__node *node) {
     const pst_device_ops *ops = lane->device->ops;
+    pst_lane *owned = lane->leader;
     pst_event *event = NULL;
     /* Acquire: pairs with the release in pst__node_end. */
     if (!lane->asynchronous && pst__task_has_ended(pst__word_state(pst__load_acquire(&node->word))))
         return lane->runtime->done_event;
-    while (!pst__lane_try_own(lane))
+    while (!pst__lane_try_own(owned))
         ck_pr_stall();
     pst__detail *detail = node->detail;
     const int in_flight = pst__word_state(pst__load_relaxed(&node->word)) == PST__TASK_LAUNCHED;
@@ -194,6 +230,6 @@ pst_event *pst__lane_event_of(pst_lane *lane, pst__node *node) {
                 event = NULL;
         }
     }
-    pst__lane_disown(lane, 0, NULL);
+    pst__lane_disown(owned, 0, NULL);
     return event;
 }

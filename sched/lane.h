@@ -2,7 +2,8 @@
 #ifndef PST_SCHED_LANE_H
 #define PST_SCHED_LANE_H
 
-#include "sched/queue.h"
+#include "sched/levels.h"
+#include "sched/recent.h"
 #include "sched/runtime.h"
 
 typedef struct pst__run pst__run;
@@ -29,6 +30,9 @@ struct pst_lane {
     pst_lane *next;           /* of the runtime */
     pst__worker *worker;      /* NULL: pumped; set once, also later (borrowed lanes) */
     pst_lane *next_of_worker; /* of the worker */
+    /* Lanes with one order have one queue and one owner, those of the lane that came first. */
+    pst_lane *leader;   /* that lane; of all others the lane itself */
+    pst_lane *follower; /* the next lane of the order; set once a lane joins */
 
     /* any thread */
     _Alignas(PST__CACHE_LINE) pst__arrivals arrivals;
@@ -36,8 +40,8 @@ struct pst_lane {
     uint32_t missed; /* 1 when the worker found it owned and went on: it wants to be told */
 
     /* the owner's */
-    _Alignas(PST__CACHE_LINE) pst__fifo ready;
-    pst__node *current;                    /* a host device's launch that is pending */
+    _Alignas(PST__CACHE_LINE) pst__fifo ready; /* BY_PRIORITY: still to be put on its level */
+    pst__node *current;                        /* a host device's launch that is pending */
     pst__node *flight_first, *flight_last; /* launched and not done, on an asynchronous device */
     pst__node *watched;    /* the oldest in flight that has an event: the one that is polled */
     pst__node *tail;       /* in flight when tail_event was recorded */
@@ -45,14 +49,16 @@ struct pst_lane {
     unsigned texts;        /* the runtime's error texts before the latest launch or test */
     int needs_poll;        /* something launched, or a wait, is to be asked again */
     pst__tally tally;
-    uint64_t ends;  /* of tasks that were in flight or pending */
-    uint64_t beats; /* turns and launches so far; read by the watchdog at any time */
+    pst__levels levels; /* BY_PRIORITY */
+    uint64_t ends;      /* of tasks that were in flight or pending */
+    uint64_t beats;     /* turns and launches so far; read by the watchdog at any time */
+    pst__recent recent; /* read by the watchdog at any time */
 
     /* the watchdog's */
     pst__still task_still, owner_still;
 };
 
-/* Takes the lane if nobody owns it. */
+/* Takes the lane, which is a leader, if nobody owns it; its followers come with it. */
 static inline int pst__lane_try_own(pst_lane *lane) {
     uint32_t expected = 0;
     /* Relaxed look first, so that a busy lane's line is not taken from its owner. The exchange
@@ -65,8 +71,13 @@ static inline int pst__lane_try_own(pst_lane *lane) {
  * in vain meanwhile. */
 void pst__lane_disown(pst_lane *lane, int changed, const pst__worker *self);
 
-/* One turn of the lane, which the caller owns: arrivals, completions, then at most `budget`
- * launches. Never blocks. 1 when something was done. */
+/* Tells the watchdog that the lane's owner goes on. Relaxed: a sign of life, it orders nothing. */
+static inline void pst__lane_beat(pst_lane *lane) {
+    pst__store_relaxed(&lane->beats, lane->beats + 1);
+}
+
+/* One turn of the lane, which the caller owns, and of its followers: arrivals, completions, then at
+ * most `budget` launches. Never blocks. 1 when something was done. */
 int pst__lane_turn(pst_lane *lane, uint32_t budget);
 
 /* Wakes whoever serves the lane. */
@@ -75,6 +86,13 @@ void pst__lane_notify(pst_lane *lane);
 /* 1 when a stream of this lane can wait for events of `device`. */
 static inline int pst__lane_waits_on(const pst_lane *lane, const pst_device *device) {
     return lane != NULL && lane->asynchronous && lane->device == device;
+}
+
+/* What the device has said to the calling thread about its latest failure; "" if it says nothing.
+ */
+static inline const char *pst__device_text(pst_device *device) {
+    const char *text = device->ops->error_text == NULL ? NULL : device->ops->error_text(device);
+    return text == NULL ? "" : text;
 }
 
 /* Counts tasks of a run. The graph may be gone when this returns: the caller holds nothing of it.

@@ -2,20 +2,45 @@
 #include "sched/growing.h"
 
 #include <inttypes.h>
+#include <sched.h>
 
 /* ---- starting --------------------------------------------------------------------------- */
+
+static int is_counted(pst_graph *graph) {
+    /* Acquire: pairs with pst__run_count; the previous runs' tasks are out of the way. */
+    return pst__load_acquire(&pst__graph_run(graph, graph->number)->unlaunched) == 0 &&
+           pst__load_acquire(&pst__graph_run(graph, graph->number + 1)->unfinished) == 0;
+}
+
+/* Whoever has waited for the last tasks knows that they are launched, and with them all others. */
+static int is_launched(const pst_graph *graph) {
+    for (uint32_t i = 0; i < graph->last_count; i++) {
+        const uint32_t word = pst__load_relaxed(&graph->nodes[graph->last[i]].word);
+        if (pst__word_number(word) != (graph->number & PST__NUMBER_MASK) ||
+            pst__word_state(word) < PST__TASK_LAUNCHED)
+            return 0;
+    }
+    return graph->last_count > 0;
+}
+
+#define COUNT_PATIENCE 20000 /* looks: some milliseconds */
+
+/* Lanes count what they have launched at the end of a turn. What is launched and not counted will
+ * be in a moment, unless the caller itself is in that turn, in the start of a task. */
+static void await_counts(pst_graph *graph) {
+    if (graph->number == 0 || is_counted(graph) || !is_launched(graph)) return;
+    for (int i = 0; i < COUNT_PATIENCE && !is_counted(graph); i++)
+        (void)sched_yield();
+}
 
 /* The caller holds the graph's lock: a poison or cancel comes wholly before or wholly after. */
 static pst_status begin_run(pst_graph *graph) {
     pst_runtime *runtime = graph->runtime;
-    /* Acquire: pairs with pst__run_count; the previous runs' tasks are out of the way. */
-    const uint32_t unlaunched =
-        pst__load_acquire(&pst__graph_run(graph, graph->number)->unlaunched);
     pst__run *run = pst__graph_run(graph, graph->number + 1);
-    const uint32_t unfinished = pst__load_acquire(&run->unfinished);
+    const int counted = is_counted(graph);
     pst_status poison = pst_runtime_status(runtime);
     if (poison != PST_OK) return poison;
-    if (unlaunched != 0 || unfinished != 0) return PST_EBUSY;
+    if (!counted) return PST_EBUSY;
     /* Relaxed: the number's release publishes them. */
     const uint32_t count = (uint32_t)graph->node_count;
     pst__store_relaxed(&run->number, graph->number + 1);
@@ -41,6 +66,7 @@ pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch) {
     if (launch != NULL) *launch = (pst_launch){NULL, 0};
     if (graph == NULL) return PST_EINVAL;
     if (graph->kind != PST_GRAPH_SEALED || !graph->sealed) return refuse(graph, PST_ESTATE);
+    await_counts(graph);
     ck_spinlock_lock(&graph->lock);
     pst_status status = begin_run(graph);
     ck_spinlock_unlock(&graph->lock);
@@ -139,6 +165,11 @@ pst_status pst_gate_open(pst_launch launch, pst_task task, pst_lane *borrowed) {
     }
     gate->detail->event_recorded = 0;
     if (borrowed != NULL && borrowed->asynchronous) status = record_on(borrowed, gate->detail);
+    if (status != PST_OK)
+        (void)pst__runtime_fail(graph->runtime, status,
+                                "graph %s: gate %s could not be recorded on lane %s: %s: %s",
+                                graph->name, pst__node_name(gate), borrowed->name,
+                                pst_status_text(status), pst__device_text(borrowed->device));
     opened(gate, status);
     return status;
 }

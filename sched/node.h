@@ -24,7 +24,8 @@ typedef struct pst__detail {
     pst_device *event_device;
     pst_lane *event_lane;    /* gates: the borrowed lane on whose stream `event` was recorded */
     uint32_t event_recorded; /* `event` stands for the task's latest launch */
-    uint32_t after_count;
+    uint16_t after_count;
+    int16_t priority; /* lanes BY_PRIORITY */
     pst_event *after[PST__AFTER_EVENTS];
     pst__node *flight_next;  /* launched tasks of a lane, oldest first */
     uint64_t launched_at;    /* 0 unless tracing */

@@ -81,6 +81,7 @@ int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
     int changed = 0, again = 0;
     /* Acquire: pairs with the release in pst_lane_create. */
     for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next) {
+        if (lane->leader != lane) continue; /* its leader's turn is its own */
         /* Relaxed: a lane that gets its worker now is polled once too often. */
         const int is_ours = pst__load_relaxed(&lane->worker) == NULL;
         if (!pst__lane_try_own(lane)) {

@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #define TEXT_BYTES 512
 
@@ -11,6 +12,12 @@ static int is_unfinished(const pst__question *asked, pst__node *node) {
     pst_status status;
     const pst__question other = {asked->graph, node, asked->number, 0};
     return !pst__task_has_ended(pst__look(&other, &status));
+}
+
+static int is_launched(const pst__question *asked, const pst__node *node) {
+    pst_status status;
+    const pst__question other = {asked->graph, (pst__node *)(uintptr_t)node, asked->number, 0};
+    return pst__look(&other, &status) >= PST__TASK_LAUNCHED;
 }
 
 static double seconds_of(const pst_runtime *runtime) {
@@ -33,6 +40,22 @@ static pst__node *unfinished_predecessor(const pst__question *asked, const pst__
     return NULL;
 }
 
+/* A lane that launches in the order of adding holds a task back for the first that is missing. */
+static pst__node *first_in_order(const pst__question *asked, const pst__node *node) {
+    pst_graph *graph = asked->graph;
+    if (node->lane == NULL || node->lane->order != PST_LANE_BY_SUBMISSION) return NULL;
+    for (pst__node *first = graph->nodes; first != node; first++)
+        if (first->lane != NULL && first->lane->leader == node->lane->leader &&
+            !is_launched(asked, first))
+            return first;
+    return NULL;
+}
+
+static pst__node *what_comes_before(const pst__question *asked, const pst__node *node) {
+    pst__node *before = unfinished_predecessor(asked, node);
+    return before != NULL || is_launched(asked, node) ? before : first_in_order(asked, node);
+}
+
 static const char *what_is_missing(const pst__question *asked, pst__node *node) {
     pst_status status;
     const pst__question other = {asked->graph, node, asked->number, 0};
@@ -42,10 +65,11 @@ static const char *what_is_missing(const pst__question *asked, pst__node *node) 
                                     : "which waits for its predecessors";
 }
 
-/* The task at the beginning: it has no unfinished predecessor. */
+/* The task at the beginning: it has no unfinished predecessor and no task before it in its lane's
+ * order that is not launched. */
 static pst__node *cause_of(const pst__question *asked) {
     pst__node *cause = asked->node;
-    for (pst__node *before; (before = unfinished_predecessor(asked, cause)) != NULL;)
+    for (pst__node *before; (before = what_comes_before(asked, cause)) != NULL;)
         cause = before;
     return cause;
 }
@@ -59,23 +83,24 @@ static void describe_cause(const pst__question *asked, char *text) {
 
 /* ---- growing graphs: the lanes, and gates that are not open ----------------------------- */
 
-static const pst__node *oldest_of(const pst_lane *lane, const char **what) {
+static const pst__node *oldest_of(pst_lane *lane, const char **what) {
     *what = "launched and not done";
     if (lane->current != NULL) return lane->current;
     if (lane->flight_first != NULL) return lane->flight_first;
     *what = "in its lane's queue";
+    if (lane->levels.occupied != 0) return pst__levels_head(&lane->levels);
     const pst__node *first = lane->ready.first;
     return first == NULL || (first->flags & PST__NODE_BATCH) ? NULL : first;
 }
 
 static int describe_lane(pst_lane *lane, char *text) {
     const char *what;
-    if (!pst__lane_try_own(lane)) return 0;
+    if (!pst__lane_try_own(lane->leader)) return 0;
     const pst__node *node = oldest_of(lane, &what);
     if (node != NULL)
         (void)snprintf(text, TEXT_BYTES, "%s (lane %s, ticket %" PRIu64 "), %s",
                        pst__node_name(node), lane->name, pst__node_ticket(node), what);
-    pst__lane_disown(lane, 0, NULL);
+    pst__lane_disown(lane->leader, 0, NULL);
     return node != NULL;
 }
 
@@ -145,6 +170,31 @@ static void describe_launched(const pst__node *node, char *text) {
     if (cause_of(&asked) != node) describe_cause(&asked, text);
 }
 
+/* The caller holds the runtime's lock, so that the graph and with it the name stay. */
+static int is_alive(const pst_runtime *runtime, uint64_t graph_id) {
+    const pst_graph *graph = runtime->graphs;
+    while (graph != NULL && graph->id != graph_id)
+        graph = graph->next;
+    return graph != NULL;
+}
+
+static void append_recent(const pst_lane *lane, char *text, size_t size) {
+    pst_runtime *runtime = lane->runtime;
+    pst__recent_launch launch;
+    size_t used = strlen(text);
+    int count = 0;
+    ck_spinlock_lock(&runtime->lock);
+    for (uint64_t back = 0; back < PST__RECENT && used < size; back++) {
+        if (!pst__recent_read(&lane->recent, back, &launch) || !is_alive(runtime, launch.graph_id))
+            continue;
+        const int wrote = snprintf(text + used, size - used, "%s %s (ticket %" PRIu64 ")",
+                                   count++ == 0 ? "; the lane's last launches, latest first:" : ",",
+                                   launch.name, launch.ticket);
+        used += wrote < 0 ? 0 : (size_t)wrote;
+    }
+    ck_spinlock_unlock(&runtime->lock);
+}
+
 void pst__report_overdue(const pst_lane *lane, const pst__node *oldest, char *text, size_t size) {
     char cause[TEXT_BYTES];
     describe_launched(oldest, cause);
@@ -154,6 +204,7 @@ void pst__report_overdue(const pst_lane *lane, const pst__node *oldest, char *te
                    "it waits for %s",
                    lane->name, pst__node_name(oldest), pst__node_ticket(oldest),
                    oldest->graph->name, watchdog_seconds(lane), cause);
+    append_recent(lane, text, size);
 }
 
 void pst__report_stuck_thread(const pst_lane *lane, char *text, size_t size) {
@@ -161,4 +212,5 @@ void pst__report_stuck_thread(const pst_lane *lane, char *text, size_t size) {
                    "lane %s: the thread that serves it has not come back in %.3f s from a task's "
                    "start, test or callback, none of which may block",
                    lane->name, watchdog_seconds(lane));
+    append_recent(lane, text, size);
 }

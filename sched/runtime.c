@@ -24,6 +24,7 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
     runtime->task_capacity =
         options->task_capacity == 0 ? DEFAULT_TASK_CAPACITY : options->task_capacity;
     ck_spinlock_init(&runtime->lock);
+    ck_spinlock_init(&runtime->hooks.lock);
     ck_ec_init(&runtime->waiting.count, 0);
     pst__pump_init(&runtime->pump);
     pst__watchdog_init(runtime, options);
@@ -40,6 +41,7 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
 
 static void free_runtime(pst_runtime *runtime) {
     pst__pump_close(&runtime->pump);
+    pst__hooks_free(runtime);
     if (runtime->done_event != NULL)
         runtime->host->ops->event_destroy(runtime->host, runtime->done_event);
     if (runtime->host != NULL) runtime->host->ops->destroy(runtime->host);
@@ -146,7 +148,8 @@ void pst_runtime_poison(pst_runtime *runtime, pst_status status, const char *tex
     /* The text first: whoever sees the poison finds it. */
     if (text != NULL && pst_runtime_status(runtime) == PST_OK)
         (void)pst__runtime_fail(runtime, status, "the runtime was stopped: %s", text);
-    (void)stop_all(runtime, status);
+    /* The hooks last: no wait depends on them. */
+    if (stop_all(runtime, status)) pst__hooks_call(runtime, status);
 }
 
 int pst__runtime_is_idle(pst_runtime *runtime) {
@@ -173,6 +176,7 @@ static void drain(pst_runtime *runtime) {
 void pst_runtime_destroy(pst_runtime *runtime) {
     if (runtime == NULL) return;
     (void)stop_all(runtime, PST_ECANCELED);
+    if (!pst__runtime_is_idle(runtime)) pst__hooks_call(runtime, pst_runtime_status(runtime));
     drain(runtime);
     pst__watchdog_stop(runtime);
     while (runtime->workers != NULL) {

@@ -47,6 +47,16 @@ static pst_status make_cross(pst_graph *graph) {
     return PST_OK;
 }
 
+static void find_last(pst_graph *graph) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < graph->node_count && count <= PST__LAST_TASKS; i++) {
+        if (graph->nodes[i].first_edge != graph->nodes[i + 1].first_edge) continue;
+        if (count < PST__LAST_TASKS) graph->last[count] = i;
+        count++;
+    }
+    graph->last_count = count <= PST__LAST_TASKS ? count : 0;
+}
+
 /* ---- flags and events ------------------------------------------------------------------- */
 
 static void flag_nodes(pst_graph *graph) {
@@ -94,9 +104,10 @@ static int starts_in_batch(const pst__node *node) {
            (node->lane->order == PST_LANE_BY_SUBMISSION || node->predecessors == 0);
 }
 
+/* Lanes with one order have one queue, and so one batch. */
 static pst__batch *batch_of(const pst_graph *graph, const pst_lane *lane) {
     for (size_t i = 0; i < graph->batch_count; i++)
-        if (graph->batches[i].item.lane == lane) return &graph->batches[i];
+        if (graph->batches[i].item.lane == lane->leader) return &graph->batches[i];
     return NULL;
 }
 
@@ -135,7 +146,8 @@ static void fill_batches(pst_graph *graph) {
     for (size_t i = 0; i < graph->node_count; i++) {
         const pst__node *node = &graph->nodes[i];
         if (!starts_in_batch(node)) continue;
-        if (batch == NULL || batch->item.lane != node->lane) batch = batch_of(graph, node->lane);
+        if (batch == NULL || batch->item.lane != node->lane->leader)
+            batch = batch_of(graph, node->lane);
         batch->count++;
     }
     const uint32_t *next = graph->batch_indices;
@@ -147,7 +159,7 @@ static void fill_batches(pst_graph *graph) {
     for (uint32_t i = 0; i < graph->node_count; i++) {
         const pst__node *node = &graph->nodes[i];
         if (!starts_in_batch(node)) continue;
-        if (batch->item.lane != node->lane) batch = batch_of(graph, node->lane);
+        if (batch->item.lane != node->lane->leader) batch = batch_of(graph, node->lane);
         graph->batch_indices[(size_t)(batch->indices - graph->batch_indices) + batch->cursor++] = i;
     }
 }
@@ -162,6 +174,7 @@ static pst_status make_arrays(pst_graph *graph) {
     if (status == PST_OK) status = make_edges(graph);
     if (status == PST_OK) status = make_cross(graph);
     if (status != PST_OK) return status;
+    find_last(graph);
     flag_nodes(graph);
     status = make_events(graph);
     if (status == PST_OK) status = make_batches(graph);

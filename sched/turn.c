@@ -1,5 +1,6 @@
 /* A lane's turn: what has arrived, what is done, what can be launched. */
 #include "sched/growing.h"
+#include "sched/order.h"
 #include "sched/trace_hooks.h"
 
 #include <inttypes.h>
@@ -7,25 +8,29 @@
 
 /* ---- the head of the queue -------------------------------------------------------------- */
 
-/* The node to launch next, which stays in the queue; NULL when there is none yet. */
-static pst__node *head_of(const pst_lane *lane) {
-    pst__node *item = lane->ready.first;
-    if (item == NULL) return NULL;
-    if (item->flags & PST__NODE_BATCH) {
-        const pst__batch *batch = (const pst__batch *)(const void *)item;
-        item = &item->graph->nodes[batch->indices[batch->cursor]];
+/* What is ready by now, also what has arrived since the turn began, competes for the launch. */
+static pst__node *most_urgent(pst_lane *lane) {
+    if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
+    for (pst__node *node; (node = pst__lane_first(lane)) != NULL;) {
+        pst__lane_take_first(lane);
+        pst__levels_add(&lane->levels, node);
     }
-    if (lane->order == PST_LANE_BY_SUBMISSION && !pst__node_is_ready(item)) return NULL;
-    return item;
+    return pst__levels_head(&lane->levels);
+}
+
+/* The node to launch next, which stays in the queue; NULL when there is none yet. */
+static pst__node *head_of(pst_lane *lane) {
+    if (lane->order == PST_LANE_BY_PRIORITY) return most_urgent(lane);
+    pst__node *node = pst__lane_first(lane);
+    if (node == NULL) return NULL;
+    return lane->order == PST_LANE_BY_READINESS || pst__node_is_ready(node) ? node : NULL;
 }
 
 static void take_head(pst_lane *lane) {
-    pst__node *item = lane->ready.first;
-    if (item->flags & PST__NODE_BATCH) {
-        pst__batch *batch = (pst__batch *)(void *)item;
-        if (++batch->cursor < batch->count) return;
-    }
-    pst__fifo_remove_first(&lane->ready);
+    if (lane->order == PST_LANE_BY_PRIORITY)
+        pst__levels_remove_head(&lane->levels);
+    else
+        pst__lane_take_first(lane);
 }
 
 /* ---- launching -------------------------------------------------------------------------- */
@@ -80,13 +85,10 @@ static pst_status call_launch(const pst__node *node, const pst_lane *lane) {
 /* What the work itself or its device has said about it. */
 static void get_reason(const pst_lane *lane, char *reason, size_t size) {
     pst_runtime *runtime = lane->runtime;
-    const pst_device_ops *ops = lane->device->ops;
-    const char *text = ops->error_text == NULL ? NULL : ops->error_text(lane->device);
-    reason[0] = '\0';
     if (pst__load_relaxed(&runtime->error.count) != lane->texts)
         (void)pst__error_get(&runtime->error, reason, size);
-    else if (text != NULL)
-        (void)snprintf(reason, size, "%s", text);
+    else
+        (void)snprintf(reason, size, "%s", pst__device_text(lane->device));
 }
 
 static void report_failure(const pst__node *node, const pst_lane *lane, pst_status status) {
@@ -146,18 +148,19 @@ static void launched_pending(pst__advance *advance, pst__node *node, uint64_t nu
     pst__lane_count(lane, node->graph, pst__graph_run(node->graph, number), 1, 0);
 }
 
-/* Tells the watchdog that the lane's owner goes on. Relaxed: a sign of life, it orders nothing. */
-static void beat(pst_lane *lane) {
-    pst__store_relaxed(&lane->beats, lane->beats + 1);
+/* Not inlined, so that tasks without a name do not pay for it. */
+__attribute__((noinline)) static void note_recent(pst_lane *lane, const pst__node *node) {
+    pst__recent_note(&lane->recent, node->graph->id, node->detail->name, node->detail->ticket);
 }
 
 static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     pst_lane *lane = advance->lane;
     const uint64_t begin = pst__hook_begin(lane);
-    beat(lane);
+    pst__lane_beat(lane);
     if (node->detail != NULL) {
         node->detail->event_recorded = 0;
         node->detail->launched_at = begin;
+        if (node->detail->name != NULL) note_recent(lane, node);
     }
     pst_status status = call_launch(node, lane);
     if (begin != 0) pst__hook_launched(lane, node, number, begin);
@@ -176,10 +179,11 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     }
 }
 
-/* Launches the head, or ends it if it is not to run. 0 when there is nothing to launch yet. */
-static int advance_head(pst__advance *advance) {
+/* Launches the head of `queue`, the lane's own or its leader's, or ends it if it is not to run. 0
+ * when there is nothing to launch yet. */
+static int advance_head(pst__advance *advance, pst_lane *queue) {
     pst_lane *lane = advance->lane;
-    pst__node *node = head_of(lane);
+    pst__node *node = head_of(queue);
     if (node == NULL) return 0;
     note_texts(lane);
     const pst_status stop = stop_of(node);
@@ -190,7 +194,7 @@ static int advance_head(pst__advance *advance) {
         lane->needs_poll = 1;
         return 0;
     }
-    take_head(lane);
+    take_head(queue);
     const uint64_t number = node->graph->number;
     pst__store_relaxed(&node->pending, node->predecessors);
     if (node->flags & PST__NODE_GROWING) pst__grown_forget_predecessors(node);
@@ -325,18 +329,16 @@ static void gates_into_flight(pst_lane *lane) {
     }
 }
 
-int pst__lane_turn(pst_lane *lane, uint32_t budget) {
+int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
     pst__advance advance = {.lane = lane};
     int changed = 0;
-    beat(lane);
     lane->needs_poll = 0;
-    if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
     if (lane->current != NULL) changed |= end_current(&advance);
     while (end_flights(&advance))
         changed = 1;
     if (lane->mode != PST_LANE_BORROWED) {
-        while (budget-- > 0 && lane->current == NULL && advance_head(&advance))
+        while (budget-- > 0 && lane->current == NULL && advance_head(&advance, queue))
             changed = 1;
         mark_tail(&advance);
         if (lane->current != NULL) lane->needs_poll = 1;
@@ -344,4 +346,12 @@ int pst__lane_turn(pst_lane *lane, uint32_t budget) {
     if (lane->flight_first != NULL) lane->needs_poll = 1;
     pst__lane_count_flush(lane);
     return changed;
+}
+
+int pst__lane_turn(pst_lane *lane, uint32_t budget) {
+    pst__lane_beat(lane);
+    if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
+    /* Acquire: pairs with the release in pst_lane_create. */
+    return pst__load_acquire(&lane->follower) == NULL ? pst__lane_serve(lane, lane, budget)
+                                                      : pst__order_turn(lane, budget);
 }

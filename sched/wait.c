@@ -164,9 +164,16 @@ static pst_status stream_waits(const pst__question *asked, pst_lane *borrowed) {
     }
     if (event == NULL)
         return pst__runtime_fail(asked->graph->runtime, PST_EDEVICE,
-                                 "lane %s: no event could be recorded for task %s", borrowed->name,
-                                 pst__node_name(node));
-    return borrowed->device->ops->stream_wait(borrowed->device, borrowed->stream, event);
+                                 "lane %s: no event could be recorded for task %s: %s",
+                                 borrowed->name, pst__node_name(node),
+                                 pst__device_text(borrowed->device));
+    const pst_status status =
+        borrowed->device->ops->stream_wait(borrowed->device, borrowed->stream, event);
+    if (status >= PST_OK) return status;
+    return pst__runtime_fail(asked->graph->runtime, status,
+                             "lane %s: its stream cannot wait for task %s: %s: %s", borrowed->name,
+                             pst__node_name(node), pst_status_text(status),
+                             pst__device_text(borrowed->device));
 }
 
 /* The deadline has passed, and not because the watchdog has said so already. */

@@ -49,9 +49,10 @@ static int look_at_oldest(pst_lane *lane, char *text, size_t size) {
 }
 
 static int look_at(pst_lane *lane, char *text, size_t size) {
-    if (!pst__lane_try_own(lane)) return look_at_owner(lane, text, size);
+    pst_lane *owned = lane->leader;
+    if (!pst__lane_try_own(owned)) return lane == owned && look_at_owner(lane, text, size);
     const int overdue = look_at_oldest(lane, text, size);
-    pst__lane_disown(lane, 0, NULL);
+    pst__lane_disown(owned, 0, NULL);
     return overdue;
 }
 

@@ -157,6 +157,10 @@ typedef struct pst_device_ops {
     pst_status (*sum)(pst_device *device, pst_stream *stream, const pst_sum *sum);
     pst_status (*fill)(pst_device *device, pst_stream *stream, void *memory, int byte,
                        size_t bytes);
+    /* (optional) And a fourth: destination[i] becomes the largest of sources[k][i]. Both dtypes are
+     * the same one: a float of 32 or 64 bits, an integer or bool; there is at least one source;
+     * scale and accumulate mean nothing. What comes of NaNs is not said. */
+    pst_status (*maximum)(pst_device *device, pst_stream *stream, const pst_sum *maximum);
 
     /* (optional) text of the last error this device returned to the calling thread */
     const char *(*error_text)(pst_device *device);

@@ -29,9 +29,15 @@ typedef enum pst_lane_mode {
 
 typedef enum pst_lane_order {
     PST_LANE_BY_READINESS = 0, /* tasks launch in the order in which they get ready */
-    PST_LANE_BY_SUBMISSION     /* tasks launch in the order in which they were added (tickets):
+    PST_LANE_BY_SUBMISSION,    /* tasks launch in the order in which they were added (tickets):
                                   the same on all ranks whatever the timing */
+    PST_LANE_BY_PRIORITY       /* of the tasks that are ready when the lane takes its next one, the
+                                  most urgent launches; in the order of getting ready among equals */
 } pst_lane_order;
+
+/* Priorities of tasks on lanes BY_PRIORITY: 0 is normal, lower is more urgent. */
+#define PST_PRIORITY_MOST_URGENT  (-4)
+#define PST_PRIORITY_LEAST_URGENT 3
 
 typedef struct pst_lane_options {
     size_t size;        /* sizeof(pst_lane_options) */
@@ -43,6 +49,12 @@ typedef struct pst_lane_options {
     pst_lane *share_with; /* SHARED: a lane in mode WORKER */
     pst_lane_order order;
     int priority; /* of the lane's own stream */
+    /* BY_SUBMISSION: this lane and that one, which is BY_SUBMISSION too, have one order: a task of
+     * either launches when all that were added before it to either are launched. So the launches of
+     * several communicators come in one order, the same on all ranks that add alike. Any number of
+     * lanes can join, and they are served together, as that lane is: `mode` and `share_with` stay
+     * zero. */
+    pst_lane *order_with;
 } pst_lane_options;
 
 /* A lane lives until its runtime is destroyed. PST_EINVAL, PST_ENOMEM, PST_ESYSTEM, and what the
@@ -89,6 +101,7 @@ typedef struct pst_task_options {
     void *done_argument;
     uint64_t ticket; /* shown in traces and errors; 0: none */
     uint64_t bytes;  /* shown in traces; 0: none */
+    int priority;    /* on lanes BY_PRIORITY, see there; 0 on all others */
 } pst_task_options;
 
 /* `graph` is owned by the caller until destroyed; it is used by one thread at a time while it is
@@ -124,7 +137,8 @@ PST_API pst_status pst_graph_outer_wait(pst_graph *graph, pst_task task);
 
 /* Checks and freezes a graph: PST_ECYCLE with a text that names the cycle's tasks in order, and the
  * graph can still be changed. Lanes BY_SUBMISSION take part: the order of adding is an order of
- * launching there. A sealed graph can be launched. Also PST_ENOMEM, PST_ESTATE. */
+ * launching there, of lanes with one order together. A sealed graph can be launched. Also
+ * PST_ENOMEM, PST_ESTATE. */
 PST_API pst_status pst_graph_seal(pst_graph *graph);
 PST_API size_t pst_graph_size(const pst_graph *graph); /* tasks and gates */
 
@@ -141,11 +155,11 @@ typedef struct pst_launch {
 } pst_launch;
 
 /* Starts run k+1. PST_EBUSY (without an error text) until every task of run k is launched and every
- * task of run k-1 has ended, PST_ESTATE when not sealed, or a poisoned runtime's status. Lanes
- * count what they launched at the end of a turn: pst_launch_wait is the wait after which this call
- * is not busy, while pst_task_wait on the last task may return a moment before. The callback of a
- * run's last task may call it. Does not block, does not allocate. `launch` may be NULL. One thread
- * at a time. */
+ * task of run k-1 has ended, PST_ESTATE when not sealed, or a poisoned runtime's status. It is not
+ * busy after pst_launch_wait, nor after pst_task_wait on the tasks without successors (at most 16
+ * of them): lanes count what they launched at the end of a turn, and the call waits for turns that
+ * are about to end, a few milliseconds at most. The callback of a run's last task may call it.
+ * Does not allocate. `launch` may be NULL. One thread at a time. */
 PST_API pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch);
 
 /* Opens a gate of the current launch (or of a growing graph). `borrowed`: what must come first on

@@ -3,6 +3,7 @@
 #define PENSTOCK_PENSTOCK_H
 
 #include <penstock/comm.h>
+#include <penstock/copy_engine.h>
 #include <penstock/device.h>
 #include <penstock/exchange.h>
 #include <penstock/graph.h>

@@ -42,7 +42,7 @@ typedef struct pst_runtime_options {
      * it waits for. */
     uint64_t watchdog_ns;
     int watchdog_poisons; /* a report also poisons the runtime with PST_ETIMEDOUT, which ends every
-                             wait */
+                             wait and calls the poison hooks: communicators are aborted */
 } pst_runtime_options;
 
 /* Creates a runtime with its host device; options may be NULL. On error nothing is left to destroy
@@ -51,10 +51,11 @@ typedef struct pst_runtime_options {
  * child creates itself works. */
 PST_API pst_status pst_runtime_create(const pst_runtime_options *options, pst_runtime **runtime);
 
-/* Cancels what is not launched, waits for what is (at most the deadline; without one, and with a
- * watchdog that poisons, at most watchdog_ns), ends the workers and frees everything that was
- * created on this runtime and not destroyed yet. Blocks. NULL is fine. No other thread may use the
- * runtime any more. Not in a child of fork: see pst_runtime_create. */
+/* Cancels what is not launched, calls the poison hooks if something is, waits for that (at most the
+ * deadline; without one, and with a watchdog that poisons, at most watchdog_ns), ends the workers
+ * and frees everything that was created on this runtime and not destroyed yet. Blocks. NULL is
+ * fine. No other thread may use the runtime any more. Not in a child of fork: see
+ * pst_runtime_create. */
 PST_API void pst_runtime_destroy(pst_runtime *runtime);
 
 /* The built-in host device of this runtime; owned by it. */
@@ -71,6 +72,23 @@ PST_API pst_status pst_runtime_status(const pst_runtime *runtime);
 /* Poisons the runtime: pending tasks end as canceled, waits return `status`. `text` goes into the
  * error text. The first call counts. Any thread. */
 PST_API void pst_runtime_poison(pst_runtime *runtime, pst_status status, const char *text);
+
+typedef void (*pst_poison_hook)(void *context, pst_status status);
+
+/* Has hook(context, status) called, once, when the runtime is poisoned by whatever cause (a destroy
+ * that finds work unfinished counts as one): for what must be stopped then, so that launched work
+ * can end, such as a communicator. If it is poisoned already, this call calls it. It runs on the
+ * thread that poisons: the watchdog's, a lane's worker in the middle of a turn, or any that calls
+ * this library. It may tell others (pst_lane_wake, a communicator's abort), but not block, wait,
+ * destroy, or remove hooks. PST_EINVAL, PST_ENOMEM. Any thread. */
+PST_API pst_status pst_runtime_add_poison_hook(pst_runtime *runtime, pst_poison_hook hook,
+                                               void *context);
+
+/* Takes one such registration back, before what `context` points to goes; none is fine. If another
+ * thread is in the hook, waits until it has left: when this returns the hook is not running and
+ * will not be called. Not from within a hook. Any thread. */
+PST_API void pst_runtime_remove_poison_hook(pst_runtime *runtime, pst_poison_hook hook,
+                                            void *context);
 
 /* One turn for all lanes that nobody owns at this moment: completions, then launches. Never
  * blocks. Returns PST_OK when something was done, PST_PENDING when nothing could be done but work

@@ -34,6 +34,16 @@ static pst_status sum(pst_device *device, pst_stream *stream, const pst_sum *sum
     return status;
 }
 
+static pst_status maximum(pst_device *device, pst_stream *stream, const pst_sum *maximum) {
+    pst__cuda *cuda = pst__cuda_of(device);
+    CUcontext previous;
+    pst_status status = enter_kernels(cuda, stream, &previous);
+    if (status != PST_OK) return status;
+    status = pst__cuda_maximum(cuda, stream->native, maximum);
+    pst__cuda_leave(cuda, previous);
+    return status;
+}
+
 static pst_status fill(pst_device *device, pst_stream *stream, void *memory, int byte,
                        size_t bytes) {
     pst__cuda *cuda = pst__cuda_of(device);
@@ -77,6 +87,7 @@ static const pst_device_ops cuda_ops = {
     .cast_scale_copy = cast_scale_copy,
     .sum = sum,
     .fill = fill,
+    .maximum = maximum,
     .error_text = pst__cuda_error_text,
     .destroy = destroy,
 };
@@ -175,8 +186,7 @@ static pst_status open_context(pst__cuda *cuda, const pst_cuda_options *options)
 }
 
 static pst_status open_device(pst__cuda *cuda, const pst_cuda_options *options) {
-    pst_status status =
-        pst__cuda_driver_open(&cuda->driver, options->driver, pst__runtime_error(cuda->runtime));
+    pst_status status = pst__cuda_driver_open(&cuda->driver, options->driver, cuda->runtime);
     if (status != PST_OK) return status;
     status = find_gpu(cuda);
     if (status == PST_OK) status = get_attributes(cuda);

@@ -5,6 +5,7 @@
 #include "base/heap.h"
 #include "sched/device/cuda_driver.h"
 
+#include <ck_spinlock.h>
 #include <penstock/cuda.h>
 #include <pthread.h>
 
@@ -100,6 +101,7 @@ pst_status pst__cuda_refuse(pst__cuda *cuda, pst_status status, const char *form
 
 /* cuda_status.c */
 const char *pst__cuda_error_text(pst_device *device);
+void pst__cuda_forget_text(void);
 
 /* cuda_stream.c */
 pst_status pst__cuda_stream_create(pst_device *device, int priority, pst_stream **stream);

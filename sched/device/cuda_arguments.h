@@ -42,7 +42,7 @@ typedef PST_CUDA_CAST_TABLE(PST_CUDA_MANY_PIECES) pst_cuda_cast_many;
 
 #define PST_CUDA_SOURCES 64
 
-/* A launch of pst_sum: a block takes `block_bytes`, counted as above. */
+/* A launch of pst_sum, or of pst_maximum, whose action is the dtype: a block takes `block_bytes`, counted as above. */
 typedef struct pst_cuda_sum {
     void *destination;
     unsigned long long count;

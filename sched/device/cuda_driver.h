@@ -2,10 +2,9 @@
 #ifndef PST_SCHED_DEVICE_CUDA_DRIVER_H
 #define PST_SCHED_DEVICE_CUDA_DRIVER_H
 
-#include "base/error.h"
-
 #include <cuda.h>
 #include <cudaTypedefs.h>
+#include <penstock/runtime.h>
 
 /* One line an entry point: name, and the driver version whose interface is meant (plain dlsym would
  * yield the oldest). NEEDED ones are there in every driver that can run this library; without the
@@ -72,9 +71,9 @@ typedef struct pst__cuda_driver {
 #undef PST__CUDA_ENTRY
 } pst__cuda_driver;
 
-/* Loads `path` (NULL: "libcuda.so.1") and finds the entry points. PST_EUNSUPPORTED with a text that
- * names what is missing; then there is nothing to close. */
-pst_status pst__cuda_driver_open(pst__cuda_driver *driver, const char *path, pst__error *error);
+/* Loads `path` (NULL: "libcuda.so.1") and finds the entry points. PST_EUNSUPPORTED with the
+ * runtime's error text naming what is missing; then there is nothing to close. */
+pst_status pst__cuda_driver_open(pst__cuda_driver *driver, const char *path, pst_runtime *runtime);
 void pst__cuda_driver_close(pst__cuda_driver *driver);
 
 #endif

@@ -2,6 +2,7 @@
 
 #include "sched/device/cuda_arguments.h"
 #include "sched/device/cuda_compile.h"
+#include "sched/device/host_kernels.h"
 
 /* ---- loading ---------------------------------------------------------------------------- */
 
@@ -17,6 +18,7 @@ static pst_status load_module(pst__cuda *cuda, const void *image) {
     if (status == PST_OK) status = get(cuda, "pst_cast_scale_copy_few", &kernels->cast_few);
     if (status == PST_OK) status = get(cuda, "pst_cast_scale_copy", &kernels->cast);
     if (status == PST_OK) status = get(cuda, "pst_sum", &kernels->sum);
+    if (status == PST_OK) status = get(cuda, "pst_maximum", &kernels->maximum);
     if (status == PST_OK) status = get(cuda, "pst_fill", &kernels->fill);
     if (status != PST_OK) return status;
     /* It is only there where kernels may have so many parameters. */
@@ -182,26 +184,21 @@ pst_status pst__cuda_cast_scale_copy(pst__cuda *cuda, CUstream stream, const pst
 
 /* ---- sum -------------------------------------------------------------------------------- */
 
-static pst_status check_sum(pst__cuda *cuda, const pst_sum *sum) {
-    if (!is_floating(sum->source_dtype) || !is_floating(sum->destination_dtype))
-        return pst__cuda_refuse(cuda, PST_EUNSUPPORTED, "sum: from %s to %s",
-                                pst_dtype_name(sum->source_dtype),
-                                pst_dtype_name(sum->destination_dtype));
+static pst_status check_sources(pst__cuda *cuda, const pst_sum *sum, const char *name) {
     if (sum->source_count > PST_CUDA_SOURCES)
-        return pst__cuda_refuse(cuda, PST_EUNSUPPORTED, "sum: %zu sources; at most %d",
+        return pst__cuda_refuse(cuda, PST_EUNSUPPORTED, "%s: %zu sources; at most %d", name,
                                 sum->source_count, PST_CUDA_SOURCES);
     int aligned = is_aligned(sum->destination, sum->destination_dtype);
     for (size_t k = 0; k < sum->source_count; k++)
         aligned &= is_aligned(sum->sources[k], sum->source_dtype);
     return aligned ? PST_OK
                    : pst__cuda_refuse(cuda, PST_EINVAL,
-                                      "sum: at %p: an address is not aligned to its elements",
+                                      "%s: at %p: an address is not aligned to its elements", name,
                                       sum->destination);
 }
 
-pst_status pst__cuda_sum(pst__cuda *cuda, CUstream stream, const pst_sum *sum) {
-    pst_status status = check_sum(cuda, sum);
-    if (status != PST_OK || sum->count == 0) return status;
+static pst_status launch_sum(pst__cuda *cuda, CUfunction kernel, CUstream stream,
+                             const pst_sum *sum, unsigned action, const char *name) {
     const size_t work = sum->count * wider(sum->destination_dtype, sum->source_dtype);
     pst_cuda_sum arguments = {
         .destination = sum->destination,
@@ -209,13 +206,38 @@ pst_status pst__cuda_sum(pst__cuda *cuda, CUstream stream, const pst_sum *sum) {
         .scale = sum->scale,
         .source_count = (unsigned)sum->source_count,
         .accumulate = sum->accumulate != 0,
-        .action = PST_CUDA_CONVERT((unsigned)sum->destination_dtype, (unsigned)sum->source_dtype),
+        .action = action,
         .block_bytes = block_bytes_for(cuda, work),
     };
     for (size_t k = 0; k < sum->source_count; k++)
         arguments.source[k] = sum->sources[k];
-    return launch(cuda, cuda->kernels->sum, blocks_of(work, arguments.block_bytes), stream,
-                  &arguments, "pst_sum");
+    return launch(cuda, kernel, blocks_of(work, arguments.block_bytes), stream, &arguments, name);
+}
+
+pst_status pst__cuda_sum(pst__cuda *cuda, CUstream stream, const pst_sum *sum) {
+    if (!is_floating(sum->source_dtype) || !is_floating(sum->destination_dtype))
+        return pst__cuda_refuse(cuda, PST_EUNSUPPORTED, "sum: from %s to %s",
+                                pst_dtype_name(sum->source_dtype),
+                                pst_dtype_name(sum->destination_dtype));
+    pst_status status = check_sources(cuda, sum, "sum");
+    if (status != PST_OK || sum->count == 0) return status;
+    return launch_sum(
+        cuda, cuda->kernels->sum, stream, sum,
+        PST_CUDA_CONVERT((unsigned)sum->destination_dtype, (unsigned)sum->source_dtype), "pst_sum");
+}
+
+pst_status pst__cuda_maximum(pst__cuda *cuda, CUstream stream, const pst_sum *maximum) {
+    pst_sum nothing = *maximum;
+    nothing.count = 0;
+    pst_status status = pst__host_maximum(&nothing); /* the same dtypes */
+    if (status != PST_OK)
+        return pst__cuda_refuse(cuda, status, "maximum: of %zu sources, from %s to %s",
+                                maximum->source_count, pst_dtype_name(maximum->source_dtype),
+                                pst_dtype_name(maximum->destination_dtype));
+    status = check_sources(cuda, maximum, "maximum");
+    if (status != PST_OK || maximum->count == 0) return status;
+    return launch_sum(cuda, cuda->kernels->maximum, stream, maximum,
+                      (unsigned)maximum->source_dtype, "pst_maximum");
 }
 
 /* ---- fill ------------------------------------------------------------------------------- */

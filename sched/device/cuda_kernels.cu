@@ -172,7 +172,7 @@ static __device__ __forceinline__ void copy_words(T *to, const T *from, unsigned
 }
 
 template <typename T>
-static __device__ void copy_aligned(byte *to, const byte *from, unsigned count) {
+static __device__ __forceinline__ void copy_aligned(byte *to, const byte *from, unsigned count) {
     const unsigned head = least(gap(to, sizeof(T)), count);
     const unsigned words = (count - head) / sizeof(T), tail = head + words * sizeof(T);
     copy_words(to, from, head);
@@ -225,18 +225,22 @@ static __device__ __forceinline__ void convert_vectors(D *to, const S *from, uns
 }
 
 template <typename D, typename S>
-static __device__ void convert(const pst_cuda_piece &piece, double scale, unsigned block_bytes,
-                               unsigned block) {
+static __device__ void convert(D *to, const S *from, unsigned count, double scale) {
     constexpr unsigned N = vector_length<D, S>();
     const auto factor = (typename pair<D, S>::wide)scale;
-    const range part = share_of(piece.count, block_bytes / 16 * N, block);
-    D *to = (D *)piece.destination + part.begin;
-    const S *from = (const S *)piece.source + part.begin;
-    unsigned head = least(gap(to, N * sizeof(D)) / sizeof(D), part.count);
-    if (gap(from + head, N * sizeof(S)) != 0) head = part.count;
-    const unsigned vectors = (part.count - head) / N;
+    unsigned head = least(gap(to, N * sizeof(D)) / sizeof(D), count);
+    if (gap(from + head, N * sizeof(S)) != 0) head = count;
+    const unsigned vectors = (count - head) / N;
     convert_vectors<N>(to + head, from + head, vectors, vectors, 0, factor);
-    convert_vectors<1>(to, from, part.count - vectors * N, head, vectors * N, factor);
+    convert_vectors<1>(to, from, count - vectors * N, head, vectors * N, factor);
+}
+
+template <typename D, typename S>
+static __device__ __forceinline__ void convert_part(const pst_cuda_piece &piece, double scale,
+                                                    unsigned block_bytes, unsigned block) {
+    const range part = share_of(piece.count, block_bytes / 16 * vector_length<D, S>(), block);
+    convert((D *)piece.destination + part.begin, (const S *)piece.source + part.begin, part.count,
+            scale);
 }
 
 template <typename D>
@@ -244,10 +248,10 @@ static __device__ __forceinline__ void convert_from(unsigned source, const pst_c
                                                     double scale, unsigned block_bytes,
                                                     unsigned block) {
     switch (source) {
-    case 0: convert<D, float>(piece, scale, block_bytes, block); break;
-    case 1: convert<D, double>(piece, scale, block_bytes, block); break;
-    case 2: convert<D, half>(piece, scale, block_bytes, block); break;
-    case 3: convert<D, bfloat>(piece, scale, block_bytes, block); break;
+    case 0: convert_part<D, float>(piece, scale, block_bytes, block); break;
+    case 1: convert_part<D, double>(piece, scale, block_bytes, block); break;
+    case 2: convert_part<D, half>(piece, scale, block_bytes, block); break;
+    case 3: convert_part<D, bfloat>(piece, scale, block_bytes, block); break;
     }
 }
 
@@ -312,7 +316,7 @@ template <unsigned N, typename D, typename S>
 static __device__ __forceinline__ void sum_vector(const pst_cuda_sum &sum, address index) {
     typedef typename pair<D, S>::wide W;
     enum { ROUND = 4 };
-    pack<D, N> &to = *(pack<D, N> *)((D *)sum.destination + index);
+    pack<D, N> *const to = (pack<D, N> *)((D *)sum.destination + index);
     W total[N];
 #pragma unroll
     for (unsigned e = 0; e < N; e++)
@@ -330,14 +334,14 @@ static __device__ __forceinline__ void sum_vector(const pst_cuda_sum &sum, addre
                 if (k + r < sum.source_count) total[e] += load<W>(in[r].at[e]);
     }
     pack<D, N> out;
-    if (sum.accumulate) out = to;
+    if (sum.accumulate) out = *to;
 #pragma unroll
     for (unsigned e = 0; e < N; e++) {
         total[e] *= (W)sum.scale;
         if (sum.accumulate) total[e] += load<W>(out.at[e]);
         store(out.at[e], total[e]);
     }
-    to = out;
+    *to = out;
 }
 
 /* Elements before the first vector: all of them if not all addresses can be aligned together. */
@@ -380,6 +384,34 @@ extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
     case 1: sum_from<double>(source, sum); break;
     case 2: sum_from<half>(source, sum); break;
     case 3: sum_from<bfloat>(source, sum); break;
+    }
+}
+
+/* ---- largest of several sources ---------------------------------------------------------- */
+
+template <typename T> static __device__ void maximum_range(const pst_cuda_sum &given) {
+    const range part = share_of(given.count, given.block_bytes / sizeof(T), blockIdx.x);
+    for (unsigned i = threadIdx.x; i < part.count; i += PST_CUDA_THREADS) {
+        const address at = part.begin + i;
+        T largest = ((const T *)given.source[0])[at];
+        for (unsigned k = 1; k < given.source_count; k++) {
+            const T value = ((const T *)given.source[k])[at];
+            if (value > largest) largest = value;
+        }
+        ((T *)given.destination)[at] = largest;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+    pst_maximum(const __grid_constant__ pst_cuda_sum given) {
+    switch (given.action) {
+    case 0: maximum_range<float>(given); break;
+    case 1: maximum_range<double>(given); break;
+    case 4: maximum_range<signed char>(given); break;
+    case 6: maximum_range<short>(given); break;
+    case 7: maximum_range<int>(given); break;
+    case 8: maximum_range<long long>(given); break;
+    default: maximum_range<byte>(given); break;
     }
 }
 

@@ -9,7 +9,7 @@
 struct pst__cuda_kernels {
     CUmodule module;
     CUfunction cast_few, cast, cast_many; /* by size of the table; the last may be missing: NULL */
-    CUfunction sum, fill;
+    CUfunction sum, maximum, fill;
 };
 
 /* Compiles the kernels, or takes them from the cache (see pst_cuda_options for both paths), and
@@ -23,6 +23,7 @@ void pst__cuda_kernels_unload(pst__cuda *cuda); /* not loaded: fine */
 pst_status pst__cuda_cast_scale_copy(pst__cuda *cuda, CUstream stream, const pst_cast *pieces,
                                      size_t count, double scale);
 pst_status pst__cuda_sum(pst__cuda *cuda, CUstream stream, const pst_sum *sum);
+pst_status pst__cuda_maximum(pst__cuda *cuda, CUstream stream, const pst_sum *maximum);
 pst_status pst__cuda_fill(pst__cuda *cuda, CUstream stream, void *memory, int byte, size_t bytes);
 
 #endif

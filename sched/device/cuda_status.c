@@ -92,6 +92,10 @@ pst_status pst__cuda_refuse(pst__cuda *cuda, pst_status status, const char *form
     return status;
 }
 
+void pst__cuda_forget_text(void) {
+    text[0] = '\0';
+}
+
 const char *pst__cuda_error_text(pst_device *device) {
     (void)device;
     return text;

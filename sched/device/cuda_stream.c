@@ -73,6 +73,7 @@ pst_status pst__cuda_launch(pst_device *device, pst_stream *stream, const pst_wo
     CUcontext previous;
     pst_status status = pst__cuda_enter_stream(cuda, stream, &previous);
     if (status != PST_OK) return status;
+    pst__cuda_forget_text(); /* the work may fail without a call of the device's */
     status = work->start(work->argument, stream);
     pst__cuda_leave(cuda, previous);
     return status;

@@ -147,6 +147,11 @@ static pst_status sum(pst_device *device, pst_stream *stream, const pst_sum *sum
     return pst__host_sum(sum);
 }
 
+static pst_status maximum(pst_device *device, pst_stream *stream, const pst_sum *maximum) {
+    (void)device, (void)stream;
+    return pst__host_maximum(maximum);
+}
+
 static pst_status fill(pst_device *device, pst_stream *stream, void *memory, int byte,
                        size_t bytes) {
     (void)device, (void)stream;
@@ -199,6 +204,7 @@ static const pst_device_ops host_ops = {
     .cast_scale_copy = cast_scale_copy,
     .sum = sum,
     .fill = fill,
+    .maximum = maximum,
     .destroy = destroy,
 };
 

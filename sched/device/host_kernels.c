@@ -186,3 +186,42 @@ pst_status pst__host_sum(const pst_sum *sum) {
         sum_narrow(sum);
     return PST_OK;
 }
+
+/* ---- largest of several sources --------------------------------------------------------- */
+
+#define MAXIMUM(name, type)                                                                        \
+    static void name(const pst_sum *given) {                                                       \
+        type *to = given->destination;                                                             \
+        for (size_t i = 0; i < given->count; i++) {                                                \
+            type largest = ((const type *)given->sources[0])[i];                                   \
+            for (size_t k = 1; k < given->source_count; k++) {                                     \
+                const type value = ((const type *)given->sources[k])[i];                           \
+                if (value > largest) largest = value;                                              \
+            }                                                                                      \
+            to[i] = largest;                                                                       \
+        }                                                                                          \
+    }
+
+MAXIMUM(maximum_f32, float)
+MAXIMUM(maximum_f64, double)
+MAXIMUM(maximum_i8, int8_t)
+MAXIMUM(maximum_u8, uint8_t)
+MAXIMUM(maximum_i16, int16_t)
+MAXIMUM(maximum_i32, int32_t)
+MAXIMUM(maximum_i64, int64_t)
+
+static void (*const maxima[PST_DTYPE_COUNT])(const pst_sum *) = {
+    [PST_FLOAT32] = maximum_f32, [PST_FLOAT64] = maximum_f64, [PST_INT8] = maximum_i8,
+    [PST_UINT8] = maximum_u8,    [PST_INT16] = maximum_i16,   [PST_INT32] = maximum_i32,
+    [PST_INT64] = maximum_i64,   [PST_BOOL] = maximum_u8,
+};
+
+pst_status pst__host_maximum(const pst_sum *maximum) {
+    const unsigned dtype = maximum->source_dtype;
+    if (dtype != (unsigned)maximum->destination_dtype || dtype >= PST_DTYPE_COUNT ||
+        maxima[dtype] == NULL)
+        return PST_EUNSUPPORTED;
+    if (maximum->source_count == 0) return PST_EINVAL;
+    maxima[dtype](maximum);
+    return PST_OK;
+}

@@ -7,5 +7,6 @@
 
 pst_status pst__host_cast(const pst_cast *piece, double scale);
 pst_status pst__host_sum(const pst_sum *sum);
+pst_status pst__host_maximum(const pst_sum *maximum);
 
 #endif

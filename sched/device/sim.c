@@ -1,48 +1,14 @@
-#include "sched/device/sim.h"
+#include "sched/device/sim_queue.h"
 
+#include "base/atomic.h"
 #include "sched/device/host_kernels.h"
 
-#include <ck_spinlock.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-struct pst_stream {
-    uint64_t end; /* of all that is enqueued */
-};
-
-struct pst_event {
-    uint64_t end;  /* of what was enqueued before the latest record; 0: never recorded */
-    uint64_t seen; /* when a query tells so */
-};
-
-typedef struct rows {
-    char *destination;
-    const char *source; /* NULL: fill with `byte` */
-    size_t destination_pitch, source_pitch, bytes, count;
-    int byte;
-} rows;
-
-typedef enum operation_kind { CALL, ROWS, CAST, SUM } operation_kind;
-
-typedef struct operation {
-    struct operation *next;
-    uint64_t end;
-    operation_kind kind;
-    void (*run)(void *argument);
-    void *argument;
-    rows rows;
-    pst_cast cast;
-    double scale;
-    pst_sum sum;
-    const void *sources[]; /* SUM */
-} operation;
-
-typedef struct sim {
-    pst_device device;
-    const pst__heap *heap;
-    pst__sim_options options;
-    ck_spinlock_t lock;    /* of the list and of the streams' ends; held while effects happen */
-    operation *operations; /* by end; equal ends in the order of enqueuing */
-} sim;
+typedef pst__sim sim;
+typedef pst__sim_operation operation;
 
 static sim *sim_of(const pst_device *device) {
     return device->context;
@@ -50,50 +16,6 @@ static sim *sim_of(const pst_device *device) {
 
 static pst_status fault_of(const sim *sim, const char *call) {
     return sim->options.fault == NULL ? PST_OK : sim->options.fault(sim->options.context, call);
-}
-
-/* ---- operations ------------------------------------------------------------------------- */
-
-static size_t size_of(const operation *operation) {
-    return sizeof *operation + operation->sum.source_count * sizeof(void *);
-}
-
-static void do_rows(const rows *rows) {
-    for (size_t i = 0; i < rows->count; i++) {
-        char *destination = rows->destination + i * rows->destination_pitch;
-        if (rows->source == NULL)
-            memset(destination, rows->byte, rows->bytes);
-        else
-            memmove(destination, rows->source + i * rows->source_pitch, rows->bytes);
-    }
-}
-
-/* Arguments that the kernels refuse were refused when the operation was enqueued. */
-static void happen(const operation *operation) {
-    switch (operation->kind) {
-    case CALL:
-        operation->run(operation->argument);
-        break;
-    case ROWS:
-        do_rows(&operation->rows);
-        break;
-    case CAST:
-        (void)pst__host_cast(&operation->cast, operation->scale);
-        break;
-    case SUM:
-        (void)pst__host_sum(&operation->sum);
-        break;
-    }
-}
-
-/* Under the lock. */
-static void settle(sim *sim, uint64_t now) {
-    while (sim->operations != NULL && sim->operations->end <= now) {
-        operation *first = sim->operations;
-        sim->operations = first->next;
-        happen(first);
-        pst__heap_free(sim->heap, first, size_of(first));
-    }
 }
 
 static uint64_t cost_of(const sim *sim, size_t bytes) {
@@ -104,66 +26,54 @@ static uint64_t cost_of(const sim *sim, size_t bytes) {
     return cost;
 }
 
-static void enqueue(sim *sim, pst_stream *stream, operation *added, uint64_t cost) {
-    const uint64_t now = sim->options.now(sim->options.context);
-    ck_spinlock_lock(&sim->lock);
-    settle(sim, now);
-    stream->end = (stream->end > now ? stream->end : now) + cost;
-    added->end = stream->end;
-    operation **link = &sim->operations;
-    while (*link != NULL && (*link)->end <= added->end)
-        link = &(*link)->next;
-    added->next = *link;
-    *link = added;
-    ck_spinlock_unlock(&sim->lock);
-}
-
-static operation *operation_create(const sim *sim, operation_kind kind, size_t source_count) {
-    operation *made =
-        pst__heap_alloc(sim->heap, sizeof *made + source_count * sizeof *made->sources);
-    if (made == NULL) return NULL;
-    made->kind = kind;
-    made->sum.source_count = source_count;
-    return made;
-}
-
 pst_status pst__sim_call(pst_device *device, pst_stream *stream, uint64_t nanoseconds,
                          void (*run)(void *argument), void *argument) {
     sim *sim = sim_of(device);
-    operation *call = operation_create(sim, CALL, 0);
+    operation *call = pst__sim_operation_create(sim, PST__SIM_CALL, 0);
     if (call == NULL) return PST_ENOMEM;
     call->run = run;
     call->argument = argument;
-    enqueue(sim, stream, call, nanoseconds + cost_of(sim, 0));
+    pst__sim_enqueue(sim, stream, call, nanoseconds + cost_of(sim, 0));
     return PST_OK;
 }
 
-static pst_status enqueue_rows(sim *sim, pst_stream *stream, const rows *rows) {
+static pst_status enqueue_rows(sim *sim, pst_stream *stream, const pst__sim_rows *rows) {
     if (rows->bytes == 0 || rows->count == 0) return PST_OK;
-    operation *made = operation_create(sim, ROWS, 0);
+    operation *made = pst__sim_operation_create(sim, PST__SIM_ROWS, 0);
     if (made == NULL) return PST_ENOMEM;
     made->rows = *rows;
-    enqueue(sim, stream, made, cost_of(sim, rows->bytes * rows->count));
+    pst__sim_enqueue(sim, stream, made, cost_of(sim, rows->bytes * rows->count));
     return PST_OK;
 }
 
 /* ---- streams ---------------------------------------------------------------------------- */
 
 static pst_status stream_create(pst_device *device, int priority, pst_stream **stream) {
-    const sim *sim = sim_of(device);
+    sim *sim = sim_of(device);
     (void)priority;
     const pst_status fault = fault_of(sim, "stream_create");
     if (fault != PST_OK) return fault;
     *stream = pst__heap_alloc(sim->heap, sizeof **stream);
-    return *stream == NULL ? PST_ENOMEM : PST_OK;
+    if (*stream == NULL) return PST_ENOMEM;
+    ck_spinlock_lock(&sim->lock);
+    (*stream)->next = sim->streams;
+    sim->streams = *stream;
+    ck_spinlock_unlock(&sim->lock);
+    return PST_OK;
 }
 
 static pst_status stream_wrap(pst_device *device, void *native, pst_stream **stream) {
     return native != NULL ? PST_EUNSUPPORTED : stream_create(device, 0, stream);
 }
 
+/* What it has before it happens nevertheless. */
 static void stream_destroy(pst_device *device, pst_stream *stream) {
-    pst__heap_free(sim_of(device)->heap, stream, sizeof *stream);
+    sim *sim = sim_of(device);
+    if (stream == NULL) return;
+    ck_spinlock_lock(&sim->lock);
+    stream->destroyed = 1;
+    pst__sim_sweep(sim);
+    ck_spinlock_unlock(&sim->lock);
 }
 
 static pst_status launch(pst_device *device, pst_stream *stream, const pst_work *work) {
@@ -182,8 +92,19 @@ static pst_status event_create(pst_device *device, int timed, pst_event **event)
     return *event == NULL ? PST_ENOMEM : PST_OK;
 }
 
+/* The event's mark becomes `mark`, for which it holds. */
+static void event_mark(sim *sim, pst_event *event, pst__sim_mark *mark) {
+    ck_spinlock_lock(&sim->lock);
+    pst__sim_mark_drop(sim, event->mark);
+    event->mark = mark;
+    ck_spinlock_unlock(&sim->lock);
+}
+
 static void event_destroy(pst_device *device, pst_event *event) {
-    pst__heap_free(sim_of(device)->heap, event, sizeof *event);
+    sim *sim = sim_of(device);
+    if (event == NULL) return;
+    event_mark(sim, event, NULL);
+    pst__heap_free(sim->heap, event, sizeof *event);
 }
 
 static pst_status event_record(pst_device *device, pst_event *event, pst_stream *stream) {
@@ -191,21 +112,41 @@ static pst_status event_record(pst_device *device, pst_event *event, pst_stream 
     const pst__sim_options *options = &sim->options;
     const pst_status fault = fault_of(sim, "event_record");
     if (fault != PST_OK) return fault;
-    const uint64_t late = options->late == NULL ? 0 : options->late(options->context);
-    ck_spinlock_lock(&sim->lock);
-    event->end = stream->end;
-    event->seen = stream->end + late;
-    ck_spinlock_unlock(&sim->lock);
+    operation *record = pst__sim_operation_create(sim, PST__SIM_RECORD, 0);
+    pst__sim_mark *mark = pst__heap_alloc(sim->heap, sizeof *mark);
+    if (record == NULL || mark == NULL) {
+        pst__heap_free(sim->heap, record, sizeof *record);
+        pst__heap_free(sim->heap, mark, sizeof *mark);
+        return PST_ENOMEM;
+    }
+    mark->holders = 2; /* the event and the operation */
+    mark->late = options->late == NULL ? 0 : options->late(options->context);
+    record->mark = mark;
+    event_mark(sim, event, mark);
+    pst__sim_enqueue(sim, stream, record, 0);
     return PST_OK;
+}
+
+/* The event's latest record, held for the caller; NULL if there is none or it has been. */
+static pst__sim_mark *mark_to_wait_for(sim *sim, const pst_event *event) {
+    ck_spinlock_lock(&sim->lock);
+    pst__sim_mark *mark = event->mark;
+    if (mark != NULL) mark->holders++;
+    ck_spinlock_unlock(&sim->lock);
+    return mark;
 }
 
 static pst_status stream_wait(pst_device *device, pst_stream *stream, pst_event *event) {
     sim *sim = sim_of(device);
     const pst_status fault = fault_of(sim, "stream_wait");
     if (fault != PST_OK) return fault;
-    ck_spinlock_lock(&sim->lock);
-    if (stream->end < event->end) stream->end = event->end;
-    ck_spinlock_unlock(&sim->lock);
+    operation *wait = pst__sim_operation_create(sim, PST__SIM_WAIT_EVENT, 0);
+    if (wait == NULL) return PST_ENOMEM;
+    wait->mark = mark_to_wait_for(sim, event);
+    if (wait->mark != NULL)
+        pst__sim_enqueue(sim, stream, wait, 0);
+    else
+        pst__heap_free(sim->heap, wait, sizeof *wait);
     return PST_OK;
 }
 
@@ -215,18 +156,53 @@ static pst_status event_query(pst_device *device, pst_event *event) {
     if (fault != PST_OK) return fault;
     const uint64_t now = sim->options.now(sim->options.context);
     ck_spinlock_lock(&sim->lock);
-    settle(sim, now);
-    const pst_status status = event->seen <= now ? PST_OK : PST_PENDING;
+    pst__sim_settle(sim, now);
+    const pst__sim_mark *mark = event->mark;
+    const int seen = mark == NULL || (mark->done && mark->end + mark->late <= now);
     ck_spinlock_unlock(&sim->lock);
-    return status;
+    return seen ? PST_OK : PST_PENDING;
 }
 
 static pst_status event_time(pst_device *device, pst_event *event, uint64_t *nanoseconds) {
     sim *sim = sim_of(device);
     ck_spinlock_lock(&sim->lock);
-    *nanoseconds = event->end;
+    *nanoseconds = event->mark == NULL ? 0 : event->mark->end;
     ck_spinlock_unlock(&sim->lock);
     return PST_OK;
+}
+
+/* ---- flags ------------------------------------------------------------------------------ */
+
+static pst_status enqueue_flag(pst_device *device, pst_stream *stream, pst__sim_kind kind,
+                               const uint32_t *address, uint32_t value) {
+    sim *sim = sim_of(device);
+    operation *made = pst__sim_operation_create(sim, kind, 0);
+    if (made == NULL) return PST_ENOMEM;
+    made->flag = (uint32_t *)(uintptr_t)address;
+    made->value = value;
+    pst__sim_enqueue(sim, stream, made, kind == PST__SIM_WRITE32 ? cost_of(sim, 0) : 0);
+    return PST_OK;
+}
+
+static pst_status stream_write32(pst_device *device, pst_stream *stream, uint32_t *address,
+                                 uint32_t value) {
+    const pst_status fault = fault_of(sim_of(device), "stream_write32");
+    if (fault != PST_OK) return fault;
+    return enqueue_flag(device, stream, PST__SIM_WRITE32, address, value);
+}
+
+static pst_status stream_wait32(pst_device *device, pst_stream *stream, const uint32_t *address,
+                                uint32_t value) {
+    const pst_status fault = fault_of(sim_of(device), "stream_wait32");
+    if (fault != PST_OK) return fault;
+    return enqueue_flag(device, stream, PST__SIM_WAIT32, address, value);
+}
+
+/* Release: pairs with the acquire of a stream that waits for the flag. */
+static pst_status flag_write32(pst_device *device, uint32_t *address, uint32_t value) {
+    const pst_status fault = fault_of(sim_of(device), "flag_write32");
+    if (fault == PST_OK) pst__store_release(address, value);
+    return fault;
 }
 
 /* ---- copies and kernels ----------------------------------------------------------------- */
@@ -236,10 +212,10 @@ static pst_status copy(pst_device *device, pst_stream *stream, const pst_copy *c
     sim *sim = sim_of(device);
     pst_status status = fault_of(sim, "copy");
     for (size_t i = 0; i < count && status == PST_OK; i++) {
-        const rows rows = {.destination = copies[i].destination,
-                           .source = copies[i].source,
-                           .bytes = copies[i].bytes,
-                           .count = 1};
+        const pst__sim_rows rows = {.destination = copies[i].destination,
+                                    .source = copies[i].source,
+                                    .bytes = copies[i].bytes,
+                                    .count = 1};
         status = enqueue_rows(sim, stream, &rows);
     }
     return status;
@@ -249,8 +225,8 @@ static pst_status copy_2d(pst_device *device, pst_stream *stream, void *destinat
                           size_t destination_pitch, const void *source, size_t source_pitch,
                           size_t row_bytes, size_t row_count) {
     sim *sim = sim_of(device);
-    const rows rows = {destination, source, destination_pitch, source_pitch, row_bytes,
-                       row_count,   0};
+    const pst__sim_rows rows = {destination, source, destination_pitch, source_pitch, row_bytes,
+                                row_count,   0};
     const pst_status fault = fault_of(sim, "copy_2d");
     return fault != PST_OK ? fault : enqueue_rows(sim, stream, &rows);
 }
@@ -258,7 +234,7 @@ static pst_status copy_2d(pst_device *device, pst_stream *stream, void *destinat
 static pst_status fill(pst_device *device, pst_stream *stream, void *memory, int byte,
                        size_t bytes) {
     sim *sim = sim_of(device);
-    const rows rows = {.destination = memory, .bytes = bytes, .count = 1, .byte = byte};
+    const pst__sim_rows rows = {.destination = memory, .bytes = bytes, .count = 1, .byte = byte};
     const pst_status fault = fault_of(sim, "fill");
     return fault != PST_OK ? fault : enqueue_rows(sim, stream, &rows);
 }
@@ -268,12 +244,12 @@ static pst_status enqueue_cast(sim *sim, pst_stream *stream, const pst_cast *pie
     nothing.count = 0;
     const pst_status status = pst__host_cast(&nothing, scale);
     if (status != PST_OK || piece->count == 0) return status;
-    operation *made = operation_create(sim, CAST, 0);
+    operation *made = pst__sim_operation_create(sim, PST__SIM_CAST, 0);
     if (made == NULL) return PST_ENOMEM;
     made->cast = *piece;
     made->scale = scale;
-    enqueue(sim, stream, made,
-            cost_of(sim, piece->count * pst_dtype_size(piece->destination_dtype)));
+    pst__sim_enqueue(sim, stream, made,
+                     cost_of(sim, piece->count * pst_dtype_size(piece->destination_dtype)));
     return PST_OK;
 }
 
@@ -286,21 +262,36 @@ static pst_status cast_scale_copy(pst_device *device, pst_stream *stream, const 
     return status;
 }
 
+static pst_status enqueue_sum(sim *sim, pst_stream *stream, pst__sim_kind kind,
+                              const pst_sum *given) {
+    if (given->count == 0) return PST_OK;
+    operation *made = pst__sim_operation_create(sim, kind, given->source_count);
+    if (made == NULL) return PST_ENOMEM;
+    made->sum = *given;
+    made->sum.sources = made->sources;
+    memcpy(made->sources, given->sources, given->source_count * sizeof *given->sources);
+    pst__sim_enqueue(
+        sim, stream, made,
+        cost_of(sim, given->source_count * given->count * pst_dtype_size(given->source_dtype)));
+    return PST_OK;
+}
+
 static pst_status sum(pst_device *device, pst_stream *stream, const pst_sum *given) {
     sim *sim = sim_of(device);
     pst_sum nothing = *given;
     nothing.count = 0;
     pst_status status = fault_of(sim, "sum");
     if (status == PST_OK) status = pst__host_sum(&nothing);
-    if (status != PST_OK || given->count == 0) return status;
-    operation *made = operation_create(sim, SUM, given->source_count);
-    if (made == NULL) return PST_ENOMEM;
-    made->sum = *given;
-    made->sum.sources = made->sources;
-    memcpy(made->sources, given->sources, given->source_count * sizeof *given->sources);
-    enqueue(sim, stream, made,
-            cost_of(sim, given->source_count * given->count * pst_dtype_size(given->source_dtype)));
-    return PST_OK;
+    return status == PST_OK ? enqueue_sum(sim, stream, PST__SIM_SUM, given) : status;
+}
+
+static pst_status maximum(pst_device *device, pst_stream *stream, const pst_sum *given) {
+    sim *sim = sim_of(device);
+    pst_sum nothing = *given;
+    nothing.count = 0;
+    pst_status status = fault_of(sim, "maximum");
+    if (status == PST_OK) status = pst__host_maximum(&nothing);
+    return status == PST_OK ? enqueue_sum(sim, stream, PST__SIM_MAXIMUM, given) : status;
 }
 
 /* ---- memory, and the device ------------------------------------------------------------- */
@@ -320,14 +311,43 @@ static void release(pst_device *device, pst_memory_kind kind, void *memory, size
     pst__heap_free(sim_of(device)->heap, memory, bytes);
 }
 
+/* What a descriptor stands for. All ranks of a simulation live in one process and see each other's
+ * memory where it is. */
+typedef struct token {
+    pid_t process;
+    void *memory;
+} token;
+
+static pst_status memory_export(pst_device *device, void *memory, int *descriptor) {
+    const token token = {getpid(), memory};
+    const pst_status fault = fault_of(sim_of(device), "memory_export");
+    if (fault != PST_OK) return fault;
+    *descriptor = memfd_create("penstock sim", MFD_CLOEXEC);
+    if (*descriptor < 0) return PST_ESYSTEM;
+    if (pwrite(*descriptor, &token, sizeof token, 0) == (ssize_t)sizeof token) return PST_OK;
+    (void)close(*descriptor);
+    return PST_ESYSTEM;
+}
+
+static pst_status memory_import(pst_device *device, int descriptor, size_t bytes, void **memory) {
+    token token;
+    const pst_status fault = fault_of(sim_of(device), "memory_import");
+    (void)bytes;
+    if (fault != PST_OK) return fault;
+    if (pread(descriptor, &token, sizeof token, 0) != (ssize_t)sizeof token) return PST_EINVAL;
+    if (token.process != getpid()) return PST_EUNSUPPORTED;
+    *memory = token.memory;
+    return PST_OK;
+}
+
+static void memory_unmap(pst_device *device, void *memory, size_t bytes) {
+    (void)device, (void)memory, (void)bytes;
+}
+
 /* What is still enqueued never happens. */
 static void destroy(pst_device *device) {
     sim *sim = sim_of(device);
-    while (sim->operations != NULL) {
-        operation *next = sim->operations->next;
-        pst__heap_free(sim->heap, sim->operations, size_of(sim->operations));
-        sim->operations = next;
-    }
+    pst__sim_drop_streams(sim);
     pst__heap_free(sim->heap, sim, sizeof *sim);
 }
 
@@ -349,9 +369,16 @@ static const pst_device_ops sim_ops = {
     .copy_2d = copy_2d,
     .alloc = alloc,
     .free = release,
+    .memory_export = memory_export,
+    .memory_import = memory_import,
+    .memory_unmap = memory_unmap,
+    .stream_write32 = stream_write32,
+    .stream_wait32 = stream_wait32,
+    .flag_write32 = flag_write32,
     .cast_scale_copy = cast_scale_copy,
     .sum = sum,
     .fill = fill,
+    .maximum = maximum,
     .destroy = destroy,
 };
 

@@ -1,7 +1,9 @@
-/* The device `sim`: asynchronous streams under a clock of the caller's. An operation's end is known
- * when it is enqueued (its stream's end, what it waited for, its cost), and its effect happens when
- * the clock has come there and the device is asked next, in the order of the ends over all streams:
- * work that nobody ordered is seen out of order, and memory that is reused too early is spoilt. */
+/* The device `sim`: asynchronous streams under a clock of the caller's. An operation begins when
+ * its stream has come to it and takes what the model says; its effect happens at its end, when the
+ * clock has come there and the device is asked next, in the order of the ends over all streams:
+ * work that nobody ordered is seen out of order, and memory that is reused too early is spoilt.
+ * Ranks of one process share one `sim`, which sees their flags change; what a host thread stores
+ * into a flag is seen when the device is asked next. */
 #ifndef PST_SCHED_DEVICE_SIM_H
 #define PST_SCHED_DEVICE_SIM_H
 
@@ -16,6 +18,9 @@ typedef struct pst__sim_options {
     uint64_t (*jitter)(void *context);
     /* (optional) nanoseconds after its end at which this record of an event is seen as done */
     uint64_t (*late)(void *context);
+    /* (optional) told of each copy when it happens, with the time that it took */
+    void (*copied)(void *context, const void *destination, const void *source, uint64_t begin,
+                   uint64_t end);
     void *context;
     uint64_t latency_ns;    /* of each operation */
     uint64_t bytes_each_us; /* bandwidth of copies and kernels; 0: unlimited */

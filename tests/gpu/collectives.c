@@ -92,6 +92,20 @@ static size_t shard(draw *draw, size_t segments, int ranks, size_t rows, size_t 
     return segments;
 }
 
+/* The same of each rank's source, apart from each other, maybe not in the order of ranks. */
+static size_t spread(draw *draw, int ranks, size_t largest, uint64_t *chances, size_t *source,
+                     size_t *destination) {
+    size_t bytes = size_up_to(chances, largest / (size_t)ranks + 1), gap = below(chances, 3);
+    size_t from = below(chances, 64), turn = chance(chances, 2) ? 0 : below(chances, 16);
+    for (size_t i = 0; i < (size_t)ranks; i++) {
+        uint32_t peer = (uint32_t)((i + turn) % (size_t)ranks);
+        draw->segments[i] = (pst_segment){peer, from, *destination, bytes};
+        *destination += bytes + gap;
+    }
+    *source = from + bytes;
+    return (size_t)ranks;
+}
+
 /* Any pieces of anybody, in any order, with gaps. */
 static size_t scatter(draw *draw, int ranks, size_t largest, uint64_t *chances, size_t *source,
                       size_t *destination) {
@@ -112,6 +126,8 @@ static void draw_gather(round *round, draw *draw, int ranks, size_t largest, uin
     size_t parameters = 1 + below(chances, 3);
     if (chance(chances, 3)) {
         segments = scatter(draw, ranks, largest, chances, &source, &destination);
+    } else if (chance(chances, 3)) {
+        segments = spread(draw, ranks, largest, chances, &source, &destination);
     } else {
         for (size_t i = 0; i < parameters; i++) {
             size_t row_bytes = 1 + below(chances, 64);

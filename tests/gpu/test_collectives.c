@@ -221,7 +221,7 @@ int main(int argc, char **argv) {
                                                  .count = 1000,
                                                  .largest_bytes = (size_t)4 << 20,
                                                  .kinds = (1u << PST_COLLECTIVE_KIND_COUNT) - 1,
-                                                 .seconds = 60};
+                                                 .seconds = 20};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--threads") == 0)
             settings.threads = 1;

@@ -291,6 +291,8 @@ static void misuse(rank_state *state) {
     CHECK_OK(pst_zero_end_forward(engine));
     CHECK(pst_zero_gradients(engine, 0, sources, PST_FLOAT32) == PST_ESTATE);
     CHECK_OK(pst_zero_begin_backward(engine, 1));
+    CHECK(pst_zero_begin_backward(engine, 1) == PST_ESTATE);
+    CHECK(text_has(state, "begin_backward in a backward"));
     CHECK(pst_zero_gradients(engine, 0, sources, PST_FLOAT32) == PST_ESTATE); /* never used */
     CHECK(text_has(state, "was not used in a forward"));
     CHECK(pst_zero_gradients(engine, 99, sources, PST_FLOAT32) == PST_EINVAL);

@@ -33,7 +33,7 @@ typedef struct model {
     uint32_t prefetch_ahead;
     size_t prefetch_bytes, bucket_bytes;
     int one_comm, pumped;
-    uint64_t deadline_ns;
+    uint64_t deadline_ns, watchdog_ns; /* a watchdog poisons */
 } model;
 
 typedef struct rank_state {
@@ -360,7 +360,9 @@ static inline pst_status open_rank(rank_state *state) {
     pst_runtime_options options = {.size = sizeof options,
                                    .rank = state->rank,
                                    .world_size = state->world,
-                                   .deadline_ns = state->model->deadline_ns};
+                                   .deadline_ns = state->model->deadline_ns,
+                                   .watchdog_ns = state->model->watchdog_ns,
+                                   .watchdog_poisons = 1};
     pst_status status = pst_runtime_create(&options, &state->runtime);
     if (status == PST_OK)
         status =

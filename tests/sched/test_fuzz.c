@@ -19,7 +19,7 @@ typedef struct world {
     queue_device queue;
     pst_lane *lanes[LANES_MAX];
     int on_queue[LANES_MAX];
-    int ordered[LANES_MAX];
+    pst_lane_order orders[LANES_MAX];
     uint32_t lane_count;
 } world;
 
@@ -138,6 +138,8 @@ static pst_task add_task(plan *self, pst_graph *graph, uint32_t index, int with_
                                 .done = fuzz_done,
                                 .done_argument = task,
                                 .after = after};
+    if (self->where->orders[task->lane] == PST_LANE_BY_PRIORITY)
+        options.priority = PST_PRIORITY_MOST_URGENT + (int)(mix(index) % 8);
     for (uint32_t p = 0; with_edges && p < task->before_count; p++)
         after[options.after_count++] = self->tasks[task->before[p]].handle;
     assert_ok(pst_graph_add(graph, &options, &handle));
@@ -146,7 +148,7 @@ static pst_task add_task(plan *self, pst_graph *graph, uint32_t index, int with_
 
 static int keeps_an_order(const plan *self) {
     for (uint32_t i = 0; i < self->count; i++)
-        if (self->where->ordered[self->tasks[i].lane]) return 1;
+        if (self->where->orders[self->tasks[i].lane] == PST_LANE_BY_SUBMISSION) return 1;
     return 0;
 }
 
@@ -266,10 +268,10 @@ static void open_world(world *where, uint64_t *random) {
         pst_lane_options options = {.size = sizeof options, .name = "fuzz"};
         const uint32_t mode = random_below(random, worker == NULL ? 2 : 3);
         where->on_queue[i] = random_below(random, 4) == 0;
-        where->ordered[i] = random_below(random, 4) == 0;
+        where->orders[i] = (pst_lane_order)random_below(random, 3);
         options.mode = mode == 0 ? PST_LANE_PUMPED : mode == 1 ? PST_LANE_WORKER : PST_LANE_SHARED;
         options.share_with = options.mode == PST_LANE_SHARED ? worker : NULL;
-        options.order = where->ordered[i] ? PST_LANE_BY_SUBMISSION : PST_LANE_BY_READINESS;
+        options.order = where->orders[i];
         options.device = where->on_queue[i] ? &where->queue.device : NULL;
         assert_ok(pst_lane_create(where->runtime, &options, &where->lanes[i]));
         if (options.mode == PST_LANE_WORKER) worker = where->lanes[i];

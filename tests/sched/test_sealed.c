@@ -248,6 +248,58 @@ static void the_next_launch_may_begin_while_a_last_task_is_pending(void **state)
     assert_int_equal(a.callbacks, 2);
 }
 
+/* A task that keeps its lane's turn from ending. */
+typedef struct brake {
+    int entered, let_go;
+} brake;
+
+static pst_status hold_turn(void *argument, pst_stream *stream) {
+    brake *self = argument;
+    (void)stream;
+    __atomic_store_n(&self->entered, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&self->let_go, __ATOMIC_ACQUIRE))
+        yield_briefly();
+    for (int i = 0; i < 200; i++)
+        yield_briefly();
+    return PST_OK;
+}
+
+static pst_graph *seal_brake(fixture *f, pst_lane *lane, brake *self) {
+    pst_graph *graph = open_graph(f->runtime, PST_GRAPH_SEALED, "brake");
+    const pst_task_options options = {
+        .size = sizeof options, .lane = lane, .work = {hold_turn, NULL, self}};
+    assert_ok(pst_graph_add(graph, &options, NULL));
+    assert_ok(pst_graph_seal(graph));
+    return graph;
+}
+
+/* The worker launches `a` and then cannot end its turn, at the end of which it counts it, before
+ * the next launch has begun. */
+static void after_a_wait_for_the_last_task_the_next_launch_begins(void **state) {
+    fixture *f = *state;
+    pst_lane *busy = open_lane(f->runtime, "busy", PST_LANE_WORKER);
+    step b = {.name = "b"};
+    const pst_task_options a = {.size = sizeof a, .name = "a", .lane = busy}; /* no callback */
+    pst_task ta;
+    assert_ok(pst_graph_add(f->graph, &a, &ta));
+    pst_task tb = add_step(f->graph, f->lane, &b, ta, NO_TASK, NO_TASK);
+    assert_ok(pst_graph_seal(f->graph));
+    brake first = {0}, second = {0};
+    assert_ok(pst_graph_launch(seal_brake(f, busy, &first), NULL));
+    while (!__atomic_load_n(&first.entered, __ATOMIC_ACQUIRE))
+        yield_briefly();
+    pst_launch launch;
+    assert_ok(pst_graph_launch(f->graph, &launch));
+    assert_ok(pst_graph_launch(seal_brake(f, busy, &second), NULL));
+    __atomic_store_n(&first.let_go, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&second.entered, __ATOMIC_ACQUIRE))
+        yield_briefly();
+    assert_ok(pst_task_wait(launch, tb, NULL));
+    __atomic_store_n(&second.let_go, 1, __ATOMIC_RELEASE);
+    assert_ok(pst_graph_launch(f->graph, &launch));
+    assert_ok(pst_launch_wait(launch));
+}
+
 static void every_launch_has_its_own_callbacks(void **state) {
     fixture *f = *state;
     step a = {.where = &f->ran, .name = "a"}, b = {.where = &f->ran, .name = "b"};
@@ -392,6 +444,7 @@ int main(void) {
         TEST(a_graph_that_is_not_sealed_is_not_launched),
         TEST(the_next_launch_waits_until_all_tasks_are_launched),
         TEST(the_next_launch_may_begin_while_a_last_task_is_pending),
+        TEST(after_a_wait_for_the_last_task_the_next_launch_begins),
         TEST(every_launch_has_its_own_callbacks),
         TEST(the_last_callback_may_launch_again),
         TEST(a_launch_that_is_long_past_cannot_be_asked_about),

@@ -165,6 +165,32 @@ static void tasks_that_end_in_time_are_not_reported(void **state) {
     pst_runtime_destroy(runtime);
 }
 
+static void a_report_has_the_lanes_last_launches(void **state) {
+    (void)state;
+    journal lines = {0};
+    pst_runtime *runtime = open_watched(&lines, 0);
+    pst_lane *lane = open_lane(runtime, "gather", PST_LANE_PUMPED);
+    pst_graph *gone = open_graph(runtime, PST_GRAPH_SEALED, "gone");
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
+    step lost = {.name = "of a graph that is gone"},
+         steps[] = {{.name = "layer 6"}, {.name = "layer 7", .asks = -1}};
+    (void)add_with_ticket(gone, lane, &lost, 0, NO_TASK);
+    assert_ok(pst_graph_seal(gone));
+    assert_ok(pst_graph_launch(gone, NULL));
+    pump(runtime);
+    assert_ok(pst_graph_destroy(gone));
+    for (int i = 0; i < 2; i++)
+        pst_task_release(add_with_ticket(graph, lane, &steps[i], 40u + (unsigned)i, NO_TASK));
+    (void)pst__runtime_help(runtime, 8, NULL);
+    for (int look = 0; look < 10; look++)
+        pst__watchdog_look(runtime);
+    assert_named(&lines, "last launches, latest first: layer 7 (ticket 41), layer 6 (ticket 40)");
+    assert_null(strstr(lines.last, "gone"));
+    let_end(&steps[1]);
+    pump(runtime);
+    pst_runtime_destroy(runtime);
+}
+
 static void idle_lanes_and_closed_gates_are_not_reported(void **state) {
     (void)state;
     journal lines = {0};
@@ -233,12 +259,12 @@ static void a_task_that_blocks_its_worker_is_noticed(void **state) {
     pst_lane *lane = open_lane(runtime, "gather", PST_LANE_WORKER);
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
     const pst_task_options options = {
-        .size = sizeof options, .name = "a", .lane = lane, .work = {block, NULL, NULL}};
+        .size = sizeof options, .name = "blocks it", .lane = lane, .work = {block, NULL, NULL}};
     let_go = 0;
     assert_ok(pst_graph_add(graph, &options, NULL));
     while (lines_of(&lines) == 0)
         yield_briefly();
-    assert_named(&lines, "rank 3", "lane gather", "has not come back");
+    assert_named(&lines, "rank 3", "lane gather", "has not come back", "latest first: blocks it");
     __atomic_store_n(&let_go, 1, __ATOMIC_RELEASE);
     assert_ok(pst_launch_wait((pst_launch){graph, 0}));
     pst_runtime_destroy(runtime);
@@ -272,6 +298,41 @@ static void it_ends_every_wait_if_it_poisons(void **state) {
     }
 }
 
+typedef struct witness {
+    int calls;
+    pst_status status;
+    pthread_t thread;
+} witness;
+
+static void note_thread(void *context, pst_status status) {
+    witness *self = context;
+    self->status = status;
+    self->thread = pthread_self();
+    __atomic_fetch_add(&self->calls, 1, __ATOMIC_RELEASE);
+}
+
+/* The lane's worker is blocked, and this thread only looks on. */
+static void its_own_thread_calls_the_hooks(void **state) {
+    (void)state;
+    journal lines = {0};
+    witness seen = {0};
+    pst_runtime *runtime = open_watched(&lines, 1);
+    pst_lane *lane = open_lane(runtime, "gather", PST_LANE_WORKER);
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
+    const pst_task_options options = {
+        .size = sizeof options, .name = "a", .lane = lane, .work = {block, NULL, NULL}};
+    assert_ok(pst_runtime_add_poison_hook(runtime, note_thread, &seen));
+    let_go = 0;
+    assert_ok(pst_graph_add(graph, &options, NULL));
+    while (__atomic_load_n(&seen.calls, __ATOMIC_ACQUIRE) == 0)
+        yield_briefly();
+    assert_int_equal(seen.status, PST_ETIMEDOUT);
+    assert_false(pthread_equal(seen.thread, pthread_self()));
+    __atomic_store_n(&let_go, 1, __ATOMIC_RELEASE);
+    pst_runtime_destroy(runtime);
+    assert_int_equal(seen.calls, 1);
+}
+
 static void it_has_one_thread_in_a_threaded_runtime_and_takes_it_along(void **state) {
     (void)state;
     journal lines = {0};
@@ -303,10 +364,12 @@ int main(void) {
         cmocka_unit_test(the_callers_pump_looks_where_there_is_no_thread),
         cmocka_unit_test(a_report_comes_once_a_task),
         cmocka_unit_test(tasks_that_end_in_time_are_not_reported),
+        cmocka_unit_test(a_report_has_the_lanes_last_launches),
         cmocka_unit_test(idle_lanes_and_closed_gates_are_not_reported),
         cmocka_unit_test(a_launched_task_behind_another_lane_names_that_lanes_task),
         cmocka_unit_test(a_task_that_blocks_its_worker_is_noticed),
         cmocka_unit_test(it_ends_every_wait_if_it_poisons),
+        cmocka_unit_test(its_own_thread_calls_the_hooks),
         cmocka_unit_test(it_has_one_thread_in_a_threaded_runtime_and_takes_it_along),
     };
     return cmocka_run_group_tests(tests, start_a_first_thread, NULL);

@@ -49,8 +49,21 @@ static void draw_lane(program *self, plan_lane *lane, pst_lane *worker) {
     if (worker == NULL && lane->options.mode == PST_LANE_SHARED)
         lane->options.mode = PST_LANE_PUMPED;
     if (lane->options.mode == PST_LANE_SHARED) lane->options.share_with = worker;
-    if (random_once_in(&self->random, 3)) lane->options.order = PST_LANE_BY_SUBMISSION;
+    lane->options.order = (pst_lane_order)random_below(&self->random, 3);
     if (random_once_in(&self->random, 3)) lane->options.device = self->plan.device;
+}
+
+/* A lane in order of submission may have one order with an earlier one. */
+static void join_order(program *self, plan_lane *lane) {
+    plan_lane *const first = self->plan.lanes;
+    lane->leader = lane;
+    if (lane->options.order != PST_LANE_BY_SUBMISSION || random_below(&self->random, 2)) return;
+    for (plan_lane *other = first; other != lane; other++)
+        if (other->options.order == PST_LANE_BY_SUBMISSION) lane->leader = other->leader;
+    if (lane->leader == lane) return;
+    lane->options.order_with = lane->leader->lane;
+    lane->options.mode = PST_LANE_WORKER;
+    lane->options.share_with = NULL;
 }
 
 static int open_borrowed(program *self) {
@@ -70,10 +83,11 @@ static int open_lanes(program *self) {
     for (uint32_t i = 0; i < self->plan.lane_count; i++) {
         plan_lane *lane = &self->plan.lanes[i];
         draw_lane(self, lane, worker);
+        join_order(self, lane);
         const pst_status status = pst_lane_create(self->runtime, &lane->options, &lane->lane);
         must(self, status, "pst_lane_create");
         if (status != PST_OK) return 0;
-        if (lane->options.mode == PST_LANE_WORKER) worker = lane->lane;
+        if (lane->options.mode == PST_LANE_WORKER && lane->leader == lane) worker = lane->lane;
     }
     return 1;
 }

@@ -22,7 +22,7 @@ static void check_predecessors(const plan_task *task, uint32_t launch) {
 }
 
 static void check_order(const plan_task *task, uint32_t launch) {
-    plan_lane *lane = &task->plan->lanes[task->lane];
+    plan_lane *lane = task->plan->lanes[task->lane].leader;
     const uint32_t place = index_of(task) + 1;
     if (lane->options.order == PST_LANE_BY_SUBMISSION && lane->last_started[launch] > place)
         sim_fail("task %u was launched after a task that was submitted later", index_of(task));
@@ -141,6 +141,8 @@ static void draw_task(plan *self, uint32_t index) {
     task->lane = random_below(&self->random, self->lane_count);
     task->asks_first = random_once_in(&self->random, 4) ? 1 + random_below(&self->random, 3) : 0;
     task->duration = random_below(&self->random, 4);
+    if (self->lanes[task->lane].options.order == PST_LANE_BY_PRIORITY)
+        task->priority = PST_PRIORITY_MOST_URGENT + (int)random_below(&self->random, 8);
     task->is_gate = random_once_in(&self->random, 8);
     task->fails = !task->is_gate && self->kind == PLAN_FAILS && random_once_in(&self->random, 8);
     if (index > 0 && !task->is_gate) draw_edges(self, index);
@@ -183,7 +185,8 @@ pst_task_options plan_options(plan *self, uint32_t index, pst_task *after) {
                                 .done = done,
                                 .done_argument = task,
                                 .after = after,
-                                .ticket = index + 1};
+                                .ticket = index + 1,
+                                .priority = task->priority};
     for (uint32_t p = 0; !self->has_backward_edges && p < task->before_count; p++)
         after[options.after_count++] = self->tasks[task->before[p]].handle;
     return options;

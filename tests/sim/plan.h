@@ -24,8 +24,9 @@ typedef struct plan plan;
 typedef struct plan_lane {
     pst_lane *lane;
     pst_lane_options options;
+    struct plan_lane *leader;             /* of the lanes that have one order with this one */
     int is_busy;                          /* a host task is between its start and its end */
-    uint32_t last_started[PLAN_LAUNCHES]; /* index + 1; lanes in order of submission */
+    uint32_t last_started[PLAN_LAUNCHES]; /* index + 1; leaders in order of submission */
 } plan_lane;
 
 typedef struct plan_task plan_task;
@@ -40,6 +41,7 @@ struct plan_task {
     plan *plan;
     int is_gate, fails;
     uint32_t lane, asks_first, asks, duration;
+    int priority;
     uint32_t before[PLAN_PREDECESSORS], before_count, last_use;
     uint32_t added, ends; /* how often it was added or launched, and has ended */
     uint32_t started[PLAN_LAUNCHES], finished[PLAN_LAUNCHES], opened[PLAN_LAUNCHES];

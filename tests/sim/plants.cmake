@@ -42,7 +42,8 @@ penstock_plant(release_at_start sched/turn.c "" 5000
   "    lane->current = node;"
   "    lane->current = node; pst__advance_release(advance, node, PST__ALL, PST_OK);")
 penstock_plant(head_not_asked sched/turn.c "before its predecessor" 5000
-  "if (lane->order == PST_LANE_BY_SUBMISSION && !pst__node_is_ready(item)) return NULL;" "")
+  "return lane->order == PST_LANE_BY_READINESS || pst__node_is_ready(node) ? node : NULL;"
+  "return node;")
 penstock_plant(no_wait_between_lanes sched/turn.c "before its predecessor" 5000
   "if (!pst__is_early(from, lane)) continue;" "continue;")
 penstock_plant(no_wait_of_grown_task sched/growing.c "before its predecessor" 5000

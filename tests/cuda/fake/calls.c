@@ -15,6 +15,7 @@ static struct {
     CUresult error;
 } fault;
 static CUresult broken;
+static const char *lacking;
 
 static void note(const char *name, CUstream stream) {
     if (record_count == record_capacity) {
@@ -34,7 +35,7 @@ static CUresult fault_of(const char *name) {
 
 CUresult fake_enter(const char *name, CUstream stream, int needs_context) {
     (void)pthread_mutex_lock(&lock);
-    note(name, stream);
+    if (strncmp(name, "cu", 2) == 0) note(name, stream); /* not the tests' own */
     CUresult result = fault_of(name);
     if (result == CUDA_SUCCESS && needs_context)
         result = fake_has_context() ? broken : CUDA_ERROR_INVALID_CONTEXT;
@@ -50,7 +51,8 @@ static size_t count_calls(const char *name, int any, CUstream stream) {
     size_t count = 0;
     (void)pthread_mutex_lock(&lock);
     for (size_t i = 0; i < record_count; i++)
-        count += strcmp(records[i].name, name) == 0 && (any || records[i].stream == stream);
+        count += (name == NULL || strcmp(records[i].name, name) == 0) &&
+                 (any || records[i].stream == stream);
     (void)pthread_mutex_unlock(&lock);
     return count;
 }
@@ -77,7 +79,18 @@ void fake_cuda_break(CUresult error) {
     (void)pthread_mutex_unlock(&lock);
 }
 
+void fake_cuda_lack(const char *name) {
+    (void)pthread_mutex_lock(&lock);
+    lacking = name;
+    (void)pthread_mutex_unlock(&lock);
+}
+
+int fake_lacks(const char *name) {
+    return lacking != NULL && strcmp(lacking, name) == 0;
+}
+
 void fake_cuda_reset(void) {
+    fake_cuda_lack(NULL);
     fake_cuda_fail(NULL, 0, CUDA_SUCCESS);
     fake_cuda_break(CUDA_SUCCESS);
     fake_cuda_hold(0);

@@ -183,5 +183,6 @@ CUresult fake_get_address(const char *name, void **address, int version, cuuint6
 #define cuMemcpyBatchAsync fake_cuMemcpyBatchAsync
     PST__CUDA_DRIVER_MAP(ENTRY, ENTRY)
 #undef ENTRY
+    if (fake_lacks(name)) *address = NULL;
     return fake_end(*address == NULL ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS);
 }

@@ -20,7 +20,7 @@ FAKE_API void fake_cuda_reset(void);
 
 /* ---- what was called ----------------------------------------------------------------------- */
 
-/* Calls of `name` ("cuEventRecord") since the reset. */
+/* Calls of `name` ("cuEventRecord"; NULL: of all) since the reset. */
 FAKE_API size_t fake_cuda_calls(const char *name);
 /* Of those, the ones that named this stream. */
 FAKE_API size_t fake_cuda_calls_on(const char *name, CUstream stream);
@@ -33,6 +33,8 @@ FAKE_API size_t fake_cuda_live_memory(void);
 /* The nth call of `name` from now on (1: the next) answers `error` and does nothing. One at a time;
  * name NULL: none. */
 FAKE_API void fake_cuda_fail(const char *name, size_t nth, CUresult error);
+/* From now on the driver has no entry point of this name; NULL: it has all. */
+FAKE_API void fake_cuda_lack(const char *name);
 /* The context is lost: from now on all calls that use it answer `error`; CUDA_SUCCESS mends it. */
 FAKE_API void fake_cuda_break(CUresult error);
 

@@ -13,6 +13,7 @@
 /* Begins an entry point: counts it, takes the lock. CUDA_SUCCESS, or the fault that it answers. */
 CUresult fake_enter(const char *name, CUstream stream, int needs_context);
 void fake_leave(void);
+int fake_lacks(const char *name);
 
 /* CALL(cuEventQuery, NULL) ... return fake_end(CUDA_SUCCESS); the NAME is not expanded, although
  * cuda.h has macros for many of them. */

@@ -48,6 +48,17 @@ static void run_sum(const void *argument) {
     (void)pst__host_sum(&sum);
 }
 
+static void run_maximum(const void *argument) {
+    const pst_cuda_sum *given = argument;
+    const pst_sum maximum = {.destination = given->destination,
+                             .sources = given->source,
+                             .source_count = given->source_count,
+                             .count = (size_t)given->count,
+                             .destination_dtype = (pst_dtype)given->action,
+                             .source_dtype = (pst_dtype)given->action};
+    (void)pst__host_maximum(&maximum);
+}
+
 static void run_fill(const void *argument) {
     const pst_cuda_fill *fill = argument;
     memset(fill->destination, (int)fill->byte, (size_t)fill->bytes);
@@ -58,6 +69,7 @@ static struct CUfunc_st functions[] = {
     {"pst_cast_scale_copy", sizeof(pst_cuda_cast), run_cast},
     {"pst_cast_scale_copy_many", sizeof(pst_cuda_cast_many), run_cast},
     {"pst_sum", sizeof(pst_cuda_sum), run_sum},
+    {"pst_maximum", sizeof(pst_cuda_sum), run_maximum},
     {"pst_fill", sizeof(pst_cuda_fill), run_fill},
 };
 

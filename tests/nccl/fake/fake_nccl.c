@@ -147,6 +147,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
  * operations in streams know it. */
 static void end(ncclComm_t comm) {
     comm->aborted = 1;
+    registered -= comm->registered;
     fake_nccl_release(comm);
     live--;
 }
@@ -167,6 +168,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 
 static ncclResult_t register_memory(ncclComm_t comm, void *memory, const char *name, void **out) {
     registered++;
+    comm->registered++;
     *out = memory;
     return fake_nccl_answer(comm, name);
 }
@@ -181,6 +183,7 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
     ENTER(ncclCommDeregister);
     (void)handle;
     registered--;
+    comm->registered--;
     return fake_nccl_end(fake_nccl_answer(comm, "ncclCommDeregister"));
 }
 
@@ -199,6 +202,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
     ENTER(ncclCommWindowDeregister);
     (void)window;
     registered--;
+    comm->registered--;
     return fake_nccl_end(fake_nccl_answer(comm, "ncclCommWindowDeregister"));
 }
 

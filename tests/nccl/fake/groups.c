@@ -30,6 +30,10 @@ static void find_all(void) {
     find("cuMemHostRegister", 6050, &register_host);
 }
 
+int fake_nccl_open_groups(void) {
+    return depth;
+}
+
 size_t fake_nccl_mismatches(void) {
     fake_nccl_lock();
     size_t found = mismatches;
@@ -105,6 +109,7 @@ static uint32_t *flag_of(ncclComm_t comm) {
 
 static ncclResult_t issue(fake_group *group) {
     ncclComm_t comm = group->comm;
+    cudaStream_t stream = group->stream; /* the group may be done and gone before its wait is in */
     uint32_t *flag = flag_of(comm);
     fake_nccl_lock();
     group->number = ++comm->issued;
@@ -112,8 +117,8 @@ static ncclResult_t issue(fake_group *group) {
     comm->groups = group;
     uint32_t number = group->number;
     fake_nccl_leave();
-    if (launch_host(group->stream, arrive, group) != CUDA_SUCCESS ||
-        wait_value(group->stream, (CUdeviceptr)(uintptr_t)flag, number, CU_STREAM_WAIT_VALUE_GEQ) !=
+    if (launch_host(stream, arrive, group) != CUDA_SUCCESS ||
+        wait_value(stream, (CUdeviceptr)(uintptr_t)flag, number, CU_STREAM_WAIT_VALUE_GEQ) !=
             CUDA_SUCCESS)
         return ncclUnhandledCudaError;
     fake_nccl_lock();

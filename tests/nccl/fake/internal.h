@@ -55,6 +55,7 @@ typedef struct fake_world {
 struct ncclComm {
     fake_world *world;
     int rank, blocking, hangs, aborted;
+    size_t registered;
     size_t questions; /* still to be answered by ncclInProgress */
     uint32_t issued, arrived;
     uint32_t *flag; /* the streams wait until it is at their group's number; registered memory */

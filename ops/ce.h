@@ -1,0 +1,76 @@
+/* The communicator `ce`, its parts: `ce.c` is its life and its table, `ce_pull.c` what is enqueued
+ * for a collective, `ce_sum.c` the sums. */
+#ifndef PST_OPS_CE_H
+#define PST_OPS_CE_H
+
+#include "base/error.h"
+#include "ops/ce_board.h"
+#include "ops/ce_memory.h"
+#include "ops/ce_turn.h"
+
+#define PST__CE_TEXT 512
+
+typedef struct pst__ce {
+    pst_comm comm;
+    const pst__heap *heap;
+    pst__error *error; /* of the runtime, for set-up calls */
+    pst_device *device;
+    char *name;
+    int no_verify;
+    uint32_t first_sequence;
+
+    pst__link link;
+    pst__boards boards;
+    pst__regions regions; /* the first one is `own_memory` */
+    pst__flags flags;
+    pst__turns turns;
+    void *own_memory; /* this rank's flags, then the bounce buffer */
+    size_t own_memory_bytes;
+    char *bounce;
+    uint64_t bounce_ticket; /* of the last collective that went through it; 0: none */
+
+    pst_stream *aside;      /* copies of this rank's own part, beside the pulls */
+    pst_event *fork, *join; /* before and behind them */
+    pst_event *ended;       /* behind all that `start` has enqueued */
+    pst_copy *copies;       /* scratch of `start` */
+    size_t copy_capacity;
+    uint64_t tickets; /* of the latest start; one thread writes, abort reads */
+    uint64_t marked;  /* up to which `ended` has been recorded */
+
+    ck_spinlock_t lock; /* of the texts and of becoming failed */
+    int failure;        /* pst_status; written once */
+    char text[PST__CE_TEXT], told[PST__CE_TEXT];
+} pst__ce;
+
+/* This rank has failed, for good: says so here and on the board, for the first reason only. Returns
+ * the reason's status. Any thread. */
+pst_status pst__ce_fail(pst__ce *ce, pst_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Enqueues a whole collective; of a reduce-scatter only the pulls. */
+pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_stream *stream);
+size_t pst__ce_staging_bytes(const pst__ce *ce, const pst_collective *collective);
+
+/* Where in staging the others' chunks lie, `slot` bytes each. */
+static inline char *pst__ce_staged(const pst__ce *ce, const pst_collective *collective, size_t slot,
+                                   int peer) {
+    const int index = peer < ce->comm.rank ? peer : peer - 1;
+    return (char *)collective->staging + (size_t)index * slot;
+}
+
+static inline size_t pst__ce_slot(size_t bytes) {
+    return (bytes + 255) / 256 * 256;
+}
+
+/* This rank's chunk of an all-reduce's elements. */
+typedef struct pst__ce_chunk {
+    size_t offset, bytes; /* in bytes of the whole */
+} pst__ce_chunk;
+pst__ce_chunk pst__ce_chunk_of(const pst__ce *ce, const pst_collective *collective, int rank);
+
+/* The sums behind the pulls: of a reduce-scatter, and of an all-reduce at `whole`. */
+pst_status pst__ce_combine(pst__ce *ce, const pst_collective *collective, pst_stream *stream);
+pst_status pst__ce_sum_chunk(pst__ce *ce, const pst_collective *collective, char *whole,
+                             pst_stream *stream);
+
+#endif

@@ -1,0 +1,59 @@
+/* What ranks tell each other past the devices: a page of each rank's that all can read. Which
+ * collectives it has started, so that a difference is an error and not a wrong sum, and why it has
+ * failed. One rank writes a board, all read it; nothing blocks. */
+#ifndef PST_OPS_CE_BOARD_H
+#define PST_OPS_CE_BOARD_H
+
+#include "ops/ce_link.h"
+
+#define PST__BOARD_TEXT    256
+#define PST__BOARD_ENTRIES 256
+#define PST__BOARD_NAME    32
+
+/* What a collective is, as far as it has to be the same on all ranks. */
+typedef struct pst__fingerprint {
+    uint32_t hash;
+    uint32_t kind;
+    uint64_t bytes;
+    uint64_t name[PST__BOARD_NAME / sizeof(uint64_t)]; /* cut and ended by NUL */
+} pst__fingerprint;
+
+typedef struct pst__board_entry {
+    uint64_t word; /* sequence number, hash */
+    pst__fingerprint fingerprint;
+} pst__board_entry;
+
+typedef struct pst__board {
+    int failure; /* pst_status: why this rank has failed */
+    int left;    /* this rank has destroyed its communicator */
+    char text[PST__BOARD_TEXT];
+    pst__board_entry entries[PST__BOARD_ENTRIES];
+} pst__board;
+
+typedef struct pst__boards {
+    int rank, size;
+    pst__board *boards[PST_CE_MAX_RANKS]; /* by rank */
+} pst__boards;
+
+/* Collective over `link`; it succeeds on all ranks or fails on all. PST_ESYSTEM, PST_EPEER. */
+pst_status pst__boards_open(const pst__link *link, pst__boards *boards);
+void pst__boards_close(pst__boards *boards);
+
+pst__fingerprint pst__fingerprint_of(const pst_collective *collective, uint32_t region,
+                                     size_t offset);
+
+/* Tells what this rank starts under `sequence` and compares with what the others have told so far:
+ * of two ranks that differ, one at least finds out. PST_EMISMATCH: with *peer, and into `text` what
+ * both have started. */
+pst_status pst__boards_compare(pst__boards *boards, uint32_t sequence, uint64_t ticket,
+                               const pst__fingerprint *mine, int *peer, char *text, size_t size);
+
+/* Tells that this rank has failed. Once. */
+void pst__boards_fail(pst__boards *boards, pst_status status, const char *text);
+/* The first peer that has failed, and its status; -1: none. */
+int pst__boards_find_failed(const pst__boards *boards, pst_status *status);
+const char *pst__boards_text(const pst__boards *boards, int rank);
+void pst__boards_leave(pst__boards *boards);
+int pst__boards_has_left(const pst__boards *boards, int rank);
+
+#endif

@@ -1,0 +1,41 @@
+/* Flags of ranks in device memory: each rank waits for its own and writes its peers', in stream
+ * order. A flag is a sequence number that grows, compared across the wrap. */
+#ifndef PST_OPS_CE_FLAGS_H
+#define PST_OPS_CE_FLAGS_H
+
+#include <penstock/copy_engine.h>
+
+/* A flag of each kind for each peer (or step of the turns), and each of them so many times over, by
+ * sequence number: so a flag that an abort has raised is lowered again by a late peer only for
+ * those that this peer has reached, and not for those behind. */
+#define PST__FLAG_RING 256u
+
+typedef enum pst__flag_kind {
+    PST__FLAG_READY = 0, /* by source: its memory of this collective may be read */
+    PST__FLAG_DONE,      /* by reader: it has read this rank's memory of this collective */
+    PST__FLAG_TURN,      /* by step: this rank may read */
+    PST__FLAG_KINDS
+} pst__flag_kind;
+
+typedef struct pst__flags {
+    pst_device *device;
+    int rank, size;
+    uint32_t *rows[PST_CE_MAX_RANKS]; /* by rank: its flags, as this device sees them */
+} pst__flags;
+
+/* Sequence numbers: two a ticket, for the two phases of an all-reduce; others use the second. */
+static inline uint32_t pst__flag_sequence(uint32_t first, uint64_t ticket, int phase) {
+    return (first + (uint32_t)ticket) * 2u + (uint32_t)phase;
+}
+
+size_t pst__flags_bytes(int size); /* of one rank's flags */
+
+pst_status pst__flag_write(const pst__flags *flags, pst_stream *stream, int peer,
+                           pst__flag_kind kind, int index, uint32_t sequence);
+pst_status pst__flag_wait(const pst__flags *flags, pst_stream *stream, pst__flag_kind kind,
+                          int index, uint32_t sequence);
+
+/* Sets all flags of this rank, past all streams. Any thread; blocks until they are written. */
+pst_status pst__flags_set(const pst__flags *flags, uint32_t sequence);
+
+#endif

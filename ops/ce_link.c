@@ -1,0 +1,211 @@
+#include "ops/ce_link.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/* The kernel picks a free name in the abstract name space when a socket is bound to none. */
+typedef struct address {
+    struct sockaddr_un name;
+    socklen_t length;
+} address;
+
+/* What each rank tells the others through the exchange. */
+typedef struct invitation {
+    int status;
+    address address;
+} invitation;
+
+static void set_limit(int socket, uint64_t deadline_ns) {
+    const struct timeval limit = {(time_t)(deadline_ns / 1000000000u),
+                                  (suseconds_t)(deadline_ns / 1000u % 1000000u)};
+    (void)setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    (void)setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
+static int socket_create(uint64_t deadline_ns) {
+    const int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (made >= 0) set_limit(made, deadline_ns);
+    return made;
+}
+
+static void close_socket(int *socket) {
+    if (*socket >= 0) (void)close(*socket);
+    *socket = -1;
+}
+
+void pst__link_close(pst__link *link) {
+    for (int rank = 0; rank < link->size; rank++)
+        close_socket(&link->sockets[rank]);
+}
+
+/* ---- connecting ------------------------------------------------------------------------------ */
+
+static int listener_create(int size, uint64_t deadline_ns, address *address) {
+    int made = socket_create(deadline_ns);
+    const struct sockaddr_un any = {.sun_family = AF_UNIX};
+    address->length = sizeof address->name;
+    if (made >= 0 && (bind(made, (const struct sockaddr *)&any, sizeof any.sun_family) != 0 ||
+                      listen(made, size) != 0 ||
+                      getsockname(made, (struct sockaddr *)&address->name, &address->length) != 0))
+        close_socket(&made);
+    return made;
+}
+
+/* 1 when the other end is a process of the same user. */
+static int is_same_user(int socket) {
+    struct ucred other;
+    socklen_t size = sizeof other;
+    return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &other, &size) == 0 &&
+           other.uid == geteuid();
+}
+
+static pst_status connect_to(pst__link *link, int peer, const address *address,
+                             uint64_t deadline_ns) {
+    const int made = socket_create(deadline_ns);
+    link->sockets[peer] = made;
+    if (made < 0) return PST_ESYSTEM;
+    if (connect(made, (const struct sockaddr *)&address->name, address->length) != 0 ||
+        !is_same_user(made) ||
+        send(made, &link->rank, sizeof link->rank, MSG_NOSIGNAL) != (ssize_t)sizeof link->rank)
+        return PST_EPEER;
+    return PST_OK;
+}
+
+/* From any rank above this one: it says which it is. */
+static pst_status accept_one(pst__link *link, int listener, uint64_t deadline_ns) {
+    int peer = -1, made = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    if (made < 0) return PST_EPEER;
+    set_limit(made, deadline_ns);
+    if (!is_same_user(made) || recv(made, &peer, sizeof peer, 0) != (ssize_t)sizeof peer ||
+        peer <= link->rank || peer >= link->size || link->sockets[peer] >= 0) {
+        close_socket(&made);
+        return PST_EPEER;
+    }
+    link->sockets[peer] = made;
+    return PST_OK;
+}
+
+static pst_status connect_all(pst__link *link, int listener, const invitation *invitations,
+                              uint64_t deadline_ns) {
+    pst_status status = PST_OK;
+    for (int peer = 0; status == PST_OK && peer < link->rank; peer++)
+        status = connect_to(link, peer, &invitations[peer].address, deadline_ns);
+    for (int peer = link->rank + 1; status == PST_OK && peer < link->size; peer++)
+        status = accept_one(link, listener, deadline_ns);
+    return status;
+}
+
+static pst_status invite(const pst__meeting_place *place, int *listener, uint64_t deadline_ns,
+                         invitation *invitations) {
+    invitation mine;
+    memset(&mine, 0, sizeof mine);
+    *listener = listener_create(place->exchange->size, deadline_ns, &mine.address);
+    mine.status = *listener < 0 ? PST_ESYSTEM : PST_OK;
+    pst_status status = pst__exchange_all_gather(place, &mine, sizeof mine, invitations);
+    for (int rank = 0; status == PST_OK && rank < place->exchange->size; rank++)
+        if (invitations[rank].status != PST_OK)
+            status = pst__fail(place->error, PST_EPEER, "%s: rank %d got no socket to listen on",
+                               place->what, rank);
+    return status;
+}
+
+pst_status pst__link_open(const pst__meeting_place *place, uint64_t deadline_ns, pst__link *link) {
+    invitation invitations[PST_CE_MAX_RANKS];
+    int listener;
+    *link = (pst__link){.rank = place->exchange->rank, .size = place->exchange->size};
+    for (int rank = 0; rank < PST_CE_MAX_RANKS; rank++)
+        link->sockets[rank] = -1;
+    pst_status status = invite(place, &listener, deadline_ns, invitations);
+    if (status == PST_OK) {
+        status = connect_all(link, listener, invitations, deadline_ns);
+        if (status != PST_OK)
+            (void)pst__fail(place->error, status,
+                            "rank %d, %s: no connection to all peers (%s); copy engines need ranks "
+                            "of one machine, one user and one network name space",
+                            link->rank, place->what, strerror(errno));
+        status = pst__exchange_settle(place, status);
+    }
+    close_socket(&listener);
+    if (status != PST_OK) pst__link_close(link);
+    return status;
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+typedef union control {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(sizeof(int))];
+} control;
+
+static int send_one(int socket, const pst__message *message, int descriptor) {
+    control control;
+    struct iovec data = {(void *)(uintptr_t)message, sizeof *message};
+    struct msghdr header = {.msg_iov = &data, .msg_iovlen = 1};
+    memset(&control, 0, sizeof control);
+    if (descriptor >= 0) {
+        header.msg_control = &control;
+        header.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *first = CMSG_FIRSTHDR(&header);
+        first->cmsg_level = SOL_SOCKET;
+        first->cmsg_type = SCM_RIGHTS;
+        first->cmsg_len = CMSG_LEN(sizeof descriptor);
+        memcpy(CMSG_DATA(first), &descriptor, sizeof descriptor);
+    }
+    return sendmsg(socket, &header, MSG_NOSIGNAL) == (ssize_t)sizeof *message;
+}
+
+static int receive_one(int socket, pst__message *message, int *descriptor) {
+    control control;
+    struct iovec data = {message, sizeof *message};
+    struct msghdr header = {.msg_iov = &data,
+                            .msg_iovlen = 1,
+                            .msg_control = &control,
+                            .msg_controllen = sizeof control.bytes};
+    ssize_t got;
+    do
+        got = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+    while (got < 0 && errno == EINTR);
+    const struct cmsghdr *first = got > 0 ? CMSG_FIRSTHDR(&header) : NULL;
+    if (first != NULL && first->cmsg_type == SCM_RIGHTS)
+        memcpy(descriptor, CMSG_DATA(first), sizeof *descriptor);
+    return got == (ssize_t)sizeof *message;
+}
+
+static void close_all(int *descriptors, int size) {
+    for (int rank = 0; rank < size; rank++)
+        close_socket(&descriptors[rank]);
+}
+
+pst_status pst__link_swap(const pst__link *link, const pst__message *mine, int descriptor,
+                          pst__message *messages, int *descriptors, int *culprit) {
+    *culprit = -1;
+    for (int peer = 0; peer < link->size; peer++)
+        descriptors[peer] = -1;
+    for (int peer = 0; peer < link->size && *culprit < 0; peer++)
+        if (peer != link->rank && !send_one(link->sockets[peer], mine, descriptor)) *culprit = peer;
+    messages[link->rank] = *mine;
+    for (int peer = 0; peer < link->size && *culprit < 0; peer++)
+        if (peer != link->rank &&
+            !receive_one(link->sockets[peer], &messages[peer], &descriptors[peer]))
+            *culprit = peer;
+    if (*culprit < 0) return PST_OK;
+    close_all(descriptors, link->size);
+    return PST_EPEER;
+}
+
+uint32_t pst__link_closed(const pst__link *link) {
+    struct pollfd ends[PST_CE_MAX_RANKS];
+    uint32_t closed = 0;
+    for (int rank = 0; rank < link->size; rank++) /* poll ignores the -1 of the own rank */
+        ends[rank] = (struct pollfd){.fd = link->sockets[rank], .events = POLLRDHUP};
+    if (poll(ends, (nfds_t)link->size, 0) <= 0) return 0;
+    for (int rank = 0; rank < link->size; rank++)
+        if (ends[rank].revents != 0) closed |= UINT32_C(1) << rank;
+    return closed;
+}

@@ -1,0 +1,386 @@
+/* What is enqueued for a collective: one round of pulls, two for an all-reduce. In a round a rank
+ * first tells all peers that its source is ready, before it waits for anything, so that no wait of
+ * one rank can stand before what another waits for; then step by step, from each source: wait until
+ * it is ready and for the turn, copy, hand the turn on, tell the source that it has been read.
+ *
+ * No cycle: what a rank waits for in a round is written by others in the same round ahead of their
+ * waits (ready), at an earlier step (turn), or in an earlier round (the first turn, the bounce
+ * buffer). */
+#include "ops/ce.h"
+
+#include "base/atomic.h"
+
+#include <string.h>
+
+typedef enum part {
+    NOTHING,  /* barrier */
+    SEGMENTS, /* all-gather */
+    CHUNK,    /* reduce-scatter, and the first round of an all-reduce: this rank's chunk */
+    RESULT,   /* the second: the peer's chunk, summed */
+    WHOLE     /* broadcast: all of the root's */
+} part;
+
+typedef struct round {
+    pst__ce *ce;
+    const pst_collective *collective;
+    pst_stream *stream;
+    pst__place place; /* where peers read; no region: nowhere */
+    char *own;        /* the same as this rank sees it */
+    uint32_t sequence;
+    part part;
+} round;
+
+static const char *name_of(const pst_collective *collective) {
+    return collective->name == NULL ? "" : collective->name;
+}
+
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+static int is_in_place(const pst_collective *collective) {
+    return collective->kind == PST_ALL_REDUCE || collective->kind == PST_BROADCAST;
+}
+
+static size_t whole_bytes(const pst_collective *collective) {
+    return collective->count * pst_dtype_size(collective->dtype);
+}
+
+/* Chunks of whole lines of memory: the last ones may be short or empty. */
+pst__ce_chunk pst__ce_chunk_of(const pst__ce *ce, const pst_collective *collective, int rank) {
+    const size_t whole = whole_bytes(collective), size = (size_t)ce->comm.size;
+    const size_t each = pst__ce_slot((whole + size - 1) / size);
+    const size_t begin = each * (size_t)rank < whole ? each * (size_t)rank : whole;
+    const size_t end = whole - begin < each ? whole : begin + each;
+    return (pst__ce_chunk){begin, end - begin};
+}
+
+size_t pst__ce_staging_bytes(const pst__ce *ce, const pst_collective *collective) {
+    size_t each = 0;
+    if (collective->kind == PST_REDUCE_SCATTER) each = collective->source_bytes;
+    if (collective->kind == PST_ALL_REDUCE) each = pst__ce_chunk_of(ce, collective, 0).bytes;
+    return pst__ce_slot(each) * (size_t)(ce->comm.size - 1);
+}
+
+/* What peers may read of this rank's memory, from its source on. */
+static size_t source_extent(const pst__ce *ce, const pst_collective *collective) {
+    if (is_in_place(collective)) return whole_bytes(collective);
+    if (collective->kind == PST_REDUCE_SCATTER && collective->source_bytes > 0)
+        return (size_t)(ce->comm.size - 1) * collective->stride + collective->source_bytes;
+    return collective->source_bytes;
+}
+
+/* ---- what is copied from a peer -------------------------------------------------------------- */
+
+/* A segment that goes on where the one before it ends, on both sides, belongs to the same copy. */
+static size_t add_copy(pst_copy *copies, size_t count, char *destination, const char *source,
+                       size_t bytes) {
+    if (bytes == 0 || destination == source) return count;
+    pst_copy *last = count == 0 ? NULL : &copies[count - 1];
+    if (last != NULL && (char *)last->destination + last->bytes == destination &&
+        (const char *)last->source + last->bytes == source) {
+        last->bytes += bytes;
+        return count;
+    }
+    copies[count] = (pst_copy){destination, source, bytes};
+    return count + 1;
+}
+
+static size_t collect_segments(const round *round, int peer, const char *source) {
+    const pst_collective *collective = round->collective;
+    size_t count = 0;
+    for (size_t i = 0; i < collective->segment_count; i++) {
+        const pst_segment *segment = &collective->segments[i];
+        if ((int)segment->peer == peer)
+            count = add_copy(round->ce->copies, count,
+                             (char *)collective->destination + segment->destination,
+                             source + segment->source, segment->bytes);
+    }
+    return count;
+}
+
+/* The span of the chunk that the pieces need. */
+static size_t collect_pieces(const round *round, int peer, const char *source) {
+    const pst_collective *collective = round->collective;
+    size_t low = SIZE_MAX, high = 0;
+    for (size_t i = 0; i < collective->piece_count; i++) {
+        const pst_reduce_piece *piece = &collective->pieces[i];
+        const size_t end = piece->offset + piece->count * pst_dtype_size(collective->dtype);
+        if (piece->count == 0) continue;
+        if (piece->offset < low) low = piece->offset;
+        if (end > high) high = end;
+    }
+    if (high == 0) return 0;
+    const size_t slot = pst__ce_slot(collective->source_bytes);
+    return add_copy(round->ce->copies, 0, pst__ce_staged(round->ce, collective, slot, peer) + low,
+                    source + (size_t)round->ce->comm.rank * collective->stride + low, high - low);
+}
+
+static size_t collect_chunk(const round *round, int peer, const char *source) {
+    const pst__ce *ce = round->ce;
+    const pst_collective *collective = round->collective;
+    if (collective->kind == PST_REDUCE_SCATTER) return collect_pieces(round, peer, source);
+    const pst__ce_chunk chunk = pst__ce_chunk_of(ce, collective, ce->comm.rank);
+    const size_t slot = pst__ce_slot(pst__ce_chunk_of(ce, collective, 0).bytes);
+    return add_copy(ce->copies, 0, pst__ce_staged(ce, collective, slot, peer),
+                    source + chunk.offset, chunk.bytes);
+}
+
+static size_t collect(const round *round, int peer) {
+    const pst__ce *ce = round->ce;
+    const pst__place *place = &round->place;
+    if (place->region == NULL) return 0; /* nothing to read anywhere */
+    const char *source = place->region->views[peer] + place->offset;
+    char *own = round->own;
+    const pst__ce_chunk theirs = pst__ce_chunk_of(ce, round->collective, peer);
+    switch (round->part) {
+    case SEGMENTS:
+        return collect_segments(round, peer, source);
+    case CHUNK:
+        return collect_chunk(round, peer, source);
+    case RESULT:
+        return add_copy(ce->copies, 0, own + theirs.offset, source + theirs.offset, theirs.bytes);
+    case WHOLE:
+        if (peer != round->collective->root) return 0;
+        return add_copy(ce->copies, 0, own, source, whole_bytes(round->collective));
+    case NOTHING:
+        break;
+    }
+    return 0;
+}
+
+/* ---- a round --------------------------------------------------------------------------------- */
+
+/* First to whom it is the first source. */
+static pst_status tell_ready(const round *round) {
+    const pst__ce *ce = round->ce;
+    const int rank = ce->comm.rank, size = ce->comm.size;
+    pst_status status = PST_OK;
+    for (int i = 1; i < size && status == PST_OK; i++)
+        status = pst__flag_write(&ce->flags, round->stream, (rank + size - i) % size,
+                                 PST__FLAG_READY, rank, round->sequence);
+    return status;
+}
+
+static pst_status copy_from(const round *round, int peer) {
+    pst_device *device = round->ce->device;
+    const size_t count = collect(round, peer);
+    return count == 0 ? PST_OK : device->ops->copy(device, round->stream, round->ce->copies, count);
+}
+
+static pst_status pull_from(const round *round, int step) {
+    pst__ce *ce = round->ce;
+    const int source = pst__turn_source(ce->comm.rank, ce->comm.size, step);
+    const int takes_turns = round->part != NOTHING;
+    pst_status status =
+        pst__flag_wait(&ce->flags, round->stream, PST__FLAG_READY, source, round->sequence);
+    if (status == PST_OK && takes_turns)
+        status = pst__turn_wait(&ce->turns, round->stream, round->sequence, step);
+    if (status == PST_OK) status = copy_from(round, source);
+    if (status == PST_OK && takes_turns)
+        status = pst__turn_pass(&ce->turns, round->stream, round->sequence, step);
+    if (status == PST_OK)
+        status = pst__flag_write(&ce->flags, round->stream, source, PST__FLAG_DONE, ce->comm.rank,
+                                 round->sequence);
+    return status;
+}
+
+static pst_status run_round(round *round, part part, int phase) {
+    const pst__ce *ce = round->ce;
+    round->part = part;
+    round->sequence = pst__flag_sequence(ce->first_sequence, round->collective->ticket, phase);
+    pst_status status = tell_ready(round);
+    for (int step = 0; step < ce->comm.size - 1 && status == PST_OK; step++)
+        status = pull_from(round, step);
+    return status;
+}
+
+/* ---- this rank's own part of a gather -------------------------------------------------------- */
+
+/* Beside the pulls, as it does not need the link. */
+static pst_status begin_own_copies(const round *round, int *begun) {
+    pst__ce *ce = round->ce;
+    const pst_device_ops *ops = ce->device->ops;
+    const size_t count = collect_segments(round, ce->comm.rank, round->collective->source);
+    *begun = count > 0;
+    if (count == 0) return PST_OK;
+    pst_status status = ops->event_record(ce->device, ce->fork, round->stream);
+    if (status == PST_OK) status = ops->stream_wait(ce->device, ce->aside, ce->fork);
+    if (status == PST_OK) status = ops->copy(ce->device, ce->aside, ce->copies, count);
+    if (status == PST_OK) status = ops->event_record(ce->device, ce->join, ce->aside);
+    return status;
+}
+
+static pst_status gather(round *round) {
+    pst__ce *ce = round->ce;
+    int begun;
+    pst_status status = begin_own_copies(round, &begun);
+    if (status == PST_OK) status = run_round(round, SEGMENTS, 1);
+    if (status == PST_OK && begun)
+        status = ce->device->ops->stream_wait(ce->device, round->stream, ce->join);
+    return status;
+}
+
+/* The second round needs no further wait: who tells that its sum is ready has read before. */
+static pst_status all_reduce(round *round) {
+    pst__ce *ce = round->ce;
+    pst_status status = run_round(round, CHUNK, 0);
+    if (status == PST_OK)
+        status = pst__ce_sum_chunk(ce, round->collective, round->own, round->stream);
+    return status == PST_OK ? run_round(round, RESULT, 1) : status;
+}
+
+static pst_status run(round *round) {
+    switch (round->collective->kind) {
+    case PST_ALL_GATHER:
+        return gather(round);
+    case PST_REDUCE_SCATTER:
+        return run_round(round, CHUNK, 1);
+    case PST_ALL_REDUCE:
+        return all_reduce(round);
+    case PST_BROADCAST:
+        return run_round(round, WHOLE, 1);
+    default:
+        return run_round(round, NOTHING, 1);
+    }
+}
+
+/* ---- the bounce buffer ----------------------------------------------------------------------- */
+
+static const void *source_of(const pst_collective *collective) {
+    return is_in_place(collective) ? collective->destination : collective->source;
+}
+
+static pst_status copy_one(const round *round, void *destination, const void *source,
+                           size_t bytes) {
+    const pst_copy copy = {destination, source, bytes};
+    return round->ce->device->ops->copy(round->ce->device, round->stream, &copy, 1);
+}
+
+/* Finds where the peers read: in registered memory, else in the bounce buffer. */
+static pst_status expose(round *round, size_t bytes, int *bounced) {
+    pst__ce *ce = round->ce;
+    const void *source = source_of(round->collective);
+    round->own = (char *)(uintptr_t)source;
+    *bounced = 0;
+    if (bytes == 0 || ce->comm.size == 1) return PST_OK;
+    if (pst__regions_find(&ce->regions, source, bytes, &round->place)) return PST_OK;
+    if (bytes > PST_CE_BOUNCE_BYTES)
+        return pst__ce_fail(ce, PST_EINVAL,
+                            "'%s': the %zu bytes at %p that peers read are not in registered "
+                            "memory; pst_ce_register it",
+                            name_of(round->collective), bytes, source);
+    round->own = ce->bounce;
+    *bounced = 1;
+    (void)pst__regions_find(&ce->regions, ce->bounce, bytes, &round->place);
+    return PST_OK;
+}
+
+/* Once the peers have read what was there before. */
+static pst_status fill_bounce(const round *round, size_t bytes) {
+    pst__ce *ce = round->ce;
+    pst_status status = PST_OK;
+    if (ce->bounce_ticket != 0)
+        status = ce->comm.ops->source_wait(&ce->comm, round->stream, ce->bounce_ticket);
+    ce->bounce_ticket = round->collective->ticket;
+    return status == PST_OK ? copy_one(round, ce->bounce, source_of(round->collective), bytes)
+                            : status;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static pst_status check_segments(pst__ce *ce, const pst_collective *collective) {
+    for (size_t i = 0; i < collective->segment_count; i++) {
+        const pst_segment *segment = &collective->segments[i];
+        if (segment->peer >= (uint32_t)ce->comm.size ||
+            segment->source > collective->source_bytes ||
+            segment->bytes > collective->source_bytes - segment->source)
+            return pst__ce_fail(ce, PST_EINVAL,
+                                "segment %zu of '%s' is not within %zu bytes of one of %d ranks", i,
+                                name_of(collective), collective->source_bytes, ce->comm.size);
+    }
+    return PST_OK;
+}
+
+static pst_status check_pieces(pst__ce *ce, const pst_collective *collective) {
+    const size_t element = pst_dtype_size(collective->dtype);
+    for (size_t i = 0; i < collective->piece_count; i++) {
+        const pst_reduce_piece *piece = &collective->pieces[i];
+        if (piece->offset > collective->source_bytes ||
+            piece->count > (collective->source_bytes - piece->offset) / element)
+            return pst__ce_fail(ce, PST_EINVAL, "piece %zu of '%s' is not within its %zu bytes", i,
+                                name_of(collective), collective->source_bytes);
+    }
+    return PST_OK;
+}
+
+static pst_status check(pst__ce *ce, const pst_collective *collective) {
+    if (collective->ticket != ce->tickets + 1)
+        return pst__ce_fail(ce, PST_EINVAL,
+                            "'%s' has ticket %llu, but the next one is %llu: tickets grow by one",
+                            name_of(collective), (unsigned long long)collective->ticket,
+                            (unsigned long long)ce->tickets + 1);
+    if (pst_dtype_size(collective->dtype) == 0)
+        return pst__ce_fail(ce, PST_EINVAL, "'%s' has no dtype", name_of(collective));
+    if (collective->staging == NULL && pst__ce_staging_bytes(ce, collective) > 0)
+        return pst__ce_fail(ce, PST_EINVAL, "'%s' has no staging", name_of(collective));
+    if (collective->kind == PST_ALL_GATHER) return check_segments(ce, collective);
+    if (collective->kind == PST_REDUCE_SCATTER) return check_pieces(ce, collective);
+    return PST_OK;
+}
+
+static pst_status compare(const round *round) {
+    pst__ce *ce = round->ce;
+    const pst_collective *collective = round->collective;
+    char text[PST__CE_TEXT];
+    int peer;
+    if (ce->no_verify) return PST_OK;
+    const pst__fingerprint mine =
+        pst__fingerprint_of(collective, round->place.index, round->place.offset);
+    pst_status status = pst__boards_compare(
+        &ce->boards, pst__flag_sequence(ce->first_sequence, collective->ticket, 1),
+        collective->ticket, &mine, &peer, text, sizeof text);
+    return status == PST_OK ? PST_OK : pst__ce_fail(ce, status, "%s", text);
+}
+
+/* Room for the copies from one peer. */
+static pst_status make_room(pst__ce *ce, const pst_collective *collective) {
+    void *copies = ce->copies;
+    pst_status status = pst__heap_grow(
+        ce->heap, &copies, &ce->copy_capacity,
+        collective->segment_count > 0 ? collective->segment_count : 1, sizeof *ce->copies);
+    ce->copies = copies;
+    return status;
+}
+
+static pst_status enqueue(round *round, size_t bytes, int bounced) {
+    pst__ce *ce = round->ce;
+    const pst_collective *collective = round->collective;
+    pst_status status = bounced ? fill_bounce(round, bytes) : PST_OK;
+    if (status == PST_OK) status = run(round);
+    if (status == PST_OK && bounced && is_in_place(collective))
+        status = copy_one(round, collective->destination, ce->bounce, bytes);
+    return status;
+}
+
+/* Marks the end of all that was enqueued, also of what was broken off. */
+static pst_status mark_end(pst__ce *ce, pst_stream *stream) {
+    pst_status status = ce->device->ops->event_record(ce->device, ce->ended, stream);
+    /* Release: pairs with the acquire in is_idle, which then asks for the event. */
+    if (status == PST_OK) pst__store_release(&ce->marked, ce->tickets);
+    return status;
+}
+
+pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_stream *stream) {
+    round round = {.ce = ce, .collective = collective, .stream = stream};
+    const size_t bytes = source_extent(ce, collective);
+    int bounced;
+    pst_status status = check(ce, collective);
+    if (status == PST_OK) status = make_room(ce, collective);
+    if (status == PST_OK) status = expose(&round, bytes, &bounced);
+    if (status == PST_OK) status = compare(&round);
+    if (status != PST_OK) return status;
+    /* Release: pairs with the acquire in abort, which raises the flags beyond this ticket. */
+    pst__store_release(&ce->tickets, collective->ticket);
+    status = enqueue(&round, bytes, bounced);
+    const pst_status marked = mark_end(ce, stream);
+    return status == PST_OK ? marked : status;
+}

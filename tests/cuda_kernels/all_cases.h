@@ -1,0 +1,82 @@
+/* The behaviours, for a test program that defines `static const runner *the_runner(void)` first. */
+#ifndef PST_TESTS_CUDA_KERNELS_ALL_CASES_H
+#define PST_TESTS_CUDA_KERNELS_ALL_CASES_H
+
+#include "../cmocka_all.h"
+#include "../sched/random.h"
+#include "cases.h"
+
+#ifndef ROUNDS
+#define ROUNDS 1
+#endif
+
+static cases *begin(const char *test) {
+    return cases_create(the_runner(), random_seed(test));
+}
+
+static void every_pair_of_dtypes_is_cast_as_on_the_host(void **state) {
+    (void)state;
+    cases *cases = begin(__func__);
+    for (int round = 0; round < 4 * ROUNDS; round++)
+        for (int pair = 0; pair < 16; pair++)
+            cases_cast_pair(cases, (pst_dtype)(pair / 4), (pst_dtype)(pair % 4));
+    cases_destroy(cases);
+}
+
+static void pieces_of_all_kinds_go_in_one_call(void **state) {
+    (void)state;
+    cases *cases = begin(__func__);
+    for (int round = 0; round < 4 * ROUNDS; round++) {
+        cases_cast_many(cases, 8);
+        cases_cast_many(cases, 127);
+        cases_cast_many(cases, 3000);
+    }
+    cases_destroy(cases);
+}
+
+static void every_pair_of_dtypes_is_summed_as_on_the_host(void **state) {
+    (void)state;
+    cases *cases = begin(__func__);
+    for (int round = 0; round < ROUNDS; round++)
+        for (int pair = 0; pair < 16; pair++)
+            for (size_t count = 0; count <= 8; count++)
+                cases_sum(cases, (pst_dtype)(pair / 4), (pst_dtype)(pair % 4), count);
+    cases_destroy(cases);
+}
+
+static void up_to_64_sources_are_summed(void **state) {
+    (void)state;
+    cases *cases = begin(__func__);
+    for (size_t count = 9; count <= 64; count += 11)
+        cases_sum(cases, PST_FLOAT32, PST_BFLOAT16, count);
+    cases_sum(cases, PST_BFLOAT16, PST_BFLOAT16, 64);
+    cases_destroy(cases);
+}
+
+static void a_sum_may_replace_one_of_its_sources(void **state) {
+    (void)state;
+    cases *cases = begin(__func__);
+    for (int round = 0; round < ROUNDS; round++)
+        for (int dtype = 0; dtype < 4; dtype++)
+            for (size_t count = 1; count <= 8; count++)
+                cases_sum_in_place(cases, (pst_dtype)dtype, count);
+    cases_destroy(cases);
+}
+
+static void any_bytes_are_filled(void **state) {
+    (void)state;
+    cases *cases = begin(__func__);
+    for (int round = 0; round < 8 * ROUNDS; round++)
+        cases_fill(cases);
+    cases_destroy(cases);
+}
+
+#define ALL_CASES                                                                                  \
+    cmocka_unit_test(every_pair_of_dtypes_is_cast_as_on_the_host),                                 \
+        cmocka_unit_test(pieces_of_all_kinds_go_in_one_call),                                      \
+        cmocka_unit_test(every_pair_of_dtypes_is_summed_as_on_the_host),                           \
+        cmocka_unit_test(up_to_64_sources_are_summed),                                             \
+        cmocka_unit_test(a_sum_may_replace_one_of_its_sources),                                    \
+        cmocka_unit_test(any_bytes_are_filled)
+
+#endif

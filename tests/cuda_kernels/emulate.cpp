@@ -1,0 +1,86 @@
+// The text of the kernels as the host's compiler sees it: a block's threads run one after the
+// other, which is right for kernels whose threads never speak to each other.
+#include "emulate.h"
+
+#include "sched/device/half.h"
+
+#include <string.h>
+
+#define PST_CUDA_EMULATED
+#define PST_CUDA_LARGE_PARAMETERS
+#define __global__
+#define __device__
+#define __forceinline__      inline
+#define __launch_bounds__(n) /* of a kernel */
+#define __grid_constant__
+
+namespace {
+
+struct position {
+    unsigned x;
+};
+thread_local position threadIdx, blockIdx;
+
+// What the device does by instructions of its own.
+inline float half_to_float(unsigned short bits) {
+    return pst__from_float16(bits);
+}
+inline unsigned short float_to_half(float value) {
+    return pst__to_float16(value);
+}
+inline unsigned short double_to_half(double value) {
+    return pst__double_to_float16(value);
+}
+inline float bfloat_to_float(unsigned short bits) {
+    return pst__from_bfloat16(bits);
+}
+inline unsigned short float_to_bfloat(float value) {
+    return pst__to_bfloat16(value);
+}
+inline unsigned short double_to_bfloat(double value) {
+    return pst__double_to_bfloat16(value);
+}
+
+} // namespace
+
+#include "sched/device/cuda_arguments.h"
+#include "sched/device/cuda_kernels.cu"
+
+namespace {
+
+struct kernel {
+    const char *name;
+    void (*run)(const void *arguments);
+};
+
+const kernel kernels[] = {
+    {"pst_cast_scale_copy_few",
+     [](const void *table) { cast_scale_copy(*(const pst_cuda_cast_few *)table); }},
+    {"pst_cast_scale_copy",
+     [](const void *table) { cast_scale_copy(*(const pst_cuda_cast *)table); }},
+    {"pst_cast_scale_copy_many",
+     [](const void *table) { cast_scale_copy(*(const pst_cuda_cast_many *)table); }},
+    {"pst_sum", [](const void *arguments) { pst_sum(*(const pst_cuda_sum *)arguments); }},
+    {"pst_fill", [](const void *arguments) { pst_fill(*(const pst_cuda_fill *)arguments); }},
+};
+
+const kernel *find(const char *name) {
+    for (const kernel &each : kernels)
+        if (strcmp(each.name, name) == 0) return &each;
+    return nullptr;
+}
+
+} // namespace
+
+int emulate_has(const char *name) {
+    return find(name) != nullptr;
+}
+
+int emulate(const char *name, unsigned blocks, const void *arguments) {
+    const kernel *kernel = find(name);
+    if (kernel == nullptr) return -1;
+    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < PST_CUDA_THREADS; threadIdx.x++)
+            kernel->run(arguments);
+    return 0;
+}

@@ -1,0 +1,16 @@
+/* The kernels of sched/device/cuda_kernels.cu on the host, thread after thread. */
+#ifndef PST_TESTS_CUDA_KERNELS_EMULATE_H
+#define PST_TESTS_CUDA_KERNELS_EMULATE_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Runs `blocks` blocks of the kernel of that name; 0, or -1 if there is none. */
+int emulate(const char *kernel, unsigned blocks, const void *arguments);
+int emulate_has(const char *kernel);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

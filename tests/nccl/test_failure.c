@@ -1,0 +1,285 @@
+/* Creating, failing, aborting, ending. */
+#include "fixture.h"
+
+/* An array that both ranks reduce. */
+static pst_collective reduce_of(const nccl_rank *rank) {
+    return (pst_collective){.kind = PST_ALL_REDUCE,
+                            .name = "norm",
+                            .ticket = 7,
+                            .dtype = PST_FLOAT32,
+                            .destination = rank->memory,
+                            .count = 100};
+}
+
+static void assert_none_created(nccl_world *world, pst_status status) {
+    for (int i = 0; i < RANKS; i++) {
+        assert_int_equal(world->ranks[i].status, status);
+        assert_null(world->ranks[i].comm);
+    }
+    assert_int_equal(fake_nccl_live(), 0);
+}
+
+static void without_nccl_it_says_so_on_all_ranks(void **state) {
+    nccl_world *world = *state;
+    world->ranks[1].options.library = "/nowhere/libnccl.so.2";
+    on_ranks(world, RANKS, create_comm);
+    assert_none_created(world, PST_EUNSUPPORTED);
+    assert_non_null(strstr(world->ranks[1].text, "/nowhere/libnccl.so.2"));
+    assert_non_null(strstr(world->ranks[0].text, "rank 1 failed"));
+}
+
+static void a_library_that_is_not_nccl_is_named(void **state) {
+    nccl_world *world = *state;
+    for (int i = 0; i < RANKS; i++)
+        world->ranks[i].options.library = FAKE_CUDA_PATH;
+    on_ranks(world, RANKS, create_comm);
+    assert_none_created(world, PST_EUNSUPPORTED);
+    assert_non_null(strstr(world->ranks[0].text, "has no ncclGetVersion"));
+}
+
+static void other_options_are_a_mismatch(void **state) {
+    nccl_world *world = *state;
+    world->ranks[1].options.sum = PST_NCCL_SUM_IN_FP32;
+    on_ranks(world, RANKS, create_comm);
+    assert_none_created(world, PST_EMISMATCH);
+    assert_non_null(strstr(world->ranks[0].text, "rank 1 has other options than rank 0"));
+}
+
+static void wrong_arguments_are_refused(void **state) {
+    nccl_world *world = *state;
+    nccl_rank *rank = &world->ranks[0];
+    assert_int_equal(pst_nccl_comm_create(rank->runtime, pst_runtime_host(rank->runtime),
+                                          &rank->exchange, &rank->options, &rank->comm),
+                     PST_EINVAL);
+    assert_int_equal(
+        pst_nccl_comm_create(rank->runtime, rank->device, NULL, &rank->options, &rank->comm),
+        PST_EINVAL);
+    rank->options.size = 3;
+    assert_int_equal(pst_nccl_comm_create(rank->runtime, rank->device, &rank->exchange,
+                                          &rank->options, &rank->comm),
+                     PST_EINVAL);
+    assert_null(rank->comm);
+}
+
+static void a_failure_of_one_rank_while_creating_is_all_ranks(void **state) {
+    nccl_world *world = *state;
+    fake_nccl_fail("ncclCommInitRankConfig", 2, ncclSystemError);
+    on_ranks(world, RANKS, create_comm);
+    for (int i = 0; i < RANKS; i++) /* the other one waits until the deadline */
+        assert_true(world->ranks[i].status == PST_ESYSTEM ||
+                    world->ranks[i].status == PST_ETIMEDOUT);
+    assert_int_equal(fake_nccl_live(), 0);
+}
+
+static void a_rank_that_never_connects_ends_with_the_deadline(void **state) {
+    nccl_world *world = *state;
+    fake_nccl_hang("ncclCommInitRankConfig");
+    on_ranks(world, RANKS, create_comm);
+    assert_none_created(world, PST_ETIMEDOUT);
+    assert_non_null(strstr(world->ranks[0].text, "ncclCommInitRankConfig"));
+}
+
+static void what_takes_its_time_is_waited_for(void **state) {
+    nccl_world *world = *state;
+    fake_nccl_slow(50);
+    create_comms(world);
+    for (int i = 0; i < RANKS; i++) {
+        const pst_collective reduce = reduce_of(&world->ranks[i]);
+        assert_int_equal(start(&world->ranks[i], &reduce), PST_OK);
+    }
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(until_over(&world->ranks[i]), PST_OK);
+}
+
+static void an_error_of_any_call_is_named_and_final(void **state) {
+    static const struct {
+        const char *call;
+        ncclResult_t result;
+        pst_status status;
+    } cases[] = {{"ncclGroupStart", ncclInternalError, PST_ESYSTEM},
+                 {"ncclAllReduce", ncclInvalidArgument, PST_EINVAL},
+                 {"ncclGroupEnd", ncclUnhandledCudaError, PST_EDEVICE},
+                 {"ncclCommGetAsyncError", ncclRemoteError, PST_EPEER}};
+    nccl_world *world = *state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        create_comms(world);
+        nccl_rank *rank = &world->ranks[0];
+        const pst_collective reduce = reduce_of(rank);
+        fake_nccl_fail(cases[i].call, 1, cases[i].result);
+        assert_int_equal(start(rank, &reduce), cases[i].status);
+        assert_non_null(strstr(rank->text, cases[i].call));
+        assert_non_null(strstr(rank->text, "told by the stand-in"));
+        assert_string_equal(rank->comm->ops->error_text(rank->comm), rank->text);
+        assert_int_equal(fake_nccl_open_groups(), 0);
+        assert_int_equal(start(rank, &reduce), cases[i].status); /* for good */
+        assert_int_equal(rank->comm->ops->status(rank->comm), cases[i].status);
+        for (int j = 0; j < RANKS; j++) {
+            world->ranks[j].comm->ops->destroy(world->ranks[j].comm);
+            world->ranks[j].comm = NULL;
+        }
+    }
+}
+
+static void an_error_in_a_group_names_collective_and_ticket(void **state) {
+    nccl_world *world = *state;
+    create_comms(world);
+    nccl_rank *rank = &world->ranks[1];
+    const pst_collective reduce = reduce_of(rank);
+    fake_nccl_fail("ncclAllReduce", 1, ncclInvalidUsage);
+    assert_int_equal(start(rank, &reduce), PST_EINVAL);
+    assert_non_null(strstr(rank->text, "rank 1, communicator 'nccl': ncclAllReduce for all_reduce "
+                                       "'norm' (ticket 7) failed: invalid usage"));
+    assert_int_equal(fake_nccl_calls("ncclGroupEnd"), 1);
+}
+
+static void an_error_of_what_is_in_flight_is_found_by_status_and_start(void **state) {
+    nccl_world *world = *state;
+    create_comms(world);
+    nccl_rank *rank = &world->ranks[0];
+    const pst_collective reduce = reduce_of(rank);
+    assert_int_equal(rank->comm->ops->status(rank->comm), PST_OK);
+    assert_int_equal(start(rank, &reduce), PST_OK);
+    fake_nccl_break(ncclRemoteError);
+    assert_int_equal(rank->comm->ops->status(rank->comm), PST_EPEER);
+    assert_non_null(strstr(rank->comm->ops->error_text(rank->comm), "remote error"));
+    assert_int_equal(start(&world->ranks[1], &reduce), PST_EPEER);
+}
+
+/* ---- abort ----------------------------------------------------------------------------------- */
+
+static pst_status until_aborted(nccl_rank *rank, pst_status status) {
+    pst_status result = PST_EBUSY;
+    for (int turn = 0; result == PST_EBUSY && turn < 5000; turn++) {
+        result = rank->comm->ops->abort(rank->comm, status);
+        (void)nanosleep(&(struct timespec){0, 100000}, NULL);
+    }
+    return result;
+}
+
+static void an_abort_lets_the_stream_go_on(void **state) {
+    nccl_world *world = *state;
+    create_comms(world);
+    nccl_rank *rank = &world->ranks[0]; /* the other one does not come */
+    const pst_collective reduce = reduce_of(rank);
+    assert_int_equal(start(rank, &reduce), PST_OK);
+    for (int i = 0; i < 10; i++)
+        assert_int_equal(query(rank), PST_PENDING);
+    assert_int_equal(until_aborted(rank, PST_ETIMEDOUT), PST_OK);
+    assert_int_equal(until_over(rank), PST_OK);
+    assert_int_equal(rank->comm->ops->status(rank->comm), PST_ETIMEDOUT);
+    assert_int_equal(start(rank, &reduce), PST_ETIMEDOUT);
+    assert_int_equal(fake_nccl_calls("ncclCommAbort"), 1);
+}
+
+static void *start_reduce(void *argument) {
+    nccl_rank *rank = argument;
+    const pst_collective reduce = reduce_of(rank);
+    rank->status = start(rank, &reduce);
+    return NULL;
+}
+
+static void an_abort_ends_a_start_that_hangs(void **state) {
+    nccl_world *world = *state;
+    create_comms(world);
+    nccl_rank *rank = &world->ranks[0];
+    pthread_t thread;
+    fake_nccl_hang("ncclGroupEnd");
+    assert_int_equal(pthread_create(&thread, NULL, start_reduce, rank), 0);
+    while (fake_nccl_calls("ncclGroupEnd") == 0)
+        (void)nanosleep(&(struct timespec){0, 100000}, NULL);
+    assert_int_equal(until_aborted(rank, PST_ETIMEDOUT), PST_OK);
+    (void)pthread_join(thread, NULL);
+    assert_int_equal(rank->status, PST_ECANCELED);
+}
+
+static void a_start_that_hangs_ends_with_the_deadline(void **state) {
+    nccl_world *world = *state;
+    for (int i = 0; i < RANKS; i++)
+        world->ranks[i].options.deadline_ns = 50 * MILLISECONDS;
+    create_comms(world);
+    nccl_rank *rank = &world->ranks[0];
+    const pst_collective reduce = reduce_of(rank);
+    fake_nccl_hang("ncclGroupEnd");
+    assert_int_equal(start(rank, &reduce), PST_ETIMEDOUT);
+    assert_non_null(strstr(rank->text, "look for a rank that does not come"));
+}
+
+static void abort_by_many_threads_is_one_abort(void **state) {
+    nccl_world *world = *state;
+    create_comms(world);
+    for (int i = 0; i < 3; i++)
+        (void)world->ranks[0].comm->ops->abort(world->ranks[0].comm, PST_ECANCELED);
+    assert_int_equal(until_aborted(&world->ranks[0], PST_EPEER), PST_OK);
+    assert_int_equal(fake_nccl_calls("ncclCommAbort"), 1);
+    assert_int_equal(world->ranks[0].comm->ops->status(world->ranks[0].comm), PST_ECANCELED);
+}
+
+/* ---- ending ---------------------------------------------------------------------------------- */
+
+static void destroy_finalizes(void **state) {
+    nccl_world *world = *state;
+    create_comms(world);
+    for (int i = 0; i < RANKS; i++) {
+        world->ranks[i].comm->ops->destroy(world->ranks[i].comm);
+        world->ranks[i].comm = NULL;
+    }
+    assert_int_equal(fake_nccl_calls("ncclCommFinalize"), RANKS);
+    assert_int_equal(fake_nccl_calls("ncclCommDestroy"), RANKS);
+    assert_int_equal(fake_nccl_calls("ncclCommAbort"), 0);
+}
+
+static void destroy_aborts_what_cannot_be_finalized(void **state) {
+    nccl_world *world = *state;
+    for (int i = 0; i < RANKS; i++)
+        world->ranks[i].options.deadline_ns = 50 * MILLISECONDS;
+    create_comms(world);
+    fake_nccl_hang("ncclCommFinalize");
+    world->ranks[0].comm->ops->destroy(world->ranks[0].comm);
+    world->ranks[0].comm = NULL;
+    assert_int_equal(fake_nccl_calls("ncclCommDestroy"), 0);
+    assert_int_equal(fake_nccl_calls("ncclCommAbort"), 1);
+}
+
+static void memory_is_registered_until_the_end(void **state) {
+    nccl_world *world = *state;
+    create_comms(world);
+    nccl_rank *rank = &world->ranks[0];
+    pst_nccl_registration *one, *other;
+    assert_int_equal(pst_nccl_register(rank->comm, rank->memory, 4096, PST_NCCL_LOCAL, &one),
+                     PST_OK);
+    assert_int_equal(pst_nccl_register(rank->comm, rank->memory, 4096, PST_NCCL_SYMMETRIC, &other),
+                     PST_OK);
+    assert_int_equal(fake_nccl_registered(), 2);
+    assert_int_equal(pst_nccl_deregister(rank->comm, one), PST_OK);
+    assert_int_equal(pst_nccl_deregister(rank->comm, one), PST_EINVAL);
+    assert_int_equal(fake_nccl_calls("ncclCommDeregister"), 1);
+    fake_nccl_fail("ncclCommRegister", 1, ncclInvalidArgument);
+    assert_int_equal(pst_nccl_register(rank->comm, rank->memory, 4096, PST_NCCL_LOCAL, &one),
+                     PST_EINVAL);
+    assert_null(one);
+    assert_int_equal(fake_nccl_registered(), 1); /* the other one goes with the communicator */
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(without_nccl_it_says_so_on_all_ranks),
+        TEST(a_library_that_is_not_nccl_is_named),
+        TEST(other_options_are_a_mismatch),
+        TEST(wrong_arguments_are_refused),
+        TEST(a_failure_of_one_rank_while_creating_is_all_ranks),
+        TEST(a_rank_that_never_connects_ends_with_the_deadline),
+        TEST(what_takes_its_time_is_waited_for),
+        TEST(an_error_of_any_call_is_named_and_final),
+        TEST(an_error_in_a_group_names_collective_and_ticket),
+        TEST(an_error_of_what_is_in_flight_is_found_by_status_and_start),
+        TEST(an_abort_lets_the_stream_go_on),
+        TEST(an_abort_ends_a_start_that_hangs),
+        TEST(a_start_that_hangs_ends_with_the_deadline),
+        TEST(abort_by_many_threads_is_one_abort),
+        TEST(destroy_finalizes),
+        TEST(destroy_aborts_what_cannot_be_finalized),
+        TEST(memory_is_registered_until_the_end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
