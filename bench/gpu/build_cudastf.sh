@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# build_cudastf.sh CCCL OUTPUT [ARCHITECTURE]: builds CUDASTF's own benchmark of tasks from a checkout
+# of NVIDIA/cccl into the folder OUTPUT: task_bench as it is, task_bench_kernel with an empty kernel
+# in each task. No GPU is needed. ARCHITECTURE is nvcc's -arch (sm_90).
+set -euo pipefail
+cccl=$1 output=$2 architecture=${3:-sm_90}
+source=$cccl/cudax/test/stf/stress/task_bench.cu
+cuda=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
+mkdir -p "$output"
+
+compile() { # SOURCE PROGRAM
+    nvcc -std=c++17 -O3 -arch="$architecture" --extended-lambda --expt-relaxed-constexpr \
+        -I"$cccl"/cudax/include -I"$cccl"/libcudacxx/include -I"$cccl"/cub -I"$cccl"/thrust \
+        -cudart static -L"$cuda"/lib64/stubs -lcuda -o "$2" "$1"
+}
+
+with_kernel=$output/task_bench_kernel.cu
+sed -e 's/^using namespace cuda::experimental::stf;/&\n__global__ void empty() {}/' \
+    -e 's/tsk->\*\[\](cudaStream_t) {};/tsk->*[](cudaStream_t stream) { empty<<<1, 1, 0, stream>>>(); };/' \
+    "$source" >"$with_kernel"
+grep -q 'empty<<<' "$with_kernel" || {
+    echo "build_cudastf.sh: $source has no empty task where one was" >&2
+    exit 1
+}
+compile "$source" "$output"/task_bench
+compile "$with_kernel" "$output"/task_bench_kernel

@@ -1,0 +1,41 @@
+/* What collectives.py calls by ctypes: collectives of this library on a torch stream, each as a
+ * training step has it. Functions return 0 or an error whose text collectives_error() has. */
+#ifndef BENCH_GPU_COLLECTIVES_H
+#define BENCH_GPU_COLLECTIVES_H
+
+#include <penstock/status.h>
+#include <stddef.h>
+
+typedef struct collectives collectives;
+
+typedef int (*collectives_exchange)(void *context, const void *mine, size_t bytes, void *all);
+
+/* comm: "nccl", "nccl-blocking", "nccl-fp32", "ce". All ranks call it. NULL: not built in. */
+PST_API int collectives_open(const char *comm, int rank, int size, int ordinal,
+                             collectives_exchange exchange, collectives **opened);
+PST_API void collectives_close(collectives *own);
+PST_API const char *collectives_error(const collectives *own);
+
+/* `native`: the stream that all below is enqueued on. */
+PST_API int collectives_use_stream(collectives *own, void *native);
+
+/* Device memory of `bytes`, known to the communicator; one piece, given back by close. */
+PST_API int collectives_memory(collectives *own, size_t bytes, void **memory);
+
+/* `chunk` bytes of every rank from `source` on to `destination`. */
+PST_API int collectives_gather(collectives *own, const void *source, size_t chunk,
+                               void *destination);
+
+/* Copies `size` chunks of bfloat16 gradients, `chunk` bytes each, into the bucket, scaled by
+ * 1 / size; sums the chunks of all ranks; adds this rank's to the fp32 `target`. Two buckets of
+ * size * chunk bytes at `buckets`, used in turn. */
+PST_API int collectives_reduce(collectives *own, const void *gradients, size_t chunk, void *buckets,
+                               float *target);
+
+/* Makes the stream wait for all that was begun. */
+PST_API int collectives_join(collectives *own);
+
+/* What has to be true once the stream has been waited for. */
+PST_API int collectives_status(collectives *own);
+
+#endif

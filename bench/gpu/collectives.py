@@ -1,0 +1,413 @@
+"""Collectives of the node's GPUs: NCCL through torch beside this library's communicators.
+
+One process a GPU. All implementations take part in each alternation, in turn, so that they see the
+same machine. A gather is chunks of all ranks into one array. A reduction is what a training step
+has: bfloat16 gradients are copied into a bucket, scaled by 1/ranks; chunks are summed over ranks;
+the own one is added to an fp32 target. A time is the longest of all ranks'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import math
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+import torch
+import torch.distributed as dist
+
+Operation = Callable[[int], None]  # enqueues one, of that many bytes over all ranks
+Say = Callable[[str], None]
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+GEMM = 8192
+GEMMS = 10
+
+
+# ---- implementations --------------------------------------------------------------------------
+
+
+class ThroughTorch:
+    """NCCL as torch drives it."""
+
+    name = "torch"
+
+    def __init__(self, largest: int, gradients: torch.Tensor) -> None:
+        ranks = dist.get_world_size()
+        elements = largest // 2
+        self.gradients = gradients
+        self.shard = torch.empty(elements // ranks, dtype=torch.bfloat16, device="cuda")
+        self.whole = torch.empty(elements, dtype=torch.bfloat16, device="cuda")
+        self.target = torch.zeros(elements // ranks, dtype=torch.float32, device="cuda")
+
+    def gather(self, size: int) -> None:
+        """Enqueue a gather of ``size`` bytes over all ranks."""
+        count = size // 2
+        dist.all_gather_into_tensor(
+            self.whole[:count], self.shard[: count // dist.get_world_size()]
+        )
+
+    def reduce(self, size: int) -> None:
+        """Enqueue a reduction of ``size`` bytes of gradients a rank."""
+        count, ranks = size // 2, dist.get_world_size()
+        bucket, chunk = self.whole[:count], self.shard[: count // ranks]
+        torch.mul(self.gradients[:count], 1.0 / ranks, out=bucket)
+        dist.reduce_scatter_tensor(chunk, bucket)
+        self.target[: count // ranks] += chunk
+
+    def join(self) -> None:
+        """Nothing: torch's stream has waited already."""
+
+    def check(self) -> None:
+        """Nothing: torch looks by itself."""
+
+
+class Memory:
+    """A piece of device memory that torch can make a tensor of."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size // 2,),
+            "typestr": "<i2",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+Exchange = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+)
+
+
+def exchange_over(group: dist.ProcessGroup) -> object:
+    """Return the process group as C's exchange; to be kept as long as C may call it."""
+
+    def exchange(_context: int, mine: int, size: int, everyone: int) -> int:
+        try:
+            own = torch.frombuffer(bytearray(ctypes.string_at(mine, size)), dtype=torch.uint8)
+            found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+            dist.all_gather(found, own, group=group)
+            data = bytes(torch.cat(found).tolist())
+            ctypes.memmove(everyone, data, len(data))
+        except Exception as error:  # an exception cannot pass through C
+            print(f"exchange: {error}", file=sys.stderr)
+            return 1
+        return 0
+
+    return Exchange(exchange)
+
+
+class Ours:
+    """A communicator of this library, through bench/gpu/collectives.c."""
+
+    def __init__(
+        self, library: ctypes.CDLL, name: str, largest: int, gradients: torch.Tensor, bench: Bench
+    ) -> None:
+        self.name = name
+        self.library = library
+        self.exchange = exchange_over(bench.group)
+        self.handle = ctypes.c_void_p()
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        opened = library.collectives_open(
+            name.encode(), rank, ranks, rank, self.exchange, ctypes.byref(self.handle)
+        )
+        self.expect(opened)
+        self.expect(
+            library.collectives_use_stream(self.handle, ctypes.c_void_p(bench.stream.cuda_stream))
+        )
+        # The shard, what is gathered, two buckets.
+        chunk = largest // ranks
+        size = chunk + 3 * largest
+        address = ctypes.c_void_p()
+        self.expect(
+            library.collectives_memory(self.handle, ctypes.c_size_t(size), ctypes.byref(address))
+        )
+        memory = torch.as_tensor(Memory(address.value or 0, size), device="cuda")
+        self.shard = memory[: chunk // 2].view(torch.bfloat16)
+        self.whole = memory[chunk // 2 : (chunk + largest) // 2].view(torch.bfloat16)
+        self.buckets = memory[(chunk + largest) // 2 :]
+        self.gradients = gradients
+        self.target = torch.zeros(largest // 2 // ranks, dtype=torch.float32, device="cuda")
+
+    def expect(self, result: int) -> None:
+        """Raise the error that a call has returned, if any."""
+        if result != 0:
+            self.library.collectives_error.restype = ctypes.c_char_p
+            text = self.library.collectives_error(self.handle).decode()
+            raise RuntimeError(f"{self.name}: {text}")
+
+    def gather(self, size: int) -> None:
+        """Enqueue a gather of ``size`` bytes over all ranks."""
+        self.expect(
+            self.library.collectives_gather(
+                self.handle,
+                ctypes.c_void_p(self.shard.data_ptr()),
+                ctypes.c_size_t(size // dist.get_world_size()),
+                ctypes.c_void_p(self.whole.data_ptr()),
+            )
+        )
+
+    def reduce(self, size: int) -> None:
+        """Enqueue a reduction of ``size`` bytes of gradients a rank."""
+        self.expect(
+            self.library.collectives_reduce(
+                self.handle,
+                ctypes.c_void_p(self.gradients.data_ptr()),
+                ctypes.c_size_t(size // dist.get_world_size()),
+                ctypes.c_void_p(self.buckets.data_ptr()),
+                ctypes.c_void_p(self.target.data_ptr()),
+            )
+        )
+
+    def join(self) -> None:
+        """Make the stream wait for all that was begun."""
+        self.expect(self.library.collectives_join(self.handle))
+
+    def check(self) -> None:
+        """Raise what has gone wrong meanwhile."""
+        self.expect(self.library.collectives_status(self.handle))
+
+    def close(self) -> None:
+        """Give everything back; all ranks have met before."""
+        self.library.collectives_close(self.handle)
+
+
+# ---- measuring --------------------------------------------------------------------------------
+
+
+class Bench:
+    """What a rank measures with."""
+
+    def __init__(self, alternations: int, group: dist.ProcessGroup) -> None:
+        self.alternations = alternations
+        self.group = group
+        self.stream = torch.cuda.Stream()
+        self.start = torch.cuda.Event(enable_timing=True)
+        self.end = torch.cuda.Event(enable_timing=True)
+
+    def meet(self) -> None:
+        """Wait until all ranks are here and their GPUs have nothing to do."""
+        torch.cuda.synchronize()
+        dist.barrier(group=self.group)
+
+    def longest(self, times: list[float]) -> list[float]:
+        """Return the largest of all ranks, one by one."""
+        slowest = torch.tensor(times, dtype=torch.float64)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self.group)
+        return slowest.tolist()
+
+    def seconds(self, implementation: ThroughTorch | Ours, kind: str, size: int, n: int) -> float:
+        """Seconds an operation, of n in a row."""
+        operation: Operation = getattr(implementation, kind)
+        self.meet()
+        with torch.cuda.stream(self.stream):
+            self.start.record()
+            for _ in range(n):
+                operation(size)
+            implementation.join()
+            self.end.record()
+        torch.cuda.synchronize()
+        implementation.check()
+        return self.start.elapsed_time(self.end) / 1e3 / n
+
+    def compare(
+        self, implementations: list[ThroughTorch | Ours], kind: str, size: int
+    ) -> list[list[float]]:
+        """Return times of each implementation, one an alternation."""
+        first = self.longest([self.seconds(i, kind, size, 2) for i in implementations])
+        n = max(1, min(50, math.ceil(2e-3 / max(first))))
+        times: list[list[float]] = [[] for _ in implementations]
+        for turn in range(self.alternations):
+            for place in range(len(implementations)):
+                at = (turn + place) % len(implementations)
+                times[at].append(self.seconds(implementations[at], kind, size, n))
+        return [self.longest(row) for row in times]
+
+
+def median_of(values: list[float]) -> tuple[float, float, float]:
+    """Return the median and the ends of its 95 % interval, from order statistics."""
+    ordered = sorted(values)
+    count = len(ordered)
+    reach = 0.98 * math.sqrt(count)
+    low = max(0, math.floor(count / 2 - reach))
+    high = min(count - 1, math.ceil(count / 2 + reach) - 1)
+    return statistics.median(ordered), ordered[low], ordered[high]
+
+
+def named(size: int) -> str:
+    """Return ``size`` bytes as a text."""
+    for unit, letter in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {letter}"
+    return f"{size} B"
+
+
+def bandwidths(
+    bench: Bench, implementations: list[ThroughTorch | Ours], sizes: list[int], say: Say
+) -> None:
+    """Measure gathers and reductions of all sizes, one after the other."""
+    share = (dist.get_world_size() - 1) / dist.get_world_size()
+    for kind in ("gather", "reduce"):
+        say(f"\n{kind}: us an operation, median (95 % interval); bus GB/s = bytes x (W-1)/W / time")
+        say("size      " + "".join(f"{i.name:>34}" for i in implementations))
+        for size in sizes:
+            cells = []
+            for times in bench.compare(implementations, kind, size):
+                middle, low, high = median_of(times)
+                speed = size * share / middle / 1e9
+                cells.append(f"{middle * 1e6:10.1f} ({low * 1e6:.1f}-{high * 1e6:.1f}){speed:8.1f}")
+            say(f"{named(size):<10}" + "".join(f"{cell:>34}" for cell in cells))
+
+
+def errors(implementations: list[ThroughTorch | Ours], say: Say) -> None:
+    """Compare a reduction with fp64, and a gather with what it should be."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    count = 8 * MIB
+    say("\nreduction of 16 MiB against fp64: norm of the error / norm of the sum")
+    for implementation in implementations:
+        own = implementation.gradients[:count]
+        everyone = torch.empty(ranks * count, dtype=own.dtype, device="cuda")
+        dist.all_gather_into_tensor(everyone, own)
+        wanted = everyone.view(ranks, ranks, -1)[:, rank].double().sum(0) / ranks
+        implementation.target.zero_()
+        torch.cuda.synchronize()
+        implementation.reduce(count * 2)
+        implementation.join()
+        torch.cuda.synchronize()
+        found = implementation.target[: count // ranks].double()
+        implementation.shard.fill_(rank + 1)
+        torch.cuda.synchronize()
+        implementation.gather(count * 2)
+        torch.cuda.synchronize()
+        gathered = implementation.whole[:count].view(ranks, -1).float()
+        right = bool((gathered.mean(1).cpu() == torch.arange(1.0, ranks + 1)).all())
+        error = float((found - wanted).norm() / wanted.norm())
+        say(f"  {implementation.name:<16}{error:.3e}   gather {'right' if right else 'WRONG'}")
+
+
+def gemms_beside(
+    bench: Bench, implementations: list[ThroughTorch | Ours], sizes: list[int], say: Say
+) -> None:
+    """How much slower matrix products get while collectives run beside them."""
+    a, b = (torch.randn(GEMM, GEMM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    c = torch.empty_like(a)
+
+    def products(beside: Callable[[], None]) -> float:
+        bench.meet()
+        with torch.cuda.stream(bench.stream):
+            beside()
+        bench.start.record()
+        for _ in range(GEMMS):
+            torch.mm(a, b, out=c)
+        bench.end.record()
+        torch.cuda.synchronize()
+        return bench.start.elapsed_time(bench.end) / 1e3
+
+    alone = statistics.median(products(lambda: None) for _ in range(5))
+    alone = max(bench.longest([alone]))
+    say(
+        f"\n{GEMMS} GEMMs of {GEMM}^3 bf16 alone: {alone * 1e3:.2f} ms; beside collectives, x times"
+    )
+    say("what              " + "".join(f"{i.name:>24}" for i in implementations))
+    for kind in ("gather", "reduce"):
+        for size in sizes:
+            cells = []
+            for implementation in implementations:
+                each = max(bench.longest([bench.seconds(implementation, kind, size, 3)]))
+                count = math.ceil(1.6 * alone / each)
+                operation: Operation = getattr(implementation, kind)
+
+                def beside(
+                    operation: Operation = operation, count: int = count, size: int = size
+                ) -> None:
+                    for _ in range(count):
+                        operation(size)
+
+                ratios = []
+                for _ in range(bench.alternations):
+                    before = products(lambda: None)
+                    ratios.append(products(beside) / before)
+                with torch.cuda.stream(bench.stream):
+                    implementation.join()
+                torch.cuda.synchronize()
+                middle, low, high = median_of(bench.longest(ratios))
+                cells.append(f"{middle:.3f} ({low:.3f}-{high:.3f})")
+            say(f"{kind:<8}{named(size):<10}" + "".join(f"{cell:>24}" for cell in cells))
+
+
+# ---- a rank -----------------------------------------------------------------------------------
+
+
+def open_all(options: argparse.Namespace, bench: Bench, say: Say) -> list[ThroughTorch | Ours]:
+    """Open torch's and those of ours that this machine can have."""
+    gradients = torch.randn(options.largest // 2, device="cuda").bfloat16()
+    implementations: list[ThroughTorch | Ours] = [ThroughTorch(options.largest, gradients)]
+    library = ctypes.CDLL(options.library)
+    for name in options.comms:
+        try:
+            made = Ours(library, name, options.largest, gradients, bench)
+        except RuntimeError as error:
+            say(f"left out: {error}")
+            continue
+        implementations.append(made)
+    return implementations
+
+
+def run_rank(rank: int, ranks: int, options: argparse.Namespace) -> None:
+    """Measure as one rank; all do the same."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    torch.cuda.set_device(rank)
+    torch.manual_seed(1234 + rank)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+
+    def say(line: str) -> None:
+        if rank == 0:
+            print(line, flush=True)
+
+    bench = Bench(options.alternations, dist.new_group(backend="gloo"))
+    say(
+        f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, {ranks} x {torch.cuda.get_device_name()}"
+    )
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    say(f"torch {torch.__version__}, NCCL {nccl}, {platform.node() or 'a machine'}")
+    implementations = open_all(options, bench, say)
+    errors(implementations, say)
+    sizes = [
+        size for size in (KIB << shift for shift in range(0, 23, 2)) if size <= options.largest
+    ]
+    bandwidths(bench, implementations, sizes, say)
+    beside = [size for size in (64 * MIB, 256 * MIB, GIB) if size <= options.largest]
+    gemms_beside(bench, implementations, beside, say)
+    bench.meet()
+    for implementation in implementations:
+        if isinstance(implementation, Ours):
+            implementation.close()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Start a process a GPU."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--library", required=True, help="libbench_gpu_collectives.so")
+    parser.add_argument("--ranks", type=int, default=0, help="default: a rank for each GPU")
+    parser.add_argument("--comms", nargs="+", default=["nccl", "nccl-blocking", "nccl-fp32", "ce"])
+    parser.add_argument("--largest", type=int, default=4 * GIB, help="bytes")
+    parser.add_argument("--alternations", type=int, default=20)
+    options = parser.parse_args()
+    ranks = options.ranks or torch.cuda.device_count()
+    if ranks < 2:
+        sys.exit(f"collectives need two GPUs or more; this machine has {torch.cuda.device_count()}")
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29531")
+    # Queues of copies that wait must not hold up others (penstock/copy_engine.h).
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    torch.multiprocessing.spawn(run_rank, (ranks, options), nprocs=ranks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+/* CUDASTF's own benchmark of tasks, where it has been built (build_cudastf.sh). */
+#ifndef BENCH_GPU_PEER_H
+#define BENCH_GPU_PEER_H
+
+#include "pattern.h"
+
+/* Microseconds a task as task_bench (with_kernel: task_bench_kernel) in `folder` says; 0: it could
+ * not be run. */
+double peer_measure(const char *folder, pattern_kind kind, int with_kernel);
+
+#endif
