@@ -9,15 +9,15 @@
 #include "sched/runtime.h"
 #include "sched/thread.h"
 
-#include <penstock/cuda.h>
-#include <sched.h>
-#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #define DEFAULT_DEADLINE_NS 600000000000u
 /* How long an abort gives a thread that is in a call of NCCL which blocks. */
 #define BLOCKED_NS 1000000000u
-#define NAP_NS     50000
+/* And how long destroy waits for the peers to finish what is in flight. */
+#define FINALIZE_NS 30000000000u
+#define NAP_NS      50000
 
 static pst__nccl *nccl_of(pst_comm *comm) {
     return comm->context;
@@ -37,9 +37,13 @@ static void release_registrations(pst__nccl *own, int tell) {
     }
 }
 
+static uint64_t end_deadline(const pst__nccl *own) {
+    return own->deadline_ns < FINALIZE_NS ? own->deadline_ns : FINALIZE_NS;
+}
+
 /* 1 if all that was issued is through on all ranks. */
 static int finalize(pst__nccl *own) {
-    uint64_t until = pst__now() + own->deadline_ns;
+    uint64_t until = pst__now() + end_deadline(own);
     ncclResult_t result = own->library.ncclCommFinalize(own->handle);
     while (result == ncclInProgress && pst__now() < until) {
         (void)nanosleep(&(struct timespec){0, NAP_NS}, NULL);
@@ -50,6 +54,7 @@ static int finalize(pst__nccl *own) {
 }
 
 static void end_nccl(pst__nccl *own) {
+    if (own->handle == NULL) return;
     if (!own->aborts) {
         release_registrations(own, 1);
         if (finalize(own)) {
@@ -63,36 +68,43 @@ static void end_nccl(pst__nccl *own) {
 static void *run_end(void *argument) {
     pst__nccl *own = argument;
     CUcontext previous = NULL;
-    /* Who is inside leaves as soon as NCCL answers, which it does at once unless it blocks; then
+    (void)pthread_detach(pthread_self());
+    /* Who is inside leaves as soon as NCCL answers, which may be never, if NCCL blocks: then
      * ncclCommAbort is what ends that call too. */
-    pst__nccl_wait_empty(own, own->blocking ? BLOCKED_NS : own->deadline_ns);
+    pst__nccl_wait_empty(own, BLOCKED_NS);
     pst_status entered = pst__cuda_enter(pst__cuda_of(own->device), &previous);
     end_nccl(own);
     if (entered == PST_OK) pst__cuda_leave(pst__cuda_of(own->device), previous);
-    pst__store_release(&own->ended, 1); /* pairs with has_ended */
+    pst__store_release(&own->ended, 1); /* pairs with has_ended; the last look at `own` */
     return NULL;
 }
 
+/* 1 when nothing of NCCL touches memory any more, and no thread `own`. */
 static int has_ended(pst__nccl *own) {
-    return pst__load_acquire(&own->ended); /* pairs with the store in run_end: NCCL is done */
+    /* Acquire: pairs with the store in run_end, and with that of the connecting thread. */
+    return pst__load_acquire(&own->ended) && !pst__load_acquire(&own->connecting);
 }
 
 /* Of whoever has closed the gate, once. */
 static void begin_end(pst__nccl *own, int aborts) {
+    pthread_t thread;
     own->aborts = aborts;
-    int started = pst__thread_start(&own->ender, run_end, own) == 0;
-    if (!started) (void)run_end(own);
-    /* Pairs with the load in nccl_destroy: `ender` is written. 2: there is no thread to join. */
-    pst__store_release(&own->ending, started ? 1 : 2);
+    if (pst__thread_start(&thread, run_end, own) == 0) return;
+    pst__log(pst__runtime_error(own->runtime), PST_LOG_WARNING,
+             "rank %d, communicator '%s': no thread to end NCCL; it stays", own->comm.rank,
+             own->name);
 }
 
-static pst_status nccl_abort(pst_comm *comm, pst_status status) {
-    pst__nccl *own = nccl_of(comm);
+pst_status pst__nccl_abort(pst__nccl *own, pst_status status) {
     if (pst__nccl_close(own)) {
         (void)pst__nccl_fail(own, status, "aborted: %s", pst_status_text(status));
         begin_end(own, 1);
     }
     return has_ended(own) ? PST_OK : PST_EBUSY;
+}
+
+static pst_status nccl_abort(pst_comm *comm, pst_status status) {
+    return pst__nccl_abort(nccl_of(comm), status);
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -101,8 +113,7 @@ static size_t nccl_staging_bytes(pst_comm *comm, const pst_collective *collectiv
     return pst__nccl_staging_bytes(nccl_of(comm), collective);
 }
 
-/* What has happened to NCCL meanwhile. Inside. */
-static pst_status look(pst__nccl *own) {
+pst_status pst__nccl_look(pst__nccl *own) {
     pst_status status =
         (pst_status)pst__load_acquire(&own->status); /* pairs with the store in fail */
     if (status != PST_OK) return status;
@@ -119,7 +130,7 @@ static pst_status nccl_start(pst_comm *comm, const pst_collective *collective, p
     *request = NULL;
     pst_status status = pst__nccl_enter(own);
     if (status != PST_OK) return status;
-    status = look(own);
+    status = pst__nccl_look(own);
     if (status == PST_OK) status = pst__nccl_enqueue(own, collective, stream);
     pst__nccl_leave(own);
     return status;
@@ -135,7 +146,7 @@ static pst_status nccl_status(pst_comm *comm) {
     pst__nccl *own = nccl_of(comm);
     pst_status status = pst__nccl_enter(own);
     if (status != PST_OK) return status;
-    status = look(own);
+    status = pst__nccl_look(own);
     pst__nccl_leave(own);
     return status;
 }
@@ -150,6 +161,7 @@ static const char *nccl_error_text(pst_comm *comm) {
 
 static void nccl_free(pst__nccl *own) {
     const pst__heap *heap = pst__runtime_heap(own->runtime);
+    pst__nccl_close_trial(own);
     release_registrations(own, 0);
     pst__heap_free(heap, own->casts, own->cast_capacity * sizeof *own->casts);
     pst__heap_free(heap, own->sources, (size_t)own->comm.size * sizeof *own->sources);
@@ -162,7 +174,8 @@ static void nccl_destroy(pst_comm *comm) {
     if (pst__nccl_close(own)) /* after an error NCCL would wait in vain */
         begin_end(own,
                   pst__load_acquire(&own->status) != PST_OK); /* pairs with the store in fail */
-    uint64_t until = pst__now() + 2 * own->deadline_ns;       /* for finalize, then for the abort */
+    /* For one who blocks, to finalize, and to abort. */
+    uint64_t until = pst__now() + BLOCKED_NS + 2 * end_deadline(own);
     while (!has_ended(own) && pst__now() < until)
         (void)nanosleep(&(struct timespec){0, NAP_NS}, NULL);
     if (!has_ended(own)) { /* its thread still needs all this: let it be */
@@ -171,12 +184,6 @@ static void nccl_destroy(pst_comm *comm) {
                  own->name);
         return;
     }
-    int ending = pst__load_acquire(&own->ending); /* pairs with the store in begin_end */
-    while (ending == 0) { /* the thread was faster than the one that made it */
-        (void)sched_yield();
-        ending = pst__load_acquire(&own->ending); /* the same */
-    }
-    if (ending == 1) (void)pthread_join(own->ender, NULL);
     nccl_free(own);
 }
 
@@ -222,7 +229,7 @@ static pst_status allocate(pst_runtime *runtime, pst_device *device, const pst_e
     own->runtime = runtime;
     own->device = device;
     own->sum = options->sum;
-    own->blocking = options->blocking;
+    own->nonblocking = options->nonblocking;
     own->deadline_ns = deadline_of(runtime, options);
     ck_spinlock_init(&own->lock);
     own->name = pst__heap_text(heap, options->name == NULL ? "nccl" : options->name);
@@ -244,33 +251,11 @@ static pst_status agree(const pst__meeting_place *place, const pst__nccl *own,
     pst_status status =
         pst__exchange_agree(place, "version of NCCL", (uint64_t)own->library.version);
     if (status != PST_OK) return status;
-    uint64_t word = (uint64_t)(uint32_t)options->sum | (uint64_t)(options->blocking != 0) << 8 |
+    uint64_t word = (uint64_t)(uint32_t)options->sum | (uint64_t)(options->nonblocking != 0) << 8 |
                     (uint64_t)(options->zero_cta != 0) << 9 |
                     (uint64_t)(uint16_t)options->min_ctas << 16 |
                     (uint64_t)(uint16_t)options->max_ctas << 32;
     return pst__exchange_agree(place, "options", word);
-}
-
-static pst_status init_rank(pst__nccl *own, const pst_nccl_options *options, ncclUniqueId id) {
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = own->blocking != 0;
-    config.commName = own->name;
-    if (options->min_ctas > 0) config.minCTAs = options->min_ctas;
-    if (options->max_ctas > 0) config.maxCTAs = options->max_ctas;
-    if (options->zero_cta) config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
-    ncclResult_t result = own->library.ncclCommInitRankConfig(&own->handle, own->comm.size, id,
-                                                              own->comm.rank, &config);
-    return pst__nccl_settle(own, result, "ncclCommInitRankConfig", "the communicator");
-}
-
-static pst_status connect_ranks(pst__nccl *own, const pst_nccl_options *options, ncclUniqueId id) {
-    pst__cuda *cuda = pst__cuda_of(own->device);
-    CUcontext previous = NULL;
-    pst_status status = pst__cuda_enter(cuda, &previous);
-    if (status != PST_OK) return status;
-    status = init_rank(own, options, id);
-    pst__cuda_leave(cuda, previous);
-    return status;
 }
 
 static void log_made(pst__nccl *own) {
@@ -284,7 +269,7 @@ static void log_made(pst__nccl *own) {
 /* After a failure on any rank. */
 static void discard(pst__nccl *own) {
     if (own == NULL) return;
-    if (own->handle == NULL) {
+    if (!pst__load_acquire(&own->connecting) && own->handle == NULL) { /* see has_ended */
         nccl_free(own);
         return;
     }
@@ -311,7 +296,7 @@ pst_status pst_nccl_comm_create(pst_runtime *runtime, pst_device *device,
     if (status == PST_OK) status = agree(&place, own, options);
     if (status == PST_OK) status = pst__exchange_broadcast(&place, 0, &id, sizeof id);
     if (status == PST_OK) {
-        status = connect_ranks(own, options, id);
+        status = pst__nccl_connect(own, options, &id);
         status = pst__exchange_settle(&place, status);
     }
     if (status != PST_OK) {

@@ -1,5 +1,6 @@
-/* The communicator `nccl`, its parts: nccl.c (life: create, status, abort, destroy), nccl_calls.c
- * (entering NCCL and what it answers), nccl_data.c (collectives as calls of NCCL). */
+/* The communicator `nccl`, its parts: nccl.c (life: create, status, abort, destroy), nccl_connect.c
+ * (its begin), nccl_calls.c (entering NCCL and what it answers), nccl_data.c (collectives as calls
+ * of NCCL), nccl_memory.c (registered memory). */
 #ifndef PST_OPS_NCCL_H
 #define PST_OPS_NCCL_H
 
@@ -7,7 +8,6 @@
 #include "ops/nccl_library.h"
 
 #include <penstock/nccl.h>
-#include <pthread.h>
 
 #define PST__NCCL_TEXT 768
 
@@ -20,6 +20,13 @@ struct pst_nccl_registration {
     struct pst_nccl_registration *next;
 };
 
+/* The first collectives. */
+typedef struct pst__nccl_trial {
+    pst_stream *stream;
+    pst_event *event;
+    void *memory;
+} pst__nccl_trial;
+
 typedef struct pst__nccl {
     pst_comm comm;
     pst_runtime *runtime;
@@ -28,7 +35,7 @@ typedef struct pst__nccl {
     ncclComm_t handle;
     char *name;
     pst_nccl_sum sum;
-    int blocking;
+    int nonblocking;
     uint64_t deadline_ns;
 
     uint32_t gate;      /* who may call NCCL with `handle`; see pst__nccl_enter */
@@ -36,10 +43,13 @@ typedef struct pst__nccl {
     ck_spinlock_t lock; /* of the two texts; held for a copy, on error paths */
     char text[PST__NCCL_TEXT], reported[PST__NCCL_TEXT];
 
-    int ending; /* a thread ends NCCL's communicator: by abort, else by destroy */
-    int ended;  /* it has: nothing of NCCL touches memory any more */
-    int aborts; /* ending is by ncclCommAbort */
-    pthread_t ender;
+    int connecting; /* a thread connects the ranks */
+    int ended;      /* a thread has ended NCCL's communicator */
+    int aborts;     /* by ncclCommAbort */
+    ncclConfig_t config;
+    ncclUniqueId id;
+    pst__nccl_trial trial;
+    pst_status connected; /* what the connecting thread has come to */
 
     pst_nccl_registration *registrations;
     pst_cast *casts;      /* scratch of `start` */
@@ -55,6 +65,7 @@ pst_status pst__nccl_enter(pst__nccl *own);
 void pst__nccl_leave(pst__nccl *own);
 /* 1 when this call has closed it: nobody enters any more. */
 int pst__nccl_close(pst__nccl *own);
+int pst__nccl_is_closed(pst__nccl *own);
 /* Of a closed one: until nobody is inside, or at most `nanoseconds`. */
 void pst__nccl_wait_empty(pst__nccl *own, uint64_t nanoseconds);
 
@@ -70,6 +81,20 @@ pst_status pst__nccl_answer(pst__nccl *own, ncclResult_t result, const char *cal
  * deadline is past. Inside. */
 pst_status pst__nccl_settle(pst__nccl *own, ncclResult_t result, const char *call,
                             const char *what);
+
+/* ---- nccl.c ---------------------------------------------------------------------------------- */
+
+/* What has happened to NCCL meanwhile: PST_OK, or the first error. Inside. */
+pst_status pst__nccl_look(pst__nccl *own);
+/* See the table's abort. */
+pst_status pst__nccl_abort(pst__nccl *own, pst_status status);
+
+/* ---- nccl_connect.c -------------------------------------------------------------------------- */
+
+/* Makes `handle` and every connection that collectives need, or fails by the deadline. */
+pst_status pst__nccl_connect(pst__nccl *own, const pst_nccl_options *options,
+                             const ncclUniqueId *id);
+void pst__nccl_close_trial(pst__nccl *own);
 
 /* ---- nccl_data.c ----------------------------------------------------------------------------- */
 

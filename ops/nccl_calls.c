@@ -26,7 +26,7 @@ void pst__nccl_leave(pst__nccl *own) {
                            1); /* pairs with the load in wait_empty: our calls are over */
 }
 
-static int is_closed(pst__nccl *own) {
+int pst__nccl_is_closed(pst__nccl *own) {
     return (pst__load_relaxed(&own->gate) & PST__NCCL_CLOSED) != 0; /* a hint: only ends a loop */
 }
 
@@ -79,7 +79,7 @@ pst_status pst__nccl_settle(pst__nccl *own, ncclResult_t result, const char *cal
                             const char *what) {
     uint64_t until = pst__now() + own->deadline_ns;
     while (result == ncclInProgress) {
-        if (is_closed(own)) return PST_ECANCELED; /* abort wants us out of here */
+        if (pst__nccl_is_closed(own)) return PST_ECANCELED; /* abort wants us out of here */
         if (pst__now() > until)
             return pst__nccl_fail(own, PST_ETIMEDOUT,
                                   "%s for %s is not through by the deadline of %.1f s: look for a "

@@ -27,9 +27,10 @@ typedef struct pst__detail {
     uint16_t after_count;
     int16_t priority; /* lanes BY_PRIORITY */
     pst_event *after[PST__AFTER_EVENTS];
-    pst__node *flight_next;  /* launched tasks of a lane, oldest first */
-    uint64_t launched_at;    /* 0 unless tracing */
-    const char *traced_name; /* the trace's copy of `name`, made when it is first recorded */
+    pst__node *flight_next;   /* launched tasks of a lane, oldest first */
+    uint64_t launched_at;     /* 0 unless tracing */
+    const char *traced_name;  /* the trace's copy of `name`, made when it is first recorded */
+    pst_event *began, *ended; /* timed; while it is traced in flight on a device that has such */
 } pst__detail;
 
 /* Flags of a node: fixed when its graph is sealed or the task is added. */

@@ -47,12 +47,62 @@ static const char *traced_name(const pst_lane *lane, const pst__node *node) {
     return detail->traced_name == NULL ? "" : detail->traced_name;
 }
 
+/* ---- times of the device ---------------------------------------------------------------- */
+
+static int is_timed(const pst_lane *lane) {
+    const pst_device_ops *ops = lane->device->ops;
+    return lane->asynchronous && (ops->caps & PST_DEVICE_TIMED_EVENTS) && ops->event_time != NULL;
+}
+
+/* NULL: the slice has the host's times instead. */
+static pst_event *record_time(const pst_lane *lane) {
+    const pst_device_ops *ops = lane->device->ops;
+    pst_event *event = NULL;
+    if (ops->event_create(lane->device, 1, &event) != PST_OK) return NULL;
+    if (ops->event_record(lane->device, event, lane->stream) == PST_OK) return event;
+    ops->event_destroy(lane->device, event);
+    return NULL;
+}
+
+static void drop_time(const pst_lane *lane, pst_event **event) {
+    if (*event != NULL) lane->device->ops->event_destroy(lane->device, *event);
+    *event = NULL;
+}
+
+/* As they are where the device does not tell both. */
+static void take_times(const pst_lane *lane, pst__detail *detail, uint64_t *begin, uint64_t *end) {
+    const pst_device_ops *ops = lane->device->ops;
+    uint64_t began = 0, ended = 0;
+    const int told = detail->began != NULL && detail->ended != NULL &&
+                     ops->event_time(lane->device, detail->began, &began) == PST_OK &&
+                     ops->event_time(lane->device, detail->ended, &ended) == PST_OK;
+    drop_time(lane, &detail->began);
+    drop_time(lane, &detail->ended);
+    if (!told) return;
+    *begin = began;
+    *end = ended < began ? began : ended;
+}
+
+void pst__hook_launching(const pst_lane *lane, const pst__node *node) {
+    if (is_timed(lane)) node->detail->began = record_time(lane);
+}
+
+void pst__hook_failed(const pst_lane *lane, const pst__node *node) {
+    if (!is_timed(lane)) return;
+    drop_time(lane, &node->detail->began);
+    drop_time(lane, &node->detail->ended);
+}
+
+/* ---- launched, done, an edge ------------------------------------------------------------ */
+
 void pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, uint64_t begin) {
     pst__track *thread = pst__track_of_thread(lane->runtime->trace);
     if (thread != NULL)
         pst__trace_slice(thread, traced_name(lane, node), begin, pst__now(), pst__node_ticket(node),
                          0);
-    if (node->flags & PST__NODE_GROWING) {
+    if (is_timed(lane)) {
+        node->detail->ended = record_time(lane);
+    } else if (node->flags & PST__NODE_GROWING) {
         end_grown_arrows(lane, node, begin);
     } else {
         begin_arrows(lane, node, number, begin);
@@ -66,8 +116,23 @@ void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin) {
                      pst__node_ticket(node), bytes);
 }
 
+void pst__hook_done_on_device(pst_lane *lane, const pst__node *node, uint64_t number) {
+    uint64_t begin = node->detail->launched_at, end = pst__now();
+    if (is_timed(lane)) {
+        take_times(lane, node->detail, &begin, &end);
+        if (!(node->flags & PST__NODE_GROWING)) {
+            begin_arrows(lane, node, number, begin);
+            end_arrows(lane, node, number, begin);
+        }
+    }
+    pst__trace_slice(lane->track, traced_name(lane, node), begin, end, pst__node_ticket(node),
+                     node->detail->bytes);
+}
+
 uint64_t pst__hook_edge(pst_lane *lane, const pst__node *from, const pst__node *to) {
-    if (!pst__trace_on(lane->runtime->trace)) return 0;
+    if (!pst__trace_on(lane->runtime->trace) || is_timed(lane) ||
+        (to->lane != NULL && is_timed(to->lane)))
+        return 0;
     const uint64_t begin = from->detail->launched_at;
     const uint64_t id = flow_id(from, to, begin);
     pst__trace_flow(lane->track, id, begin, 0);

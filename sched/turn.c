@@ -129,6 +129,7 @@ static void launched_on_device(pst__advance *advance, pst__node *node, uint64_t 
     if (status < 0) {
         /* The work runs and nobody can tell when it ends: nothing after it is in order. */
         pst_runtime_poison(lane->runtime, status, "an event could not be recorded");
+        if (node->detail->launched_at != 0) pst__hook_failed(lane, node);
         end_failed(advance, node, number, status, PST__ALL);
         return;
     }
@@ -162,12 +163,14 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
         node->detail->launched_at = begin;
         if (node->detail->name != NULL) note_recent(lane, node);
     }
+    if (begin != 0) pst__hook_launching(lane, node);
     pst_status status = call_launch(node, lane);
     if (begin != 0) pst__hook_launched(lane, node, number, begin);
     if (status == PST_PENDING &&
         (lane->asynchronous || node->detail == NULL || node->detail->test == NULL))
         status = PST_EINVAL;
     if (status < 0) {
+        if (begin != 0) pst__hook_failed(lane, node);
         end_failed(advance, node, number, status, PST__ALL);
     } else if (lane->asynchronous) {
         launched_on_device(advance, node, number);
@@ -251,7 +254,7 @@ static void end_oldest(pst__advance *advance, pst_status status) {
     lane->flight_first = node->detail->flight_next;
     lane->ends++;
     if (node == lane->tail) lane->tail = NULL;
-    if (node->detail->launched_at != 0) pst__hook_done(lane, node, node->detail->launched_at);
+    if (node->detail->launched_at != 0) pst__hook_done_on_device(lane, node, number);
     pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
                   PST__WHEN_DONE);
 }

@@ -1,17 +1,11 @@
 #include "collectives.h"
 
+#include <penstock/copy_engine.h>
 #include <penstock/cuda.h>
 #include <penstock/penstock.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#if __has_include(<penstock/copy_engine.h>)
-#include <penstock/copy_engine.h>
-#else
-#define pst_ce_create(...)   PST_EUNSUPPORTED
-#define pst_ce_register(...) PST_EUNSUPPORTED
-#endif
 
 #define MOST_RANKS 16
 #define IN_FLIGHT  2 /* buckets, and stagings */
@@ -72,7 +66,8 @@ static pst_status create_comm(collectives *own, const char *name, const pst_exch
         own->one_sided = 1;
         return pst_ce_create(own->runtime, own->device, exchange, NULL, &own->comm);
     }
-    options.blocking = strcmp(name, "nccl-blocking") == 0;
+    options.nonblocking = strcmp(name, "nccl-nonblocking") == 0;
+    (void)sscanf(name, "nccl-%d-ctas", &options.max_ctas);
     if (strcmp(name, "nccl-fp32") == 0) options.sum = PST_NCCL_SUM_IN_FP32;
     return pst_nccl_comm_create(own->runtime, own->device, exchange, &options, &own->comm);
 }

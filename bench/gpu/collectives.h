@@ -10,7 +10,8 @@ typedef struct collectives collectives;
 
 typedef int (*collectives_exchange)(void *context, const void *mine, size_t bytes, void *all);
 
-/* comm: "nccl", "nccl-blocking", "nccl-fp32", "ce". All ranks call it. NULL: not built in. */
+/* comm: "nccl", "nccl-nonblocking", "nccl-fp32", "nccl-8-ctas" (at most 8), "ce". All ranks call
+ * it. NULL: not built in. */
 PST_API int collectives_open(const char *comm, int rank, int size, int ordinal,
                              collectives_exchange exchange, collectives **opened);
 PST_API void collectives_close(collectives *own);

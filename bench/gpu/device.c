@@ -16,8 +16,7 @@ enum { MOST_ROUNDS = 1000, CALLS = 200, MOST_PIECES = 256 };
 #define PINNED_BYTES (1024 * MEBIBYTE)
 #define SIDE_BYTES   (256 * MEBIBYTE)
 
-/* ---- the driver's own calls -------------------------------------------------------------------
- */
+/* ---- the driver's own calls --------------------------------------------------------- */
 
 static struct {
     CUresult (*get_current)(CUcontext *);
@@ -27,26 +26,34 @@ static struct {
     CUresult (*create)(CUevent *, unsigned);
     CUresult (*host_alloc)(void **, size_t, unsigned);
     CUresult (*host_free)(void *);
+    CUresult (*batch)(CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *,
+                      size_t *, size_t, size_t *, CUstream);
 } driver;
 
-static void find(void *library, const char *name, void *entry) {
-    void *found = dlsym(library, name);
-    if (found == NULL) {
-        fprintf(stderr, "the driver has no %s\n", name);
-        exit(1);
-    }
+typedef CUresult (*get_address)(const char *, void **, int, cuuint64_t);
+
+static int find(get_address get, const char *name, void *entry) {
+    void *found = NULL;
+    const int has = get(name, &found, 12080, 0) == CUDA_SUCCESS && found != NULL;
     memcpy(entry, &found, sizeof found);
+    return has;
 }
 
 static void find_driver(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
-    find(library, "cuCtxGetCurrent", &driver.get_current);
-    find(library, "cuEventRecord", &driver.record);
-    find(library, "cuStreamWaitEvent", &driver.wait);
-    find(library, "cuEventQuery", &driver.query);
-    find(library, "cuEventCreate", &driver.create);
-    find(library, "cuMemHostAlloc", &driver.host_alloc);
-    find(library, "cuMemFreeHost", &driver.host_free);
+    void *symbol = dlsym(library, "cuGetProcAddress");
+    get_address get = NULL;
+    memcpy(&get, &symbol, sizeof get);
+    if (!find(get, "cuCtxGetCurrent", &driver.get_current) ||
+        !find(get, "cuEventRecord", &driver.record) ||
+        !find(get, "cuStreamWaitEvent", &driver.wait) ||
+        !find(get, "cuEventQuery", &driver.query) || !find(get, "cuEventCreate", &driver.create) ||
+        !find(get, "cuMemHostAlloc", &driver.host_alloc) ||
+        !find(get, "cuMemFreeHost", &driver.host_free)) {
+        fprintf(stderr, "the driver lacks a call that is compared with\n");
+        exit(1);
+    }
+    (void)find(get, "cuMemcpyBatchAsync", &driver.batch);
 }
 
 static void check(CUresult result, const char *what) {
@@ -55,8 +62,7 @@ static void check(CUresult result, const char *what) {
     exit(1);
 }
 
-/* ---- calls ------------------------------------------------------------------------------------
- */
+/* ---- calls -------------------------------------------------------------------------- */
 
 typedef struct bench {
     bench_gpu gpu;
@@ -149,57 +155,105 @@ static void bench_calls(bench *b, size_t rounds) {
                bench_quantile(ns[s], rounds, 0.5), bench_quantile(ns[s], rounds, 0.9));
 }
 
-/* ---- batches ----------------------------------------------------------------------------------
- */
+/* ---- batches ------------------------------------------------------------------------ */
 
 typedef struct pieces {
     pst_copy copies[MOST_PIECES];
     size_t count;
 } pieces;
 
-static pieces cut(const bench *b, size_t count) {
+static pieces cut(const bench *b, const unsigned char *from, size_t count) {
     pieces made = {.count = count};
     const size_t each = COPY_BYTES / count / 256 * 256;
     for (size_t i = 0; i < count; i++)
-        made.copies[i] = (pst_copy){b->to + i * each, b->from + i * each, each};
+        made.copies[i] = (pst_copy){b->to + i * each, from + i * each, each};
     return made;
 }
 
-/* Seconds until it is done; *host: until the calls have returned. */
-static double time_copies(const bench *b, const pieces *pieces, size_t in_a_call, double *host) {
+static void copy_pieces(const bench *b, const pieces *pieces, size_t in_a_call) {
     const bench_gpu *gpu = &b->gpu;
-    const double begin = bench_now();
     for (size_t i = 0; i < pieces->count; i += in_a_call)
         bench_check(gpu,
                     gpu->device->ops->copy(gpu->device, gpu->stream, &pieces->copies[i], in_a_call),
                     "copy");
-    *host = bench_now() - begin;
-    bench_gpu_finish(gpu, gpu->stream);
-    return bench_now() - begin;
 }
 
-static void bench_batches(const bench *b, size_t rounds) {
-    static double single[MOST_ROUNDS], batch[MOST_ROUNDS], host_single[MOST_ROUNDS],
-        host_batch[MOST_ROUNDS];
-    printf("\n%-32s %10s %10s %16s %16s\n", "96 MiB within the device", "single", "batch",
-           "host us, single", "host us, batch");
+static void copy_singly(const bench *b, const pieces *pieces) {
+    copy_pieces(b, pieces, 1);
+}
+
+static void copy_at_once(const bench *b, const pieces *pieces) {
+    copy_pieces(b, pieces, pieces->count);
+}
+
+/* As the driver has it without a wish to leave the processors alone. */
+static void copy_at_once_bare(const bench *b, const pieces *pieces) {
+    CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
+    CUdeviceptr to[MOST_PIECES], from[MOST_PIECES];
+    size_t bytes[MOST_PIECES], first = 0, failed = 0;
+    for (size_t i = 0; i < pieces->count; i++) {
+        to[i] = (CUdeviceptr)(uintptr_t)pieces->copies[i].destination;
+        from[i] = (CUdeviceptr)(uintptr_t)pieces->copies[i].source;
+        bytes[i] = pieces->copies[i].bytes;
+    }
+    check(driver.batch(to, from, bytes, pieces->count, &attributes, &first, 1, &failed,
+                       pst_cuda_stream(b->gpu.stream)),
+          "cuMemcpyBatchAsync");
+}
+
+static void (*const ways_to_copy[])(const bench *b, const pieces *pieces) = {
+    copy_singly, copy_at_once, copy_at_once_bare};
+enum { WAYS = sizeof ways_to_copy / sizeof ways_to_copy[0] };
+
+static void bench_copies(const bench *b, const char *title, const unsigned char *from,
+                         size_t rounds) {
+    static double seconds[WAYS][MOST_ROUNDS], host[WAYS][MOST_ROUNDS];
+    const int ways = driver.batch == NULL ? 1 : WAYS;
+    printf("\n%-24s | GB/s %8s %8s %8s | host us %8s %8s %8s\n", title, "single", "batch", "bare",
+           "single", "batch", "bare");
     for (size_t count = 1; count <= MOST_PIECES; count *= 4) {
-        const pieces pieces = cut(b, count);
-        for (size_t round = 0; round < rounds; round++) {
-            single[round] = time_copies(b, &pieces, 1, &host_single[round]);
-            batch[round] = time_copies(b, &pieces, count, &host_batch[round]);
-        }
+        const pieces pieces = cut(b, from, count);
+        for (size_t round = 0; round < rounds; round++)
+            for (int way = 0; way < ways; way++) {
+                const double begin = bench_now();
+                ways_to_copy[way](b, &pieces);
+                host[way][round] = bench_now() - begin;
+                bench_gpu_finish(&b->gpu, b->gpu.stream);
+                seconds[way][round] = bench_now() - begin;
+            }
         const double bytes = (double)(pieces.copies[0].bytes * count) / 1e9;
-        printf("%4zu pieces, GB/s copied         %10.0f %10.0f %16.1f %16.1f\n", count,
-               bytes / bench_quantile(single, rounds, 0.5),
-               bytes / bench_quantile(batch, rounds, 0.5),
-               bench_quantile(host_single, rounds, 0.5) * 1e6,
-               bench_quantile(host_batch, rounds, 0.5) * 1e6);
+        printf("%17zu pieces |     ", count);
+        for (int way = 0; way < ways; way++)
+            printf(" %8.0f", bytes / bench_quantile(seconds[way], rounds, 0.5));
+        printf(" |        ");
+        for (int way = 0; way < ways; way++)
+            printf(" %8.1f", bench_quantile(host[way], rounds, 0.5) * 1e6);
+        printf("\n");
     }
 }
 
-/* ---- pinned memory ----------------------------------------------------------------------------
- */
+/* From the second GPU's memory, if there is a second GPU. */
+static void bench_pulls(bench *b, size_t rounds) {
+    const pst_cuda_options second = {.size = sizeof second, .ordinal = 1};
+    const pst_device_ops *ops = b->gpu.device->ops;
+    pst_device *peer = NULL;
+    void *there = NULL, *here = NULL;
+    int descriptor = -1;
+    if (pst_cuda_device_create(b->gpu.runtime, &second, &peer) != PST_OK) {
+        printf("\nthere is no second GPU to pull from\n");
+        return;
+    }
+    bench_check(&b->gpu, ops->alloc(peer, PST_MEMORY_DEVICE, COPY_BYTES, &there), "alloc");
+    bench_check(&b->gpu, ops->memory_export(peer, there, &descriptor), "export");
+    bench_check(&b->gpu, ops->memory_import(b->gpu.device, descriptor, COPY_BYTES, &here),
+                "import");
+    bench_copies(b, "96 MiB of a peer's", here, rounds);
+    ops->memory_unmap(b->gpu.device, here, COPY_BYTES);
+    ops->free(peer, PST_MEMORY_DEVICE, there, COPY_BYTES);
+    ops->destroy(peer);
+}
+
+/* ---- pinned memory ------------------------------------------------------------------ */
 
 static void *timed_alloc(const bench *b, int bare, double *seconds) {
     void *memory = NULL;
@@ -252,8 +306,7 @@ static void bench_pinned(const bench *b, size_t rounds) {
             bench_quantile(ways[bare][2], rounds, 0.5), bench_quantile(ways[bare][3], rounds, 0.5));
 }
 
-/* -----------------------------------------------------------------------------------------------
- */
+/* ------------------------------------------------------------------------------------- */
 
 static void *alloc(const bench *b, size_t bytes) {
     void *memory = NULL;
@@ -278,7 +331,8 @@ int main(int count, char **arguments) {
     bench_gpu_finish(&b.gpu, b.gpu.stream);
     check(driver.create(&b.event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
     bench_calls(&b, rounds);
-    bench_batches(&b, rounds);
+    bench_copies(&b, "96 MiB of its own", b.from, rounds);
+    bench_pulls(&b, rounds);
     bench_pinned(&b, rounds);
     b.gpu.device->ops->free(b.gpu.device, PST_MEMORY_DEVICE, b.flag, 4);
     b.gpu.device->ops->free(b.gpu.device, PST_MEMORY_DEVICE, b.from, SIDE_BYTES);

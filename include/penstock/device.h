@@ -65,7 +65,9 @@ typedef enum pst_device_caps {
 
 typedef enum pst_memory_kind {
     PST_MEMORY_DEVICE = 0, /* where kernels of the device work */
-    PST_MEMORY_PINNED      /* host memory that the device copies from and to at full speed */
+    PST_MEMORY_PINNED,     /* host memory that the device copies from and to at full speed */
+    PST_MEMORY_SHARED      /* the same, for flags: zeroed, other processes can import it, and
+                              flag_write32 works there whatever streams do */
 } pst_memory_kind;
 
 typedef struct pst_copy {
@@ -133,9 +135,9 @@ typedef struct pst_device_ops {
     /* Memory. alloc may block; alignment of what it returns is at least 512 bytes. */
     pst_status (*alloc)(pst_device *device, pst_memory_kind kind, size_t bytes, void **memory);
     void (*free)(pst_device *device, pst_memory_kind kind, void *memory, size_t bytes);
-    /* (optional) Device memory of one process, seen by another: a file descriptor out, which the
-     * caller closes, an address in. `memory` is what alloc has returned, `bytes` what it was asked
-     * for. memory_unmap ends an import. */
+    /* (optional) Device or shared memory of one process, seen by another: a file descriptor out,
+     * which the caller closes, an address in. `memory` is what alloc has returned, `bytes` what it
+     * was asked for. memory_unmap ends an import. */
     pst_status (*memory_export)(pst_device *device, void *memory, int *descriptor);
     pst_status (*memory_import)(pst_device *device, int descriptor, size_t bytes, void **memory);
     void (*memory_unmap)(pst_device *device, void *memory, size_t bytes);
@@ -147,8 +149,9 @@ typedef struct pst_device_ops {
                                  uint32_t value);
     pst_status (*stream_wait32)(pst_device *device, pst_stream *stream, const uint32_t *address,
                                 uint32_t value);
-    /* (optional) Writes a flag now, whatever the streams wait for: releases their waits when the
-     * writer is dead. Any thread; blocks until it is written, PST_ETIMEDOUT after a second. */
+    /* (optional) Writes a flag now: releases streams that wait for it when its writer is dead. In
+     * shared memory a plain store; elsewhere it may find no way past streams that wait, and then
+     * ends with PST_ETIMEDOUT after a second. Any thread; blocks until it is written. */
     pst_status (*flag_write32)(pst_device *device, uint32_t *address, uint32_t value);
 
     /* Three kernels, in stream order. */

@@ -39,21 +39,22 @@ typedef struct pst_nccl_options {
     const char *name;    /* for errors and traces; NULL: "nccl" */
     const char *library; /* path; NULL: see above */
     pst_nccl_sum sum;    /* of reduce-scatters; the same on all ranks */
-    /* NCCL's calls answer at once and go on in a thread of its own, so that a rank that does not
-     * come can be given up at any point: some 10 us more a collective than with `blocking`, where
-     * the first collectives may block the lane's worker until all ranks have come. */
-    int blocking;
+    /* NCCL's calls answer at once and go on in threads of NCCL's, so that an abort never meets one
+     * that blocks. Costs a lane's worker some 130 us more a collective (four H200). Otherwise an
+     * abort gives a call that blocks a second, and then ends it with all the rest. */
+    int nonblocking;
     int min_ctas, max_ctas; /* how many multiprocessors its kernels take; 0: NCCL's choice */
     int zero_cta;           /* NCCL's policy "zero": copy engines where it can; wants registered
                                symmetric memory */
-    uint64_t deadline_ns;   /* for all ranks to come when creating, and for peers when destroying;
-                               0: the runtime's, and without one 10 minutes */
+    uint64_t deadline_ns;   /* for all ranks to come when creating, and for peers when destroying
+                               (there 30 s at most); 0: the runtime's, without one 10 minutes */
 } pst_nccl_options;
 
 /* Creates this rank's communicator on `device` (of pst_cuda_device_create). All ranks call it with
  * the same options, one after the other for several communicators; the unique id travels over
- * `exchange`, which is not used after this call. Blocks until all ranks have come or the deadline
- * is past. On failure nothing is left, on no rank.
+ * `exchange`, which is not used after this call. All connections are made, and used once, so
+ * that collectives do not wait for that. Blocks until all ranks have come or the deadline is past.
+ * On failure nothing is left, on no rank.
  *
  * PST_EUNSUPPORTED without NCCL, or when this library was built without its header; PST_EINVAL,
  * PST_ENOMEM; PST_EMISMATCH when options or NCCL's version differ; PST_ETIMEDOUT; PST_EDEVICE,
@@ -65,7 +66,8 @@ typedef struct pst_nccl_options {
  * - `status` asks NCCL for errors of what is in flight; so does each `start`.
  * - `abort` returns at once; NCCL is ended by a thread made for it, since that can block. PST_EBUSY
  *   until it has ended, then PST_OK.
- * - `destroy` gives NCCL the deadline to finish with the peers, and aborts it then. */
+ * - `destroy` gives NCCL the deadline to finish with the peers, and aborts it then; if even that
+ *   does not end, it leaves everything as it is, with a warning to the log. */
 PST_API pst_status pst_nccl_comm_create(pst_runtime *runtime, pst_device *device,
                                         const pst_exchange *exchange,
                                         const pst_nccl_options *options, pst_comm **comm);

@@ -16,9 +16,10 @@ PST_API pst_status pst_trace_stop(pst_runtime *runtime);
 
 /* Writes what was recorded as Chrome trace JSON that Perfetto and chrome://tracing open: one
  * process (pid = rank + 1), a track a lane with its tasks, a track a worker with its launches,
- * flows for edges between lanes, counters. Needs memory for a copy of the records. Call after
- * pst_trace_stop; beside threads that record it writes what is whole. PST_EIO names the file and
- * the reason, PST_ENOMEM. */
+ * flows for edges between lanes, counters. Where a device tells times (PST_DEVICE_TIMED_EVENTS), a
+ * lane's tasks stand when its stream did them, and edges of growing graphs are left out there.
+ * Needs memory for a copy of the records. Call after pst_trace_stop; beside threads that record it
+ * writes what is whole. PST_EIO names the file and the reason, PST_ENOMEM. */
 PST_API pst_status pst_trace_write(pst_runtime *runtime, const char *path);
 
 /* Since the last start, also while recording. Any thread. */

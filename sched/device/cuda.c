@@ -3,8 +3,7 @@
 
 #include <stdio.h>
 
-/* ---- the kernels, within the context and after a look at the stream ---------------------------
- */
+/* ---- the kernels, within the context and after a look at the stream ----------------- */
 
 static pst_status enter_kernels(pst__cuda *cuda, const pst_stream *stream, CUcontext *previous) {
     if (cuda->kernels == NULL)
@@ -55,8 +54,7 @@ static pst_status fill(pst_device *device, pst_stream *stream, void *memory, int
     return status;
 }
 
-/* ---- the table --------------------------------------------------------------------------------
- */
+/* ---- the table ---------------------------------------------------------------------- */
 
 static void destroy(pst_device *device);
 
@@ -92,8 +90,7 @@ static const pst_device_ops cuda_ops = {
     .destroy = destroy,
 };
 
-/* ---- opening ----------------------------------------------------------------------------------
- */
+/* ---- opening ------------------------------------------------------------------------ */
 
 static pst_status find_gpu(pst__cuda *cuda) {
     int count = 0;
@@ -195,24 +192,23 @@ static pst_status open_device(pst__cuda *cuda, const pst_cuda_options *options) 
     return pst__runtime_fail(cuda->runtime, status, "%s", pst__cuda_error_text(&cuda->device));
 }
 
-/* ---- the device -------------------------------------------------------------------------------
- */
+/* ---- the device --------------------------------------------------------------------- */
 
 static void close_context(pst__cuda *cuda) {
     CUcontext previous;
     if (cuda->context == NULL) return;
-    if (pst__cuda_enter(cuda, &previous) == PST_OK) {
-        pst__cuda_kernels_unload(cuda);
-        pst__cuda_events_free(cuda);
-        if (cuda->service != NULL) (void)cuda->driver.cuStreamDestroy(cuda->service);
-        pst__cuda_leave(cuda, previous);
-    }
+    (void)pst__cuda_enter(cuda, &previous); /* of a lost context all that follows fails */
+    pst__cuda_kernels_unload(cuda);
+    pst__cuda_events_free(cuda);
+    if (cuda->service != NULL) (void)cuda->driver.cuStreamDestroy(cuda->service);
+    pst__cuda_leave(cuda, previous);
     (void)cuda->driver.cuDevicePrimaryCtxRelease(cuda->gpu);
 }
 
 static void destroy(pst_device *device) {
     pst__cuda *cuda = pst__cuda_of(device);
     const pst__heap heap = cuda->heap;
+    cuda->opened = 0; /* the runtime may be gone */
     close_context(cuda);
     (void)pthread_mutex_destroy(&cuda->anchor.lock);
     pst__cuda_driver_close(&cuda->driver);
@@ -229,6 +225,7 @@ static pst__cuda *create(pst_runtime *runtime, int ordinal) {
     (void)snprintf(cuda->name, sizeof cuda->name, "cuda:%d", ordinal);
     ck_spinlock_init(&cuda->untimed.lock);
     ck_spinlock_init(&cuda->timed.lock);
+    ck_spinlock_init(&cuda->shared_lock);
     if (pthread_mutex_init(&cuda->anchor.lock, NULL) == 0) return cuda;
     pst__heap_free(pst__runtime_heap(runtime), cuda, sizeof *cuda);
     return NULL;
@@ -246,9 +243,11 @@ pst_status pst_cuda_device_create(pst_runtime *runtime, const pst_cuda_options *
     pst__cuda *cuda = create(runtime, options->ordinal);
     if (cuda == NULL) return pst__runtime_fail(runtime, PST_ENOMEM, "device cuda: %s", "no memory");
     const pst_status status = open_device(cuda, options);
-    if (status == PST_OK)
-        *created = &cuda->device;
-    else
+    if (status != PST_OK) {
         destroy(&cuda->device);
-    return status;
+        return status;
+    }
+    cuda->opened = 1;
+    *created = &cuda->device;
+    return PST_OK;
 }

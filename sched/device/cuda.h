@@ -24,10 +24,14 @@ typedef struct pst__cuda_anchor {
     uint64_t host_ns;     /* 0: never taken */
 } pst__cuda_anchor;
 
+/* Shared memory, own or imported. */
+typedef struct pst__cuda_shared pst__cuda_shared;
+
 typedef struct pst__cuda {
     pst_device device;
     pst__heap heap;       /* a copy: the device outlives its runtime */
-    pst_runtime *runtime; /* for poison and the log; not used by destroy and what it calls */
+    pst_runtime *runtime; /* for poison and the log, while opened */
+    int opened;           /* 0 while it is being created or destroyed */
     pst__cuda_driver driver;
     CUdevice gpu;
     CUcontext context; /* the primary one */
@@ -42,6 +46,8 @@ typedef struct pst__cuda {
     CUstream service;    /* the device's own, above all others in priority: it never waits */
     pst__cuda_pool untimed, timed;
     pst__cuda_anchor anchor;
+    ck_spinlock_t shared_lock; /* of the list: held for list surgery and walks */
+    pst__cuda_shared *shared;
     pst__cuda_kernels *kernels; /* NULL: there are none, for the reason below */
     char no_kernels[256];
 } pst__cuda;
@@ -69,7 +75,7 @@ static inline CUdeviceptr pst__cuda_address(const void *memory) {
     return (CUdeviceptr)(uintptr_t)memory;
 }
 
-/* ---- the context -------------------------------------------------------------------------- */
+/* ---- the context -------------------------------------------------------------------- */
 
 /* Makes the device's context the calling thread's. *previous is for pst__cuda_leave, which puts
  * back what the thread had; a thread that had none keeps the device's, so that a worker pays for it
@@ -81,7 +87,7 @@ pst_status pst__cuda_enter_stream(pst__cuda *cuda, const pst_stream *stream, CUc
 
 void pst__cuda_leave(pst__cuda *cuda, CUcontext previous);
 
-/* ---- errors ------------------------------------------------------------------------------- */
+/* ---- errors ------------------------------------------------------------------------- */
 
 /* The status of what a driver call has answered. If that is an error, a text of it, which the
  * format completes (the object: a stream, bytes), becomes the calling thread's error_text; an error
@@ -97,7 +103,7 @@ pst_status pst__cuda_refuse(pst__cuda *cuda, pst_status status, const char *form
 #define pst__cuda_call(cuda, function, arguments, ...)                                             \
     pst__cuda_status((cuda), (cuda)->driver.function arguments, #function, __VA_ARGS__)
 
-/* ---- the table's functions, by file --------------------------------------------------------- */
+/* ---- the table's functions, by file ------------------------------------------------- */
 
 /* cuda_status.c */
 const char *pst__cuda_error_text(pst_device *device);
@@ -136,6 +142,16 @@ void pst__cuda_free(pst_device *device, pst_memory_kind kind, void *memory, size
 pst_status pst__cuda_memory_export(pst_device *device, void *memory, int *descriptor);
 pst_status pst__cuda_memory_import(pst_device *device, int descriptor, size_t bytes, void **memory);
 void pst__cuda_memory_unmap(pst_device *device, void *memory, size_t bytes);
+
+/* cuda_shared.c: within the context; `descriptor` is not taken over */
+pst_status pst__cuda_shared_alloc(pst__cuda *cuda, size_t bytes, void **memory);
+pst_status pst__cuda_shared_import(pst__cuda *cuda, int descriptor, size_t bytes, void **memory);
+/* 0: `memory` is not shared memory. */
+int pst__cuda_shared_free(pst__cuda *cuda, void *memory);
+int pst__cuda_shared_export(pst__cuda *cuda, const void *memory, int *descriptor);
+int pst__cuda_shared_contains(pst__cuda *cuda, const void *address);
+/* Is this descriptor one of shared memory? */
+int pst__cuda_is_shared(int descriptor);
 
 /* cuda_pinned.c: within the context */
 pst_status pst__cuda_pinned_alloc(pst__cuda *cuda, size_t bytes, void **memory);

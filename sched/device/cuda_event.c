@@ -9,8 +9,7 @@
 #define FIRST_ANCHOR_LIMIT_NS 1000000000u
 #define ANCHOR_TRIES          3
 
-/* ---- the pools --------------------------------------------------------------------------------
- */
+/* ---- the pools ---------------------------------------------------------------------- */
 
 static void push(pst__cuda_pool *pool, pst_event *event) {
     ck_spinlock_lock(&pool->lock);
@@ -59,8 +58,7 @@ static void free_pool(pst__cuda *cuda, pst__cuda_pool *pool) {
     }
 }
 
-/* ---- the anchor -------------------------------------------------------------------------------
- */
+/* ---- the anchor --------------------------------------------------------------------- */
 
 /* How long it took until the record of `event` was seen, at most `limit`; 0: it was not. The record
  * happened within that span, whose middle on the host's clock is *middle. */
@@ -107,8 +105,7 @@ static pst_status ensure_anchor(pst__cuda *cuda) {
     return status;
 }
 
-/* ---- the table's functions --------------------------------------------------------------------
- */
+/* ---- the table's functions ---------------------------------------------------------- */
 
 pst_status pst__cuda_event_create(pst_device *device, int timed, pst_event **event) {
     pst__cuda *cuda = pst__cuda_of(device);
@@ -175,8 +172,7 @@ pst_status pst__cuda_event_time(pst_device *device, pst_event *event, uint64_t *
     return status;
 }
 
-/* ---- for the device ---------------------------------------------------------------------------
- */
+/* ---- for the device ----------------------------------------------------------------- */
 
 void pst__cuda_events_free(pst__cuda *cuda) {
     free_pool(cuda, &cuda->untimed);

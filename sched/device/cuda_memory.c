@@ -62,8 +62,9 @@ pst_status pst__cuda_alloc(pst_device *device, pst_memory_kind kind, size_t byte
     if (bytes == 0) return pst__cuda_refuse(cuda, PST_EINVAL, "an allocation of 0 bytes");
     pst_status status = pst__cuda_enter(cuda, &previous);
     if (status != PST_OK) return status;
-    status = kind == PST_MEMORY_PINNED ? pst__cuda_pinned_alloc(cuda, bytes, memory)
-                                       : alloc_device(cuda, bytes, memory);
+    status = kind == PST_MEMORY_PINNED   ? pst__cuda_pinned_alloc(cuda, bytes, memory)
+             : kind == PST_MEMORY_SHARED ? pst__cuda_shared_alloc(cuda, bytes, memory)
+                                         : alloc_device(cuda, bytes, memory);
     pst__cuda_leave(cuda, previous);
     return status;
 }
@@ -74,16 +75,22 @@ void pst__cuda_free(pst_device *device, pst_memory_kind kind, void *memory, size
     if (memory == NULL || pst__cuda_enter(cuda, &previous) != PST_OK) return;
     if (kind == PST_MEMORY_PINNED)
         pst__cuda_pinned_free(cuda, memory, bytes);
-    else
+    else if (!pst__cuda_shared_free(cuda, memory))
         unmap(cuda, memory, bytes);
     pst__cuda_leave(cuda, previous);
 }
 
-/* ---- between processes ------------------------------------------------------------------------
- */
+/* ---- between processes -------------------------------------------------------------- */
 
 static pst_status export_memory(pst__cuda *cuda, void *memory, int *descriptor) {
     CUmemGenericAllocationHandle handle = 0;
+    if (pst__cuda_shared_export(cuda, memory, descriptor))
+        return *descriptor >= 0
+                   ? PST_OK
+                   : pst__cuda_refuse(cuda, PST_ESYSTEM, "no descriptor is left for an export");
+    if (!cuda->exports)
+        return pst__cuda_refuse(cuda, PST_EUNSUPPORTED,
+                                "the driver exports no memory as a file descriptor");
     pst_status status =
         pst__cuda_call(cuda, cuMemRetainAllocationHandle, (&handle, memory), "memory %p", memory);
     if (status != PST_OK) return status;
@@ -98,9 +105,6 @@ pst_status pst__cuda_memory_export(pst_device *device, void *memory, int *descri
     pst__cuda *cuda = pst__cuda_of(device);
     CUcontext previous;
     *descriptor = -1;
-    if (!cuda->exports)
-        return pst__cuda_refuse(cuda, PST_EUNSUPPORTED,
-                                "the driver exports no memory as a file descriptor");
     pst_status status = pst__cuda_enter(cuda, &previous);
     if (status != PST_OK) return status;
     status = export_memory(cuda, memory, descriptor);
@@ -110,6 +114,8 @@ pst_status pst__cuda_memory_export(pst_device *device, void *memory, int *descri
 
 static pst_status import_memory(pst__cuda *cuda, int descriptor, size_t bytes, void **memory) {
     CUmemGenericAllocationHandle handle = 0;
+    if (pst__cuda_is_shared(descriptor))
+        return pst__cuda_shared_import(cuda, descriptor, bytes, memory);
     pst_status status = pst__cuda_call(
         cuda, cuMemImportFromShareableHandle,
         (&handle, (void *)(intptr_t)descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),

@@ -78,8 +78,7 @@ pst_status pst__cuda_status(pst__cuda *cuda, CUresult result, const char *call, 
     va_end(arguments);
     (void)snprintf(text, sizeof text, "device %s: %s (%s): %s (%d): %s", cuda->name, call, object,
                    name_of(cuda, result), (int)result, meaning_of(cuda, result));
-    if (is_sticky(result) && cuda->context != NULL)
-        pst_runtime_poison(cuda->runtime, PST_EDEVICE, text);
+    if (is_sticky(result) && cuda->opened) pst_runtime_poison(cuda->runtime, PST_EDEVICE, text);
     return status;
 }
 
@@ -101,8 +100,7 @@ const char *pst__cuda_error_text(pst_device *device) {
     return text;
 }
 
-/* ---- the context ------------------------------------------------------------------------------
- */
+/* ---- the context -------------------------------------------------------------------- */
 
 /* A thread's first entry: it captures nothing itself, and its calls shall not break the capture of
  * another thread's. */

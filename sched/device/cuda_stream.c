@@ -1,4 +1,5 @@
 /* Streams of the device cuda, and what waits and flags do to them. */
+#include "base/atomic.h"
 #include "base/clock.h"
 #include "sched/device/cuda.h"
 
@@ -10,8 +11,7 @@ void *pst_cuda_stream(const pst_stream *stream) {
     return stream == NULL ? NULL : stream->native;
 }
 
-/* ---- creation ---------------------------------------------------------------------------------
- */
+/* ---- creation ----------------------------------------------------------------------- */
 
 static int clamp_priority(const pst__cuda *cuda, int priority) {
     if (priority > cuda->lowest) return cuda->lowest;
@@ -65,8 +65,7 @@ void pst__cuda_stream_destroy(pst_device *device, pst_stream *stream) {
     pst__heap_free(&cuda->heap, stream, sizeof *stream);
 }
 
-/* ---- in stream order --------------------------------------------------------------------------
- */
+/* ---- in stream order ---------------------------------------------------------------- */
 
 pst_status pst__cuda_launch(pst_device *device, pst_stream *stream, const pst_work *work) {
     pst__cuda *cuda = pst__cuda_of(device);
@@ -119,8 +118,7 @@ pst_status pst__cuda_stream_wait32(pst_device *device, pst_stream *stream, const
     return status;
 }
 
-/* ---- past all streams -------------------------------------------------------------------------
- */
+/* ---- past all streams --------------------------------------------------------------- */
 
 /* By asking and not by waiting, for which there is no limit of time. */
 static pst_status await_service(pst__cuda *cuda) {
@@ -131,8 +129,8 @@ static pst_status await_service(pst__cuda *cuda) {
         if (status != PST_PENDING) return status;
         if (pst__now() - begin > FLAG_WRITE_LIMIT_NS)
             return pst__cuda_refuse(cuda, PST_ETIMEDOUT,
-                                    "a flag is not written after a second; raise "
-                                    "CUDA_DEVICE_MAX_CONNECTIONS");
+                                    "flag is not written after a second: streams that wait are in "
+                                    "the way; keep flags in shared memory");
         (void)sched_yield();
     }
 }
@@ -140,6 +138,11 @@ static pst_status await_service(pst__cuda *cuda) {
 pst_status pst__cuda_flag_write32(pst_device *device, uint32_t *address, uint32_t value) {
     pst__cuda *cuda = pst__cuda_of(device);
     CUcontext previous;
+    if (pst__cuda_shared_contains(cuda, address)) {
+        /* Release: what the caller wrote before is seen by whoever waits for the flag. */
+        pst__store_release(address, value);
+        return PST_OK;
+    }
     pst_status status = pst__cuda_enter(cuda, &previous);
     if (status != PST_OK) return status;
     status = pst__cuda_call(

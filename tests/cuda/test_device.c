@@ -71,8 +71,21 @@ static void an_entry_point_that_the_driver_lacks_is_named(void **state) {
     assert_error(f->runtime, "libfakecuda.so", "no cuMemRetainAllocationHandle", "newer driver");
 }
 
-/* ---- without a compiler -----------------------------------------------------------------------
- */
+static void a_device_whose_context_is_lost_is_destroyed_after_its_runtime(void **state) {
+    pst_runtime *runtime = open_runtime(20000);
+    pst_device *device = NULL;
+    const pst_cuda_options options = fake_options(1);
+    (void)state;
+    assert_ok(pst_cuda_device_create(runtime, &options, &device));
+    pst_runtime_destroy(runtime);
+    fake_cuda_reset();
+    fake_cuda_fail("cuCtxSetCurrent", 1, CUDA_ERROR_ILLEGAL_ADDRESS);
+    device->ops->destroy(device);
+    assert_int_equal(fake_cuda_calls("cuCtxSetCurrent"), 1);
+    assert_int_equal(fake_cuda_calls("cuDevicePrimaryCtxRelease"), 1);
+}
+
+/* ---- without a compiler ------------------------------------------------------------- */
 
 static void without_a_compiler_everything_but_the_kernels_works(void **state) {
     fixture *f = *state;
@@ -90,8 +103,7 @@ static void without_a_compiler_everything_but_the_kernels_works(void **state) {
     device->ops->destroy(device);
 }
 
-/* ---- contexts ---------------------------------------------------------------------------------
- */
+/* ---- contexts ----------------------------------------------------------------------- */
 
 typedef CUresult (*get_current)(CUcontext *);
 typedef CUresult (*set_current)(CUcontext);
@@ -188,6 +200,7 @@ int main(void) {
         TEST(options_of_another_size_are_refused),
         TEST(each_call_of_opening_that_fails_is_named),
         TEST(an_entry_point_that_the_driver_lacks_is_named),
+        TEST(a_device_whose_context_is_lost_is_destroyed_after_its_runtime),
         TEST(without_a_compiler_everything_but_the_kernels_works),
         TEST(a_thread_without_a_context_gets_the_devices_and_keeps_it),
         TEST(a_thread_with_another_context_has_it_back_after_each_call),

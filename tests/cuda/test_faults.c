@@ -8,8 +8,7 @@ static char bytes[16] = "abcdefgh";
 static const pst_copy one_copy[] = {{&bytes[8], &bytes[0], 2}};
 static const pst_copy two_copies[] = {{&bytes[8], &bytes[0], 2}, {&bytes[12], &bytes[4], 2}};
 
-/* ---- what is done while a call fails ----------------------------------------------------------
- */
+/* ---- what is done while a call fails ------------------------------------------------ */
 
 static pst_status create_stream(fixture *f) {
     pst_stream *stream = NULL;
@@ -98,6 +97,18 @@ static pst_status alloc_pinned(fixture *f) {
     return status;
 }
 
+static pst_status share(fixture *f) {
+    void *memory = NULL, *again = NULL;
+    int descriptor = -1;
+    pst_status status = f->ops->alloc(f->device, PST_MEMORY_SHARED, 4096, &memory);
+    if (status == PST_OK) status = f->ops->memory_export(f->device, memory, &descriptor);
+    if (status == PST_OK) status = f->ops->memory_import(f->device, descriptor, 4096, &again);
+    if (descriptor >= 0) (void)close(descriptor);
+    f->ops->memory_unmap(f->device, again, 4096);
+    f->ops->free(f->device, PST_MEMORY_SHARED, memory, 4096);
+    return status;
+}
+
 /* Allocating calls cuMemAddressReserve, cuMemMap and cuMemSetAccess once too. */
 static pst_status export_and_import(fixture *f) {
     void *memory = NULL, *again = NULL;
@@ -141,8 +152,7 @@ static pst_status fill(fixture *f) {
     return f->ops->fill(f->device, f->a, &bytes[8], 1, 4);
 }
 
-/* ---- the table --------------------------------------------------------------------------------
- */
+/* ---- the table ---------------------------------------------------------------------- */
 
 typedef struct fault {
     pst_status (*act)(fixture *f);
@@ -167,6 +177,8 @@ static const fault faults[] = {
     {alloc_device, "cuMemMap", 1},
     {alloc_device, "cuMemSetAccess", 1},
     {alloc_pinned, "cuMemHostRegister", 1},
+    {share, "cuMemHostRegister", 1},
+    {share, "cuMemHostRegister", 2},
     {export_and_import, "cuMemRetainAllocationHandle", 1},
     {export_and_import, "cuMemExportToShareableHandle", 1},
     {export_and_import, "cuMemImportFromShareableHandle", 1},

@@ -46,8 +46,33 @@ static void pinned_memory_is_the_hosts_and_the_devices(void **state) {
     assert_int_equal(fake_cuda_calls("cuMemHostUnregister"), 3);
 }
 
-/* ---- between processes ------------------------------------------------------------------------
- */
+/* ---- between processes -------------------------------------------------------------- */
+
+static void shared_memory_is_zero_and_seen_by_all_that_import_it(void **state) {
+    fixture *f = *state;
+    uint32_t *own = alloc(f, PST_MEMORY_SHARED, 5000);
+    void *imported = NULL, *too_large = NULL;
+    int descriptor = -1;
+    assert_int_equal(own[1000], 0);
+    assert_ok(f->ops->memory_export(f->device, own, &descriptor));
+    assert_int_equal(ftruncate(descriptor, 0), -1); /* nobody pulls it away */
+    assert_ok(f->ops->memory_import(f->device, descriptor, 5000, &imported));
+    assert_status(f->ops->memory_import(f->device, descriptor, 100000, &too_large), PST_EINVAL);
+    (void)close(descriptor);
+    assert_ok(f->ops->stream_wait32(f->device, f->a, &own[1000], 3));
+    pst_event *event = record(f, f->a);
+    assert_ok(f->ops->stream_write32(f->device, f->b, (uint32_t *)imported + 1000, 2));
+    finish(f, f->b);
+    assert_status(f->ops->event_query(f->device, event), PST_PENDING);
+    assert_ok(f->ops->flag_write32(f->device, (uint32_t *)imported + 1000, 3));
+    assert_int_equal(own[1000], 3);
+    assert_ok(f->ops->event_query(f->device, event));
+    f->ops->event_destroy(f->device, event);
+    f->ops->free(f->device, PST_MEMORY_SHARED, own, 5000);
+    assert_int_equal(((uint32_t *)imported)[1000], 3);
+    f->ops->memory_unmap(f->device, imported, 5000);
+    assert_int_equal(fake_cuda_calls("cuMemHostUnregister"), 2);
+}
 
 #define SHARED_BYTES ((size_t)3 << 20)
 
@@ -142,6 +167,7 @@ int main(void) {
         TEST(device_memory_is_aligned_and_given_back),
         TEST(nothing_is_no_size),
         TEST(pinned_memory_is_the_hosts_and_the_devices),
+        TEST(shared_memory_is_zero_and_seen_by_all_that_import_it),
         TEST(exported_memory_outlives_its_first_mapping),
         TEST(what_is_no_memory_of_the_device_is_not_exported),
         TEST(what_is_no_memory_is_not_imported),

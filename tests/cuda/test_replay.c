@@ -56,8 +56,7 @@ static int teardown_replay(void **state) {
     return result;
 }
 
-/* ---- the graph --------------------------------------------------------------------------------
- */
+/* ---- the graph ---------------------------------------------------------------------- */
 
 /* Within the stream: the fake driver runs this under its lock. */
 static void CUDA_CB arrive(void *argument) {
@@ -124,8 +123,7 @@ static void assert_order(const replay *r) {
             if (r->edges[from][to]) assert_true(r->nodes[from].ran_at < r->nodes[to].ran_at);
 }
 
-/* ---- replays ----------------------------------------------------------------------------------
- */
+/* ---- replays ------------------------------------------------------------------------ */
 
 static void pump_until_launched(replay *r) {
     for (int i = 0; i < 10 * TASKS; i++)
@@ -251,8 +249,7 @@ static void hooks_under_capture_end_the_launch_with_an_error(void **state) {
     assert_int_equal(r->ran, 1);
 }
 
-/* ---- failures ---------------------------------------------------------------------------------
- */
+/* ---- failures ----------------------------------------------------------------------- */
 
 static void a_launch_that_the_driver_refuses_is_named_with_its_task(void **state) {
     replay *r = *state;

@@ -2,8 +2,7 @@
 #include "base/clock.h"
 #include "tests/cuda/fixture.h"
 
-/* ---- order ------------------------------------------------------------------------------------
- */
+/* ---- order -------------------------------------------------------------------------- */
 
 static void copies_of_a_stream_happen_in_order(void **state) {
     fixture *f = *state;
@@ -59,8 +58,7 @@ static void priorities_are_kept_within_the_devices(void **state) {
     }
 }
 
-/* ---- events -----------------------------------------------------------------------------------
- */
+/* ---- events ------------------------------------------------------------------------- */
 
 static void an_event_that_was_never_recorded_is_done(void **state) {
     fixture *f = *state;
@@ -127,8 +125,7 @@ static void the_time_of_an_untimed_or_pending_event_is_refused(void **state) {
     f->ops->event_destroy(f->device, timed);
 }
 
-/* ---- wrapped streams, captures ----------------------------------------------------------------
- */
+/* ---- wrapped streams, captures ------------------------------------------------------ */
 
 static void the_default_stream_is_wrapped_and_not_destroyed(void **state) {
     fixture *f = *state;
@@ -172,8 +169,7 @@ static void a_stream_under_capture_takes_nothing(void **state) {
     f->ops->stream_destroy(f->device, wrapped);
 }
 
-/* ---- copies and kernels -----------------------------------------------------------------------
- */
+/* ---- copies and kernels ------------------------------------------------------------- */
 
 static void several_copies_are_one_batch_without_the_empty_ones(void **state) {
     fixture *f = *state;
@@ -250,8 +246,7 @@ static void the_three_kernels_come_in_stream_order(void **state) {
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 3);
 }
 
-/* ---- flags ------------------------------------------------------------------------------------
- */
+/* ---- flags -------------------------------------------------------------------------- */
 
 static void a_wait_ends_when_the_flag_has_come_so_far_also_past_the_wrap(void **state) {
     static const uint32_t from[] = {0, 0x7ffffffeu, 0xfffffffeu};
@@ -273,28 +268,44 @@ static void a_wait_ends_when_the_flag_has_come_so_far_also_past_the_wrap(void **
 }
 
 static void a_flag_is_written_past_streams_that_wait_for_ever(void **state) {
+    static const pst_memory_kind kinds[] = {PST_MEMORY_SHARED, PST_MEMORY_DEVICE};
     fixture *f = *state;
-    uint32_t *flags = alloc(f, PST_MEMORY_DEVICE, 2 * sizeof *flags);
-    assert_ok(f->ops->stream_wait32(f->device, f->a, &flags[0], 1));
-    assert_ok(f->ops->stream_wait32(f->device, f->b, &flags[1], 1));
-    pst_event *a = record(f, f->a), *b = record(f, f->b);
-    assert_status(f->ops->event_query(f->device, a), PST_PENDING);
-    assert_ok(f->ops->flag_write32(f->device, &flags[0], 1));
-    assert_ok(f->ops->event_query(f->device, a));
-    assert_status(f->ops->event_query(f->device, b), PST_PENDING);
-    assert_ok(f->ops->flag_write32(f->device, &flags[1], 1));
-    assert_ok(f->ops->event_query(f->device, b));
-    f->ops->event_destroy(f->device, a);
-    f->ops->event_destroy(f->device, b);
-    f->ops->free(f->device, PST_MEMORY_DEVICE, flags, 2 * sizeof *flags);
+    for (size_t i = 0; i < 2; i++) {
+        uint32_t *flags = alloc(f, kinds[i], 2 * sizeof *flags);
+        assert_ok(f->ops->stream_wait32(f->device, f->a, &flags[0], 1));
+        assert_ok(f->ops->stream_wait32(f->device, f->b, &flags[1], 1));
+        pst_event *a = record(f, f->a), *b = record(f, f->b);
+        assert_status(f->ops->event_query(f->device, a), PST_PENDING);
+        assert_ok(f->ops->flag_write32(f->device, &flags[0], 1));
+        assert_ok(f->ops->event_query(f->device, a));
+        assert_status(f->ops->event_query(f->device, b), PST_PENDING);
+        assert_ok(f->ops->flag_write32(f->device, &flags[1], 1));
+        assert_ok(f->ops->event_query(f->device, b));
+        f->ops->event_destroy(f->device, a);
+        f->ops->event_destroy(f->device, b);
+        f->ops->free(f->device, kinds[i], flags, 2 * sizeof *flags);
+    }
 }
 
-static void a_flag_that_is_not_written_within_a_second_is_an_error(void **state) {
+/* As when the device has nothing left to write it with. */
+static void a_flag_in_shared_memory_needs_no_device(void **state) {
+    fixture *f = *state;
+    uint32_t *flag = alloc(f, PST_MEMORY_SHARED, sizeof *flag);
+    fake_cuda_reset();
+    fake_cuda_break(CUDA_ERROR_LAUNCH_FAILED);
+    assert_ok(f->ops->flag_write32(f->device, flag, 1));
+    assert_int_equal(*flag, 1);
+    assert_int_equal(fake_cuda_calls(NULL), 0);
+    fake_cuda_break(CUDA_SUCCESS);
+    f->ops->free(f->device, PST_MEMORY_SHARED, flag, sizeof *flag);
+}
+
+static void a_flag_on_the_device_that_is_not_written_within_a_second_is_an_error(void **state) {
     fixture *f = *state;
     uint32_t *flag = alloc(f, PST_MEMORY_DEVICE, sizeof *flag);
     fake_cuda_hold(1);
     assert_status(f->ops->flag_write32(f->device, flag, 1), PST_ETIMEDOUT);
-    assert_non_null(strstr(f->ops->error_text(f->device), "CUDA_DEVICE_MAX_CONNECTIONS"));
+    assert_non_null(strstr(f->ops->error_text(f->device), "shared memory"));
     fake_cuda_hold(0);
     finish(f, f->a);
     f->ops->free(f->device, PST_MEMORY_DEVICE, flag, sizeof *flag);
@@ -321,7 +332,8 @@ int main(void) {
         TEST(the_three_kernels_come_in_stream_order),
         TEST(a_wait_ends_when_the_flag_has_come_so_far_also_past_the_wrap),
         TEST(a_flag_is_written_past_streams_that_wait_for_ever),
-        TEST(a_flag_that_is_not_written_within_a_second_is_an_error),
+        TEST(a_flag_in_shared_memory_needs_no_device),
+        TEST(a_flag_on_the_device_that_is_not_written_within_a_second_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,16 @@
 /* Random collectives of a communicator on GPUs, one process a GPU, against a reference:
  *
  *   test_collectives --comm nccl|nccl-fp32|ce [--ranks 4] [--count 1000] [--seed S]
- *                    [--largest BYTES] [--mode random|large|killed] [--blocking]
+ *                    [--largest BYTES] [--mode random|large|killed|absent]
+ *                    [--nonblocking]
  *                    [--driver PATH] [--nccl PATH] [--cache FOLDER] [--threads]
  *
  * random: --count collectives of up to --largest bytes. large: a few beyond 4 GiB. killed: a rank
- * ends in mid-collective, and the others have to learn it. The paths and --threads are for the
- * stand-ins of driver and NCCL that need no GPU. */
+ * ends in mid-collective, and the others have to learn it. absent: it goes away in order. The paths
+ * and --threads are for the stand-ins of driver and NCCL that need no GPU. */
 #include "collectives.h"
 
+#include <penstock/copy_engine.h>
 #include <penstock/cuda.h>
 #include <signal.h>
 #include <stdio.h>
@@ -16,16 +18,9 @@
 #include <string.h>
 #include <time.h>
 
-#if __has_include(<penstock/copy_engine.h>)
-#include <penstock/copy_engine.h>
-#else
-#define pst_ce_create(...)   PST_EUNSUPPORTED
-#define pst_ce_register(...) PST_EUNSUPPORTED
-#endif
-
 typedef struct settings {
     const char *comm, *mode, *driver, *nccl, *cache;
-    int ranks, threads, blocking;
+    int ranks, threads, nonblocking;
     collectives_options collectives;
 } settings;
 
@@ -53,7 +48,7 @@ static pst_status create_comm(collectives_rank *rank, const settings *settings) 
     pst_nccl_options options = {.size = sizeof options,
                                 .name = settings->comm,
                                 .library = settings->nccl,
-                                .blocking = settings->blocking,
+                                .nonblocking = settings->nonblocking,
                                 .deadline_ns = 60000000000u};
     if (strcmp(settings->comm, "nccl-fp32") == 0) options.sum = PST_NCCL_SUM_IN_FP32;
     return pst_nccl_comm_create(rank->runtime, rank->device, exchange, &options, &rank->comm);
@@ -136,8 +131,9 @@ static int stream_has_ended(collectives_rank *rank) {
     return rank->device->ops->event_query(rank->device, rank->event) != PST_PENDING;
 }
 
-/* Rank 1 ends in the middle; the others abort when it does not go on, and everything ends. */
-static void run_killed(collectives_rank *rank, const settings *settings) {
+/* Rank 1 is killed in the middle, or goes away; the others abort when it does not go on, and
+ * everything ends. */
+static void run_without_one(collectives_rank *rank, const settings *settings) {
     enum { ROUNDS = 20 };
     const size_t bytes = (size_t)8 << 20;
     open_region(rank, settings, 2 * bytes);
@@ -148,7 +144,10 @@ static void run_killed(collectives_rank *rank, const settings *settings) {
                                                    .dtype = PST_FLOAT32,
                                                    .destination = rank->region,
                                                    .count = bytes / sizeof(float)}};
-        if (round == ROUNDS && rank->context->rank == 1) (void)raise(SIGKILL);
+        if (round == ROUNDS && rank->context->rank == 1) {
+            if (strcmp(settings->mode, "killed") == 0) (void)raise(SIGKILL);
+            return;
+        }
         TRY(rank, collectives_launch(rank, &work));
         if (round < ROUNDS) TRY(rank, collectives_finish(rank, 30));
         if (round == ROUNDS) {
@@ -174,13 +173,16 @@ static void run_rank(rank_context *context) {
     if (context->failure[0] == '\0') {
         if (strcmp(settings->mode, "large") == 0)
             run_large(&rank, settings);
-        else if (strcmp(settings->mode, "killed") == 0)
-            run_killed(&rank, settings);
+        else if (strcmp(settings->mode, "random") != 0)
+            run_without_one(&rank, settings);
         else
             run_random(&rank, settings);
     }
     /* After a failure nobody knows what is still in flight: the process's end tidies up. */
+    double begin = now();
     if (context->failure[0] == '\0') close_rank(&rank);
+    if (now() - begin > 5)
+        (void)printf("# rank %d: closing took %.1f s\n", rank.context->rank, now() - begin);
 }
 
 /* ---- main ------------------------------------------------------------------------------------ */
@@ -225,8 +227,8 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--threads") == 0)
             settings.threads = 1;
-        else if (strcmp(argv[i], "--blocking") == 0)
-            settings.blocking = 1;
+        else if (strcmp(argv[i], "--nonblocking") == 0)
+            settings.nonblocking = 1;
         else if (i + 1 < argc && set(&settings, argv[i], argv[i + 1]))
             i++;
         else {

@@ -78,8 +78,7 @@ static void copy(fixture *f, pst_stream *stream, void *to, const void *from, siz
     assert_ok(f->ops->copy(f->device, stream, &one, 1));
 }
 
-/* ---- memory and copies ------------------------------------------------------------------------
- */
+/* ---- memory and copies -------------------------------------------------------------- */
 
 #define BYTES ((size_t)40 << 20)
 
@@ -163,16 +162,13 @@ static void what_does_not_fit_is_refused_and_harms_nothing(void **state) {
     finish(f, f->a);
 }
 
-/* ---- order ------------------------------------------------------------------------------------
- */
+/* ---- order -------------------------------------------------------------------------- */
 
 static void a_stream_waits_for_an_event_of_another(void **state) {
     fixture *f = *state;
-    uint32_t *flag = alloc(f, PST_MEMORY_DEVICE, 4);
+    uint32_t *flag = alloc(f, PST_MEMORY_SHARED, 4);
     char *host = alloc(f, PST_MEMORY_PINNED, 4), *memory = alloc(f, PST_MEMORY_DEVICE, 4);
     memcpy(host, "xy", 2);
-    assert_ok(f->ops->fill(f->device, f->a, flag, 0, 4));
-    finish(f, f->a);
     assert_ok(f->ops->stream_wait32(f->device, f->a, flag, 1));
     copy(f, f->a, memory, host, 2);
     pst_event *event = record(f, f->a);
@@ -187,18 +183,19 @@ static void a_stream_waits_for_an_event_of_another(void **state) {
     assert_memory_equal(host, "xyxy", 4);
     f->ops->event_destroy(f->device, event);
     f->ops->event_destroy(f->device, end);
-    f->ops->free(f->device, PST_MEMORY_DEVICE, flag, 4);
+    f->ops->free(f->device, PST_MEMORY_SHARED, flag, 4);
     f->ops->free(f->device, PST_MEMORY_DEVICE, memory, 4);
     f->ops->free(f->device, PST_MEMORY_PINNED, host, 4);
 }
 
 static void a_wait_ends_when_the_flag_has_come_so_far_also_past_the_wrap(void **state) {
     static const uint32_t from[] = {0, 0x7ffffffeu, 0xfffffffeu};
-    static const pst_memory_kind kinds[] = {PST_MEMORY_DEVICE, PST_MEMORY_PINNED};
+    static const pst_memory_kind kinds[] = {PST_MEMORY_DEVICE, PST_MEMORY_PINNED,
+                                            PST_MEMORY_SHARED};
     fixture *f = *state;
-    for (size_t i = 0; i < 6; i++) {
-        uint32_t *flag = alloc(f, kinds[i % 2], 4);
-        const uint32_t start = from[i / 2];
+    for (size_t i = 0; i < 9; i++) {
+        uint32_t *flag = alloc(f, kinds[i % 3], 4);
+        const uint32_t start = from[i / 3];
         assert_ok(f->ops->stream_write32(f->device, f->b, flag, start));
         finish(f, f->b);
         assert_ok(f->ops->stream_wait32(f->device, f->a, flag, start + 3));
@@ -213,7 +210,7 @@ static void a_wait_ends_when_the_flag_has_come_so_far_also_past_the_wrap(void **
         finish(f, f->a);
         assert_ok(f->ops->event_query(f->device, event));
         f->ops->event_destroy(f->device, event);
-        f->ops->free(f->device, kinds[i % 2], flag, 4);
+        f->ops->free(f->device, kinds[i % 3], flag, 4);
     }
 }
 
@@ -222,26 +219,22 @@ static void flags_are_written_past_streams_that_all_wait_for_ever(void **state) 
     enum { STREAMS = 64 };
     fixture *f = *state;
     pst_stream *streams[STREAMS];
-    uint32_t *flags = alloc(f, PST_MEMORY_DEVICE, STREAMS * 4);
-    assert_ok(f->ops->fill(f->device, f->a, flags, 0, STREAMS * 4));
-    finish(f, f->a);
-    for (int i = 0; i < STREAMS; i++) {
+    uint32_t *flags = alloc(f, PST_MEMORY_SHARED, STREAMS * 4);
+    for (int i = 0; i < STREAMS; i++)
         assert_ok(f->ops->stream_create(f->device, -(i % 6), &streams[i]));
+    for (int i = 0; i < STREAMS; i++)
         assert_ok(f->ops->stream_wait32(f->device, streams[i], &flags[i], 1));
-    }
     (void)usleep(20000);
     for (size_t i = 0; i < STREAMS; i++)
-        if (f->ops->flag_write32(f->device, &flags[i], 1) != PST_OK)
-            fail_msg("flag %zu: %s", i, f->ops->error_text(f->device));
+        assert_ok(f->ops->flag_write32(f->device, &flags[i], 1));
     for (size_t i = 0; i < STREAMS; i++) {
         finish(f, streams[i]);
         f->ops->stream_destroy(f->device, streams[i]);
     }
-    f->ops->free(f->device, PST_MEMORY_DEVICE, flags, STREAMS * 4);
+    f->ops->free(f->device, PST_MEMORY_SHARED, flags, STREAMS * 4);
 }
 
-/* ---- events -----------------------------------------------------------------------------------
- */
+/* ---- events ------------------------------------------------------------------------- */
 
 static void times_of_events_lie_on_the_hosts_clock(void **state) {
     enum { EVENTS = 5 };
@@ -268,8 +261,7 @@ static void times_of_events_lie_on_the_hosts_clock(void **state) {
     }
 }
 
-/* ---- capture ----------------------------------------------------------------------------------
- */
+/* ---- capture ------------------------------------------------------------------------ */
 
 static void *entry(const char *name) {
     void *found = NULL, *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -293,9 +285,7 @@ static void a_capture_refuses_hooks_and_is_not_broken_by_workers(void **state) {
     memcpy(&begin, &found[0], sizeof begin);
     memcpy(&end, &found[1], sizeof end);
     memcpy(&destroy, &found[2], sizeof destroy);
-    uint32_t *flag = alloc(f, PST_MEMORY_DEVICE, 4);
-    assert_ok(f->ops->fill(f->device, f->a, flag, 0, 4));
-    finish(f, f->a);
+    uint32_t *flag = alloc(f, PST_MEMORY_SHARED, 4);
 
     const pst_lane_options options = {
         .size = sizeof options, .name = "copy", .device = f->device, .mode = PST_LANE_WORKER};
@@ -325,11 +315,10 @@ static void a_capture_refuses_hooks_and_is_not_broken_by_workers(void **state) {
     finish(f, f->b);
     f->ops->event_destroy(f->device, event);
     f->ops->stream_destroy(f->device, wrapped);
-    f->ops->free(f->device, PST_MEMORY_DEVICE, flag, 4);
+    f->ops->free(f->device, PST_MEMORY_SHARED, flag, 4);
 }
 
-/* ---- a graph ----------------------------------------------------------------------------------
- */
+/* ---- a graph ------------------------------------------------------------------------ */
 
 #define LANES 4
 #define TASKS 60
@@ -424,8 +413,7 @@ static void replays_of_a_random_graph_keep_its_order(void **state) {
     free(n);
 }
 
-/* ---- other processes, made before this one calls the driver -----------------------------------
- */
+/* ---- other processes, made before this one calls the driver ------------------------- */
 
 typedef struct helper {
     pid_t process;
@@ -503,46 +491,53 @@ static int open_other(fixture *f) {
            f->ops->stream_create(f->device, 0, &f->b) == PST_OK;
 }
 
-/* Waits for word 0, copies words 256 and on to words 512 and on, raises word 1. */
+/* Waits for flag 0, copies words 0 to 255 behind themselves, raises flag 1. */
 static int read_and_answer(int socket) {
     fixture f;
-    void *memory = NULL;
-    const int descriptor = receive_descriptor(socket);
+    void *memory = NULL, *shared = NULL;
+    const int data = receive_descriptor(socket), flags = receive_descriptor(socket);
     if (!open_other(&f)) return 1;
-    if (f.ops->memory_import(f.device, descriptor, BYTES, &memory) != PST_OK) {
+    if (f.ops->memory_import(f.device, data, BYTES, &memory) != PST_OK ||
+        f.ops->memory_import(f.device, flags, 8, &shared) != PST_OK) {
         (void)fprintf(stderr, "%s\n", f.ops->error_text(f.device));
         return 2;
     }
-    uint32_t *words = memory;
-    const pst_copy answer = {words + 512, words + 256, 1024};
-    if (f.ops->stream_wait32(f.device, f.a, &words[0], 1) != PST_OK ||
+    uint32_t *words = memory, *flag = shared;
+    const pst_copy answer = {words + 256, words, 1024};
+    if (f.ops->stream_wait32(f.device, f.a, &flag[0], 1) != PST_OK ||
         f.ops->copy(f.device, f.a, &answer, 1) != PST_OK ||
-        f.ops->stream_write32(f.device, f.a, &words[1], 1) != PST_OK)
+        f.ops->stream_write32(f.device, f.a, &flag[1], 1) != PST_OK)
         return 3;
     finish(&f, f.a);
+    f.ops->memory_unmap(f.device, shared, 8);
     f.ops->memory_unmap(f.device, memory, BYTES);
     close_fixture(&f);
     return 0;
 }
 
-static void a_flag_and_data_go_from_process_to_process(void **state) {
-    fixture *f = *state;
+static void export_to_reader(fixture *f, void *memory) {
     int descriptor = -1;
-    uint32_t *words = alloc(f, PST_MEMORY_DEVICE, BYTES), *host = alloc(f, PST_MEMORY_PINNED, 4096);
-    for (uint32_t i = 0; i < 1024; i++)
-        host[i] = i * 2654435761u;
-    assert_ok(f->ops->fill(f->device, f->a, words, 0, BYTES));
-    copy(f, f->a, words + 256, host, 1024);
-    finish(f, f->a);
-    assert_ok(f->ops->memory_export(f->device, words, &descriptor));
+    assert_ok(f->ops->memory_export(f->device, memory, &descriptor));
     assert_true(send_descriptor(reader.socket, descriptor));
     (void)close(descriptor);
-    assert_ok(f->ops->stream_write32(f->device, f->a, &words[0], 1));
-    assert_ok(f->ops->stream_wait32(f->device, f->a, &words[1], 1));
-    copy(f, f->a, host + 256, words + 512, 1024);
+}
+
+static void flags_and_data_go_from_process_to_process(void **state) {
+    fixture *f = *state;
+    uint32_t *words = alloc(f, PST_MEMORY_DEVICE, BYTES), *host = alloc(f, PST_MEMORY_PINNED, 4096);
+    uint32_t *flag = alloc(f, PST_MEMORY_SHARED, 8);
+    for (uint32_t i = 0; i < 1024; i++)
+        host[i] = i * 2654435761u;
+    export_to_reader(f, words);
+    export_to_reader(f, flag);
+    copy(f, f->a, words, host, 1024);
+    assert_ok(f->ops->stream_write32(f->device, f->a, &flag[0], 1));
+    assert_ok(f->ops->stream_wait32(f->device, f->a, &flag[1], 1));
+    copy(f, f->a, host + 256, words + 256, 1024);
     finish(f, f->a);
     assert_memory_equal(host, host + 256, 1024);
     assert_helper_succeeds(&reader);
+    f->ops->free(f->device, PST_MEMORY_SHARED, flag, 8);
     f->ops->free(f->device, PST_MEMORY_PINNED, host, 4096);
     f->ops->free(f->device, PST_MEMORY_DEVICE, words, BYTES);
 }
@@ -576,7 +571,8 @@ static void a_lost_context_poisons_the_runtime_with_its_name(void **state) {
     assert_helper_succeeds(&breaker);
 }
 
-int main(void) {
+/* An argument names the tests to run, * and ? standing for anything. */
+int main(int count, char **arguments) {
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
         TEST(bytes_go_round_by_pinned_and_device_memory),
@@ -589,9 +585,10 @@ int main(void) {
         TEST(times_of_events_lie_on_the_hosts_clock),
         TEST(a_capture_refuses_hooks_and_is_not_broken_by_workers),
         TEST(replays_of_a_random_graph_keep_its_order),
-        TEST(a_flag_and_data_go_from_process_to_process),
+        TEST(flags_and_data_go_from_process_to_process),
         TEST(a_lost_context_poisons_the_runtime_with_its_name),
     };
+    if (count > 1) cmocka_set_test_filter(arguments[1]);
     reader = start_helper(read_and_answer);
     breaker = start_helper(break_context);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -46,7 +46,9 @@ static inline int open_nccl_rank(nccl_world *world, int number) {
     const pst_runtime_options options = {.size = sizeof options,
                                          .rank = number,
                                          .world_size = RANKS,
-                                         .deadline_ns = 500 * MILLISECONDS};
+                                         .deadline_ns = 500 * MILLISECONDS,
+                                         .watchdog_ns = 80 * MILLISECONDS,
+                                         .watchdog_poisons = 1};
     const pst_cuda_options cuda = {.size = sizeof cuda,
                                    .ordinal = number,
                                    .driver = FAKE_CUDA_PATH,
@@ -88,10 +90,10 @@ static inline void close_nccl_rank(nccl_rank *rank) {
     ops->free(rank->device, PST_MEMORY_DEVICE, rank->memory, AREA);
     ops->event_destroy(rank->device, rank->event);
     ops->stream_destroy(rank->device, rank->stream);
-    ops->destroy(rank->device);
     pst_comm_exchange_close(&rank->exchange);
     rank->host->ops->destroy(rank->host);
     pst_runtime_destroy(rank->runtime);
+    ops->destroy(rank->device); /* lanes of the runtime may use it */
 }
 
 /* Nothing of NCCL or of the driver is left. */
@@ -130,6 +132,7 @@ static inline void create_comms(nccl_world *world) {
         if (world->ranks[i].status != PST_OK) fail_msg("%s", world->ranks[i].text);
         assert_non_null(world->ranks[i].comm);
     }
+    fake_nccl_forget(); /* what creating them has called */
 }
 
 /* ---- using ----------------------------------------------------------------------------------- */

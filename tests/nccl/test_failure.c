@@ -1,6 +1,11 @@
 /* Creating, failing, aborting, ending. */
 #include "fixture.h"
 
+static void set_nonblocking(nccl_world *world, int nonblocking) {
+    for (int i = 0; i < RANKS; i++)
+        world->ranks[i].options.nonblocking = nonblocking;
+}
+
 /* An array that both ranks reduce. */
 static pst_collective reduce_of(const nccl_rank *rank) {
     return (pst_collective){.kind = PST_ALL_REDUCE,
@@ -71,16 +76,31 @@ static void a_failure_of_one_rank_while_creating_is_all_ranks(void **state) {
     assert_int_equal(fake_nccl_live(), 0);
 }
 
+/* In both modes: NCCL blocks, or is in progress for ever. */
 static void a_rank_that_never_connects_ends_with_the_deadline(void **state) {
     nccl_world *world = *state;
-    fake_nccl_hang("ncclCommInitRankConfig");
-    on_ranks(world, RANKS, create_comm);
-    assert_none_created(world, PST_ETIMEDOUT);
-    assert_non_null(strstr(world->ranks[0].text, "ncclCommInitRankConfig"));
+    for (int mode = 0; mode < 2; mode++) {
+        set_nonblocking(world, mode);
+        fake_nccl_hang("ncclCommInitRankConfig");
+        on_ranks(world, RANKS, create_comm);
+        assert_none_created(world, PST_ETIMEDOUT);
+        assert_non_null(strstr(world->ranks[0].text, "by the deadline of 0.5 s"));
+    }
+}
+
+static void a_first_collective_that_hangs_ends_with_the_deadline(void **state) {
+    nccl_world *world = *state;
+    for (int mode = 0; mode < 2; mode++) {
+        set_nonblocking(world, mode);
+        fake_nccl_hang("ncclGroupEnd");
+        on_ranks(world, RANKS, create_comm);
+        assert_none_created(world, PST_ETIMEDOUT);
+    }
 }
 
 static void what_takes_its_time_is_waited_for(void **state) {
     nccl_world *world = *state;
+    set_nonblocking(world, 1);
     fake_nccl_slow(50);
     create_comms(world);
     for (int i = 0; i < RANKS; i++) {
@@ -149,7 +169,7 @@ static void an_error_of_what_is_in_flight_is_found_by_status_and_start(void **st
 
 static pst_status until_aborted(nccl_rank *rank, pst_status status) {
     pst_status result = PST_EBUSY;
-    for (int turn = 0; result == PST_EBUSY && turn < 5000; turn++) {
+    for (int turn = 0; result == PST_EBUSY && turn < 50000; turn++) {
         result = rank->comm->ops->abort(rank->comm, status);
         (void)nanosleep(&(struct timespec){0, 100000}, NULL);
     }
@@ -178,24 +198,34 @@ static void *start_reduce(void *argument) {
     return NULL;
 }
 
-static void an_abort_ends_a_start_that_hangs(void **state) {
-    nccl_world *world = *state;
+static void end_a_start_that_hangs(nccl_world *world, int nonblocking) {
+    pthread_t thread;
+    set_nonblocking(world, nonblocking);
     create_comms(world);
     nccl_rank *rank = &world->ranks[0];
-    pthread_t thread;
     fake_nccl_hang("ncclGroupEnd");
     assert_int_equal(pthread_create(&thread, NULL, start_reduce, rank), 0);
     while (fake_nccl_calls("ncclGroupEnd") == 0)
         (void)nanosleep(&(struct timespec){0, 100000}, NULL);
     assert_int_equal(until_aborted(rank, PST_ETIMEDOUT), PST_OK);
     (void)pthread_join(thread, NULL);
-    assert_int_equal(rank->status, PST_ECANCELED);
+    assert_true(rank->status == PST_ECANCELED || rank->status == PST_ETIMEDOUT);
+    assert_int_equal(rank->comm->ops->status(rank->comm), PST_ETIMEDOUT);
+}
+
+static void an_abort_ends_a_start_that_is_in_progress(void **state) {
+    end_a_start_that_hangs(*state, 1);
+}
+
+static void an_abort_ends_a_start_that_blocks(void **state) {
+    end_a_start_that_hangs(*state, 0);
 }
 
 static void a_start_that_hangs_ends_with_the_deadline(void **state) {
     nccl_world *world = *state;
     for (int i = 0; i < RANKS; i++)
-        world->ranks[i].options.deadline_ns = 50 * MILLISECONDS;
+        world->ranks[i].options.deadline_ns = 100 * MILLISECONDS;
+    set_nonblocking(world, 1);
     create_comms(world);
     nccl_rank *rank = &world->ranks[0];
     const pst_collective reduce = reduce_of(rank);
@@ -212,6 +242,37 @@ static void abort_by_many_threads_is_one_abort(void **state) {
     assert_int_equal(until_aborted(&world->ranks[0], PST_EPEER), PST_OK);
     assert_int_equal(fake_nccl_calls("ncclCommAbort"), 1);
     assert_int_equal(world->ranks[0].comm->ops->status(world->ranks[0].comm), PST_ECANCELED);
+}
+
+static void abort_on_poison(void *context, pst_status status) {
+    pst_comm *comm = context;
+    (void)comm->ops->abort(comm, status);
+}
+
+static void the_watchdog_ends_what_never_ends(void **state) {
+    nccl_world *world = *state;
+    create_comms(world);
+    nccl_rank *rank = &world->ranks[0]; /* the other one does not come */
+    rank->work = (pst_collective_work){.comm = rank->comm, .collective = reduce_of(rank)};
+    pst_lane_options lane = {.size = sizeof lane, .name = "reduce", .device = rank->device};
+    pst_task_options options = {
+        .size = sizeof options, .name = "norm", .work = pst_collective_as_work(&rank->work)};
+    pst_graph *graph;
+    pst_launch launch;
+    pst_task task;
+    assert_int_equal(pst_runtime_add_poison_hook(rank->runtime, abort_on_poison, rank->comm),
+                     PST_OK);
+    assert_int_equal(pst_lane_create(rank->runtime, &lane, &options.lane), PST_OK);
+    assert_int_equal(pst_graph_create(rank->runtime, PST_GRAPH_SEALED, "step", &graph), PST_OK);
+    assert_int_equal(pst_graph_add(graph, &options, &task), PST_OK);
+    assert_int_equal(pst_graph_seal(graph), PST_OK);
+    assert_int_equal(pst_graph_launch(graph, &launch), PST_OK);
+    assert_int_equal(pst_launch_wait(launch), PST_ETIMEDOUT);
+    assert_int_equal(rank->comm->ops->status(rank->comm), PST_ETIMEDOUT);
+    assert_int_equal(until_over(rank), PST_OK); /* an own stream's end, so NCCL is not in the way */
+    pst_runtime_remove_poison_hook(rank->runtime, abort_on_poison, rank->comm);
+    assert_int_equal(until_aborted(rank, PST_EPEER), PST_OK);
+    assert_int_equal(fake_nccl_calls("ncclCommAbort"), 1);
 }
 
 /* ---- ending ---------------------------------------------------------------------------------- */
@@ -231,7 +292,8 @@ static void destroy_finalizes(void **state) {
 static void destroy_aborts_what_cannot_be_finalized(void **state) {
     nccl_world *world = *state;
     for (int i = 0; i < RANKS; i++)
-        world->ranks[i].options.deadline_ns = 50 * MILLISECONDS;
+        world->ranks[i].options.deadline_ns = 100 * MILLISECONDS;
+    set_nonblocking(world, 1); /* one that blocks there cannot be helped */
     create_comms(world);
     fake_nccl_hang("ncclCommFinalize");
     world->ranks[0].comm->ops->destroy(world->ranks[0].comm);
@@ -269,14 +331,17 @@ int main(void) {
         TEST(wrong_arguments_are_refused),
         TEST(a_failure_of_one_rank_while_creating_is_all_ranks),
         TEST(a_rank_that_never_connects_ends_with_the_deadline),
+        TEST(a_first_collective_that_hangs_ends_with_the_deadline),
         TEST(what_takes_its_time_is_waited_for),
         TEST(an_error_of_any_call_is_named_and_final),
         TEST(an_error_in_a_group_names_collective_and_ticket),
         TEST(an_error_of_what_is_in_flight_is_found_by_status_and_start),
         TEST(an_abort_lets_the_stream_go_on),
-        TEST(an_abort_ends_a_start_that_hangs),
+        TEST(an_abort_ends_a_start_that_is_in_progress),
+        TEST(an_abort_ends_a_start_that_blocks),
         TEST(a_start_that_hangs_ends_with_the_deadline),
         TEST(abort_by_many_threads_is_one_abort),
+        TEST(the_watchdog_ends_what_never_ends),
         TEST(destroy_finalizes),
         TEST(destroy_aborts_what_cannot_be_finalized),
         TEST(memory_is_registered_until_the_end),

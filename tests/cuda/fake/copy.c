@@ -72,8 +72,7 @@ CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr destination, unsigned char byte, si
     return fake_end(fake_enqueue(stream, &made));
 }
 
-/* ---- flags: other processes write and read them too -------------------------------------------
- */
+/* ---- flags: other processes write and read them too --------------------------------- */
 
 /* Release: what the stream did before is seen by whoever finds the flag up (has_come). */
 static int write_flag(operation *self) {

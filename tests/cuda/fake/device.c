@@ -60,8 +60,7 @@ CUresult CUDAAPI cuGetErrorString(CUresult error, const char **text) {
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- devices ----------------------------------------------------------------------------------
- */
+/* ---- devices ------------------------------------------------------------------------ */
 
 CUresult CUDAAPI cuDeviceGetCount(int *count) {
     CALL_GLOBAL(cuDeviceGetCount);
@@ -117,8 +116,7 @@ CUresult CUDAAPI cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
     return fake_end(CUDA_SUCCESS);
 }
 
-/* ---- contexts ---------------------------------------------------------------------------------
- */
+/* ---- contexts ----------------------------------------------------------------------- */
 
 CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     CALL_GLOBAL(cuDevicePrimaryCtxRetain);
@@ -162,8 +160,7 @@ CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
     return fake_end(CUDA_SUCCESS);
 }
 
-/* ---- the table --------------------------------------------------------------------------------
- */
+/* ---- the table ---------------------------------------------------------------------- */
 
 /* The interface of version 12.8, which newer headers give another one. */
 CUresult fake_cuMemcpyBatchAsync(CUdeviceptr *destinations, CUdeviceptr *sources, size_t *bytes,

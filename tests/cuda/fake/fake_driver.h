@@ -18,7 +18,7 @@
 /* Forgets counts, faults, holds, paces; keeps what is allocated, created and enqueued. */
 FAKE_API void fake_cuda_reset(void);
 
-/* ---- what was called ----------------------------------------------------------------------- */
+/* ---- what was called ---------------------------------------------------------------- */
 
 /* Calls of `name` ("cuEventRecord"; NULL: of all) since the reset. */
 FAKE_API size_t fake_cuda_calls(const char *name);
@@ -28,7 +28,7 @@ FAKE_API size_t fake_cuda_calls_on(const char *name, CUstream stream);
 FAKE_API size_t fake_cuda_live(void);
 FAKE_API size_t fake_cuda_live_memory(void);
 
-/* ---- what goes wrong ----------------------------------------------------------------------- */
+/* ---- what goes wrong ---------------------------------------------------------------- */
 
 /* The nth call of `name` from now on (1: the next) answers `error` and does nothing. One at a time;
  * name NULL: none. */
@@ -38,7 +38,7 @@ FAKE_API void fake_cuda_lack(const char *name);
 /* The context is lost: from now on all calls that use it answer `error`; CUDA_SUCCESS mends it. */
 FAKE_API void fake_cuda_break(CUresult error);
 
-/* ---- when streams run ---------------------------------------------------------------------- */
+/* ---- when streams run --------------------------------------------------------------- */
 
 /* While held, nothing that is enqueued runs. */
 FAKE_API void fake_cuda_hold(int held);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- calls.c ------------------------------------------------------------------------------- */
+/* ---- calls.c ------------------------------------------------------------------------ */
 
 /* Begins an entry point: counts it, takes the lock. CUDA_SUCCESS, or the fault that it answers. */
 CUresult fake_enter(const char *name, CUstream stream, int needs_context);
@@ -30,13 +30,13 @@ static inline CUresult fake_end(CUresult result) {
     return result;
 }
 
-/* ---- device.c ------------------------------------------------------------------------------ */
+/* ---- device.c ----------------------------------------------------------------------- */
 
 #define FAKE_DEVICES 8
 
 int fake_has_context(void);
 
-/* ---- stream.c: under the lock -------------------------------------------------------------- */
+/* ---- stream.c: under the lock ------------------------------------------------------- */
 
 typedef struct operation {
     struct operation *next;
@@ -73,7 +73,7 @@ typedef struct operation {
 /* A copy of `made` at the end of the stream's queue. */
 CUresult fake_enqueue(CUstream stream, const operation *made);
 
-/* ---- memory.c: under the lock -------------------------------------------------------------- */
+/* ---- memory.c: under the lock ------------------------------------------------------- */
 
 /* 1 when a device can reach these bytes: mapped or registered. */
 int fake_reaches(CUdeviceptr address, size_t bytes);

@@ -141,8 +141,7 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned g
     return fake_end(result);
 }
 
-/* ---- the compiler -----------------------------------------------------------------------------
- */
+/* ---- the compiler ------------------------------------------------------------------- */
 
 static const char image[] = "penstock's kernels, by name";
 

@@ -67,8 +67,7 @@ size_t fake_cuda_live_memory(void) {
     return count;
 }
 
-/* ---- physical memory --------------------------------------------------------------------------
- */
+/* ---- physical memory ---------------------------------------------------------------- */
 
 static void release(physical *memory) {
     if (--memory->users > 0) return;
@@ -153,8 +152,7 @@ CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ha
     return fake_end(CUDA_SUCCESS);
 }
 
-/* ---- addresses --------------------------------------------------------------------------------
- */
+/* ---- addresses ---------------------------------------------------------------------- */
 
 CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment,
                                      CUdeviceptr wanted, unsigned long long flags) {
@@ -218,8 +216,7 @@ CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAc
     return fake_end(CUDA_SUCCESS);
 }
 
-/* ---- host memory ------------------------------------------------------------------------------
- */
+/* ---- host memory -------------------------------------------------------------------- */
 
 CUresult CUDAAPI cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags) {
     CALL(cuMemHostRegister, NULL);

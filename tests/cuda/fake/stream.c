@@ -45,8 +45,7 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* ---- running: under the lock ------------------------------------------------------------------
- */
+/* ---- running: under the lock -------------------------------------------------------- */
 
 CUresult fake_enqueue(CUstream stream, const operation *made) {
     CUstream queue = resolve(stream);
@@ -107,8 +106,7 @@ static void run(void) {
     free_finished();
 }
 
-/* ---- streams ----------------------------------------------------------------------------------
- */
+/* ---- streams ------------------------------------------------------------------------ */
 
 CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *created, unsigned flags, int priority) {
     CALL(cuStreamCreateWithPriority, NULL);
@@ -169,8 +167,7 @@ CUresult CUDAAPI cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argu
     return fake_end(fake_enqueue(stream, &made));
 }
 
-/* ---- events -----------------------------------------------------------------------------------
- */
+/* ---- events ------------------------------------------------------------------------- */
 
 CUresult CUDAAPI cuEventCreate(CUevent *created, unsigned flags) {
     CALL(cuEventCreate, NULL);
@@ -232,8 +229,7 @@ CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent from, CUevent t
     return fake_end(CUDA_SUCCESS);
 }
 
-/* ---- the tests' side --------------------------------------------------------------------------
- */
+/* ---- the tests' side ---------------------------------------------------------------- */
 
 void fake_cuda_hold(int on) {
     CUresult result = fake_enter("hold", NULL, 0);

@@ -2,6 +2,7 @@
 #include "internal.h"
 
 #include <stdio.h>
+#include <time.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -51,9 +52,18 @@ void fake_nccl_lock(void) {
     (void)pthread_mutex_lock(&lock);
 }
 
+/* Long enough for others to get the lock. */
+static void pause_unlocked(void) {
+    fake_nccl_leave();
+    (void)nanosleep(&(struct timespec){0, 100000}, NULL);
+    fake_nccl_lock();
+}
+
 ncclResult_t fake_nccl_answer(ncclComm_t comm, const char *name) {
     if (hanging != NULL && strcmp(hanging, name) == 0) comm->hangs = 1;
-    if (comm->blocking) return ncclSuccess;
+    while (comm->blocking && comm->hangs && !comm->aborted) /* what blocks ends by an abort */
+        pause_unlocked();
+    if (comm->blocking) return comm->aborted ? ncclInternalError : ncclSuccess;
     comm->questions = slowness;
     return comm->hangs || comm->questions > 0 || comm->world->joined < comm->world->size
                ? ncclInProgress
@@ -120,11 +130,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
     live++;
     *comm = fresh;
     ncclResult_t result = fake_nccl_answer(fresh, "ncclCommInitRankConfig");
-    while (fresh->blocking && fresh->world->joined < size) {
-        fake_nccl_leave();
-        (void)sched_yield();
-        fake_nccl_lock();
-    }
+    while (fresh->blocking && fresh->world->joined < size && !fresh->aborted)
+        pause_unlocked();
     return fake_nccl_end(result);
 }
 
@@ -208,10 +215,16 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
 
 /* ---- the tests' side ------------------------------------------------------------------------- */
 
-void fake_nccl_reset(void) {
+void fake_nccl_forget(void) {
     fake_nccl_lock();
     memset(counters, 0, sizeof counters);
     memset(trails, 0, sizeof trails);
+    fake_nccl_leave();
+}
+
+void fake_nccl_reset(void) {
+    fake_nccl_forget();
+    fake_nccl_lock();
     fault.name = NULL;
     broken = ncclSuccess;
     slowness = 0;

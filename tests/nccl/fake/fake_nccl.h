@@ -12,7 +12,8 @@
 
 #define FAKE_API __attribute__((visibility("default")))
 
-/* Forgets calls, faults and delays. */
+/* Forgets calls; and faults and delays too. */
+FAKE_API void fake_nccl_forget(void);
 FAKE_API void fake_nccl_reset(void);
 
 /* ---- what was called ----------------------------------------------------------------------- */
