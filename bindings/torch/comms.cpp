@@ -1,26 +1,50 @@
 #include "comms.hpp"
 
+#include <penstock/copy_engine.h>
 #include <penstock/nccl.h>
 
 namespace penstock {
 
 Comms::Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
-             const std::optional<ProcessGroup> &reduce, bool verify)
+             const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify)
     : runtime_(runtime) {
     try {
         if (!gather) check(runtime_.get(), pst_local_world_create(runtime_.get(), 1, &world_));
         gather_ = open_host(gather, 0, verify);
-        if (runtime_.device() == nullptr) {
+        if (runtime_.device() == nullptr)
             reduce_ = open_host(reduce, 1, verify);
-            return;
-        }
-        check(runtime_.get(), pst_comm_exchange_open(runtime_.get(), gather_, &exchange_));
-        gather_ = open_nccl("gather");
-        reduce_ = open_nccl("reduce");
+        else
+            open_gpu(wanted, verify);
     } catch (...) {
         destroy();
         throw;
     }
+}
+
+void Comms::open_gpu(const std::string &wanted, bool verify) {
+    check(runtime_.get(), pst_comm_exchange_open(runtime_.get(), gather_, &exchange_));
+    if (wanted != "nccl") {
+        pst_status status = open_copy_engines(verify);
+        if (status == PST_OK) return;
+        // It fails on all ranks or on none, so all of them take the other way.
+        if (wanted == "ce") check(runtime_.get(), status);
+    }
+    gather_ = open_nccl("gather");
+    reduce_ = open_nccl("reduce");
+}
+
+// One queue for both directions: the copy engine is one.
+pst_status Comms::open_copy_engines(bool verify) {
+    pst_ce_options options{};
+    options.size = sizeof options;
+    options.no_verify = !verify;
+    pst_comm *comm = nullptr;
+    pst_status status =
+        pst_ce_create(runtime_.get(), runtime_.device(), &exchange_, &options, &comm);
+    if (status != PST_OK) return status;
+    made_.push_back(comm);
+    gather_ = reduce_ = comm;
+    return PST_OK;
 }
 
 Comms::~Comms() {

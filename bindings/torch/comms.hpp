@@ -7,23 +7,29 @@
 #include <penstock/exchange.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace penstock {
 
 using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// On the CPU the groups' own collectives; on a GPU NCCL's, for which the first group serves at
-// set-up. Without groups the world is this one process.
+// On the CPU the groups' own collectives; on a GPU those of copy engines where all ranks reach each
+// other's memory, and NCCL's otherwise; there the first group serves at set-up alone. Without
+// groups the world is this one process.
 class Comms {
   public:
-    // The groups are for this engine alone: both or neither. All ranks create alike; blocks.
+    // The groups are for this engine alone: both or neither. wanted: "auto", or on a GPU "ce" or
+    // "nccl". All ranks create alike; blocks.
     Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
           const std::optional<ProcessGroup> &reduce, bool verify);
     ~Comms();
     Comms(const Comms &) = delete;
     Comms &operator=(const Comms &) = delete;
 
+    const char *name() const {
+        return gather_->ops->name;
+    }
     pst_comm *gather() const {
         return gather_;
     }
@@ -33,6 +39,8 @@ class Comms {
 
   private:
     pst_comm *open_host(const std::optional<ProcessGroup> &group, int channel, bool verify);
+    void open_gpu(const std::string &wanted, bool verify);
+    pst_status open_copy_engines(bool verify);
     pst_comm *open_nccl(const char *name);
     void destroy();
 

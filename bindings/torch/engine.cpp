@@ -47,7 +47,8 @@ Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
                const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce)
     : runtime_(std::move(runtime)) {
     try {
-        comms_ = std::make_unique<Comms>(*runtime_, gather, reduce, options.verify);
+        comms_ = std::make_unique<Comms>(*runtime_, gather, reduce, options.communicator,
+                                         options.verify);
         pst_zero_options zero{};
         zero.size = sizeof zero;
         zero.name = options.name.c_str();
@@ -79,6 +80,10 @@ void Engine::destroy() {
     for (Group &group : groups_)
         unbind(group);
     engine_ = nullptr;
+}
+
+std::string Engine::communicator() const {
+    return comms_ ? comms_->name() : "";
 }
 
 pst_zero *Engine::engine() const {

@@ -18,6 +18,7 @@ namespace penstock {
 
 struct EngineOptions {
     std::string name;
+    std::string communicator; // as Comms takes it
     int stage = 3;
     uint32_t prefetch_ahead = 0;
     size_t prefetch_bytes = 0, bucket_bytes = 0;
@@ -35,7 +36,8 @@ class Engine {
     ~Engine();
     Engine(const Engine &) = delete;
     Engine &operator=(const Engine &) = delete;
-    void destroy(); // waits at most the deadline; a second call does nothing
+    std::string communicator() const; // which kind serves
+    void destroy();                   // waits at most the deadline; a second call does nothing
 
     uint32_t add_parameter(const std::string &name, size_t rows, size_t row_elements,
                            bool trainable);

@@ -74,13 +74,15 @@ void bind_layouts(py::module_ &module) {
         .def_readonly("hash", &pst_zero_plan::hash);
 }
 
-std::shared_ptr<Engine> create_engine(std::shared_ptr<Runtime> runtime, std::string name, int stage,
+std::shared_ptr<Engine> create_engine(std::shared_ptr<Runtime> runtime, std::string name,
+                                      std::string communicator, int stage,
                                       const std::optional<ProcessGroup> &gather,
                                       const std::optional<ProcessGroup> &reduce,
                                       uint32_t prefetch_ahead, size_t prefetch_bytes,
                                       size_t bucket_bytes, bool verify) {
-    const EngineOptions options{std::move(name), stage,        prefetch_ahead,
-                                prefetch_bytes,  bucket_bytes, verify};
+    const EngineOptions options{std::move(name), std::move(communicator), stage,
+                                prefetch_ahead,  prefetch_bytes,          bucket_bytes,
+                                verify};
     return std::make_shared<Engine>(std::move(runtime), options, gather, reduce);
 }
 
@@ -89,9 +91,11 @@ void bind_engine(py::module_ &module) {
     using Unlocked = py::call_guard<py::gil_scoped_release>;
     py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
         .def(py::init(&create_engine), py::kw_only(), py::arg("runtime"), py::arg("name"),
-             py::arg("stage"), py::arg("gather"), py::arg("reduce"), py::arg("prefetch_ahead"),
-             py::arg("prefetch_bytes"), py::arg("bucket_bytes"), py::arg("verify"))
+             py::arg("communicator"), py::arg("stage"), py::arg("gather"), py::arg("reduce"),
+             py::arg("prefetch_ahead"), py::arg("prefetch_bytes"), py::arg("bucket_bytes"),
+             py::arg("verify"))
         .def("destroy", &Engine::destroy, Unlocked())
+        .def("communicator", &Engine::communicator)
         .def("add_parameter", &Engine::add_parameter)
         .def("add_group", &Engine::add_group)
         .def("seal", &Engine::seal, Unlocked())

@@ -42,6 +42,7 @@ class Engine:
         *,
         runtime: Runtime,
         name: str,
+        communicator: str,
         stage: int,
         gather: ProcessGroup | None,
         reduce: ProcessGroup | None,
@@ -51,6 +52,7 @@ class Engine:
         verify: bool,
     ) -> None: ...
     def destroy(self) -> None: ...
+    def communicator(self) -> str: ...
     def add_parameter(self, name: str, rows: int, row_elements: int, trainable: bool) -> int: ...
     def add_group(
         self,

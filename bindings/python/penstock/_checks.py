@@ -18,6 +18,12 @@ def check_stage(stage: int) -> None:
         raise PenstockError("EINVAL", f"stage={stage!r}: ZeRO has the stages 1, 2 and 3")
 
 
+def check_communicator(name: str) -> None:
+    """Raise unless there is a communicator of that name."""
+    if name not in ("auto", "ce", "nccl"):
+        raise PenstockError("EINVAL", f"communicator={name!r}: there are 'auto', 'ce' and 'nccl'")
+
+
 def check_parameters(model: nn.Module) -> None:
     """Raise when the model has no parameters, or one that cannot be sharded."""
     kind = type(model).__name__

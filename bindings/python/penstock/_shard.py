@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from penstock._world import World, stream_of
 Model = TypeVar("Model", bound=nn.Module)
 
 _BUCKET_BYTES = 8 << 20
+_logger = logging.getLogger("penstock")
 
 
 def shard(
@@ -28,6 +30,7 @@ def shard(
     stage: int = 3,
     blocks: Blocks = None,
     process_group: Any = None,
+    communicator: str = "auto",
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
     prefetch_ahead: int = 2,
@@ -56,6 +59,10 @@ def shard(
         (name, module). Left out: elements of ``nn.ModuleList``, or the layers that repeat.
     process_group : ProcessGroup, optional
         The ranks; left out: all.
+    communicator : str
+        What moves the data of GPUs: "ce", their copy engines, which takes nothing from the compute
+        and wants all ranks on one machine; "nccl"; "auto": the first where it is possible.
+        `penstock.stats` says which one serves.
     param_dtype : torch.dtype, optional
         Of gathered parameters and of the blocks' floating-point inputs; left out: as the shards.
     reduce_dtype : torch.dtype, optional
@@ -85,6 +92,7 @@ def shard(
         differ.
     """
     _check(model, stage)
+    _checks.check_communicator(communicator)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     device = _checks.check_device(model)
     world = World(process_group, device, seconds)
@@ -92,6 +100,7 @@ def shard(
     native = _C.Engine(
         runtime=runtime,
         name=type(model).__name__,
+        communicator=communicator,
         stage=stage,
         gather=world.gather,
         reduce=world.reduce,
@@ -124,6 +133,7 @@ def shard(
     )
     engine.backward = Backward(engine)
     install(engine)
+    _logger.info("%s: %d ranks, by %s", engine.name, world.size, native.communicator())
     return model
 
 
