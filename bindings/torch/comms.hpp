@@ -23,7 +23,7 @@ class Comms {
     // "nccl". All ranks create alike; blocks.
     Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
           const std::optional<ProcessGroup> &reduce, bool verify);
-    ~Comms();
+          const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify);
     Comms(const Comms &) = delete;
     Comms &operator=(const Comms &) = delete;
 
