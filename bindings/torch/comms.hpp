@@ -22,8 +22,8 @@ class Comms {
     // The groups are for this engine alone: both or neither. wanted: "auto", or on a GPU "ce" or
     // "nccl". All ranks create alike; blocks.
     Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
-          const std::optional<ProcessGroup> &reduce, bool verify);
           const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify);
+    ~Comms();
     Comms(const Comms &) = delete;
     Comms &operator=(const Comms &) = delete;
 
