@@ -68,7 +68,7 @@ class Training:
 
 def train(given: Namespace, batches: text.Batches, ranks: Ranks) -> int:
     """Train as the options ask; return the exit status."""
-    model = build(options.shape(given), given.seed)
+    model = build(options.shape(given), given.seed, ranks.device)
     penstock.shard(
         model,
         stage=given.stage,
@@ -95,7 +95,7 @@ def train(given: Namespace, batches: text.Batches, ranks: Ranks) -> int:
 
 def unsharded_step(batches: text.Batches, given: Namespace) -> report.Held:
     """Train one step without sharding, to count the bytes that takes."""
-    model = build(options.shape(given), given.seed)
+    model = build(options.shape(given), given.seed, batches.device)
     optimizer = options.optimizer(given, model)
     model(*batches.draw(0, 0)).backward()
     optimizer.step()
@@ -120,7 +120,7 @@ def close(training: Training, held: report.Held, unsharded: report.Held) -> None
 
 def compare(result: check.Run, batches: text.Batches, ranks: int, given: Namespace) -> bool:
     """Train unsharded from the same start and print how far the sharded training is from it."""
-    model = build(options.shape(given), given.seed)
+    model = build(options.shape(given), given.seed, batches.device)
     progress = report.Progress("unsharded", given.steps)
     reference = check.train_unsharded(
         model,
@@ -138,7 +138,7 @@ def compare(result: check.Run, batches: text.Batches, ranks: int, given: Namespa
 def main() -> int:
     """Train over the ranks that there are."""
     given = options.parse()
-    ranks = Ranks()
+    ranks = Ranks(given.device)
     try:
         content = text.load(given.text, given.seq)
     except (OSError, ValueError) as error:
@@ -146,7 +146,8 @@ def main() -> int:
             print(f"train_gpt.py: {error}", file=sys.stderr)
         return 2
     with ranks:
-        return train(given, text.Batches(content, given.batch, given.seq, given.seed), ranks)
+        batches = text.Batches(content, given.batch, given.seq, given.seed, ranks.device)
+        return train(given, batches, ranks)
 
 
 if __name__ == "__main__":

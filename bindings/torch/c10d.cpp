@@ -456,19 +456,22 @@ void comm_destroy(pst_comm *base) {
 }
 
 constexpr unsigned kinds = (1u << PST_COLLECTIVE_KIND_COUNT) - 1;
-const pst_comm_ops comm_ops = {PST_COMM_API_VERSION,
-                               kinds,
-                               "c10d",
-                               comm_staging_bytes,
-                               comm_start,
-                               comm_test,
-                               comm_abort,
-                               comm_status,
-                               comm_error_text,
-                               comm_destroy,
-                               nullptr,
-                               nullptr,
-                               nullptr};
+
+pst_comm_ops make_ops() {
+    pst_comm_ops ops{};
+    ops.api_version = PST_COMM_API_VERSION;
+    ops.kinds = kinds;
+    ops.name = "c10d";
+    ops.staging_bytes = comm_staging_bytes;
+    ops.start = comm_start;
+    ops.test = comm_test;
+    ops.abort = comm_abort;
+    ops.status = comm_status;
+    ops.error_text = comm_error_text;
+    ops.destroy = comm_destroy;
+    return ops;
+}
+const pst_comm_ops comm_ops = make_ops();
 
 } // namespace
 

@@ -41,50 +41,22 @@ pst_dtype dtype_of(at::ScalarType type) {
 
 } // namespace
 
-// ---- runtime ----------------------------------------------------------------------------------
-
-Runtime::Runtime(int rank, int world_size, double deadline_seconds) {
-    pst_runtime_options options{};
-    options.size = sizeof options;
-    options.rank = rank;
-    options.world_size = world_size;
-    options.deadline_ns = static_cast<uint64_t>(deadline_seconds * 1e9);
-    pst_status status = pst_runtime_create(&options, &runtime_);
-    if (status != PST_OK)
-        throw StatusError{status, std::string("no runtime: ") + pst_status_text(status)};
-}
-
-Runtime::~Runtime() {
-    pst_runtime_destroy(runtime_);
-}
-
-void Runtime::trace_start() const {
-    check(runtime_, pst_trace_start(runtime_));
-}
-
-void Runtime::trace_stop() const {
-    check(runtime_, pst_trace_stop(runtime_));
-}
-
-void Runtime::trace_write(const std::string &path) const {
-    check(runtime_, pst_trace_write(runtime_, path.c_str()));
-}
-
 // ---- life -------------------------------------------------------------------------------------
 
 Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
                const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce)
     : runtime_(std::move(runtime)) {
     try {
-        if (!gather) check(pst_local_world_create(runtime_->get(), 1, &world_));
-        gather_comm_ = create_comm(gather, 0, options.verify);
-        reduce_comm_ = create_comm(reduce, 1, options.verify);
+        comms_ = std::make_unique<Comms>(*runtime_, gather, reduce, options.communicator,
+                                         options.verify);
         pst_zero_options zero{};
         zero.size = sizeof zero;
         zero.name = options.name.c_str();
         zero.stage = options.stage;
-        zero.gather_comm = gather_comm_;
-        zero.reduce_comm = reduce_comm_;
+        zero.gather_comm = comms_->gather();
+        zero.reduce_comm = comms_->reduce();
+        zero.device = runtime_->device();
+        zero.compute = runtime_->compute();
         zero.prefetch_ahead = options.prefetch_ahead;
         zero.prefetch_bytes = options.prefetch_bytes;
         zero.bucket_bytes = options.bucket_bytes;
@@ -102,23 +74,16 @@ Engine::~Engine() {
     destroy();
 }
 
-pst_comm *Engine::create_comm(const std::optional<ProcessGroup> &group, int channel, bool verify) {
-    if (group) return create_c10d_comm(runtime_->get(), *group, verify);
-    pst_comm *comm = nullptr;
-    check(pst_local_comm_create(world_, runtime_->get(), 0, channel, &comm));
-    return comm;
-}
-
 void Engine::destroy() {
     pst_zero_destroy(engine_);
-    for (pst_comm *comm : {gather_comm_, reduce_comm_})
-        if (comm != nullptr) comm->ops->destroy(comm);
-    if (world_ != nullptr) pst_local_world_destroy(world_);
+    comms_.reset();
     for (Group &group : groups_)
         unbind(group);
     engine_ = nullptr;
-    gather_comm_ = reduce_comm_ = nullptr;
-    world_ = nullptr;
+}
+
+std::string Engine::communicator() const {
+    return comms_ ? comms_->name() : "";
 }
 
 pst_zero *Engine::engine() const {
@@ -266,7 +231,7 @@ pst_status Engine::gradient_target(void *context, uint32_t index, void **memory,
         if (!group.gradient.defined()) {
             const auto bytes = static_cast<int64_t>(self.group_layout(index).gradient_bytes);
             const auto count = bytes / static_cast<int64_t>(c10::elementSize(group.dtype));
-            group.gradient = at::zeros({count}, at::TensorOptions(group.dtype));
+            group.gradient = at::zeros({count}, group.shard.options());
         }
         *memory = group.gradient.mutable_data_ptr();
         return PST_OK;

@@ -1,10 +1,8 @@
 // One ZeRO engine as Python sees it: a thin layer over pst_zero that knows tensors.
 #pragma once
 
-#include "c10d.hpp"
-#include "status.hpp"
+#include "comms.hpp"
 
-#include <penstock/trace.h>
 #include <penstock/zero.h>
 
 #include <ATen/core/Tensor.h>
@@ -18,26 +16,9 @@
 
 namespace penstock {
 
-class Runtime {
-  public:
-    Runtime(int rank, int world_size, double deadline_seconds);
-    ~Runtime();
-    Runtime(const Runtime &) = delete;
-    Runtime &operator=(const Runtime &) = delete;
-
-    pst_runtime *get() const {
-        return runtime_;
-    }
-    void trace_start() const;
-    void trace_stop() const;
-    void trace_write(const std::string &path) const;
-
-  private:
-    pst_runtime *runtime_ = nullptr;
-};
-
 struct EngineOptions {
     std::string name;
+    std::string communicator; // as Comms takes it
     int stage = 3;
     uint32_t prefetch_ahead = 0;
     size_t prefetch_bytes = 0, bucket_bytes = 0;
@@ -45,7 +26,6 @@ struct EngineOptions {
 };
 
 using Operation = std::tuple<int, uint32_t, bool, size_t>; // kind, group, in backward, bytes
-using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 // Methods may be called without the interpreter's lock; one thread at a time.
 class Engine {
@@ -56,7 +36,8 @@ class Engine {
     ~Engine();
     Engine(const Engine &) = delete;
     Engine &operator=(const Engine &) = delete;
-    void destroy(); // waits at most the deadline; a second call does nothing
+    std::string communicator() const; // which kind serves
+    void destroy();                   // waits at most the deadline; a second call does nothing
 
     uint32_t add_parameter(const std::string &name, size_t rows, size_t row_elements,
                            bool trainable);
@@ -111,15 +92,13 @@ class Engine {
     void check(pst_status status) const {
         penstock::check(runtime_->get(), status);
     }
-    pst_comm *create_comm(const std::optional<ProcessGroup> &group, int channel, bool verify);
     void unbind(Group &group);
     static pst_status gradient_target(void *context, uint32_t group, void **memory,
                                       int *accumulate);
     static void gradients_consumed(void *context, uint32_t group);
 
     std::shared_ptr<Runtime> runtime_;
-    pst_local_world *world_ = nullptr;
-    pst_comm *gather_comm_ = nullptr, *reduce_comm_ = nullptr;
+    std::unique_ptr<Comms> comms_;
     pst_zero *engine_ = nullptr;
     std::vector<Group> groups_;
 };

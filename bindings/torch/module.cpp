@@ -47,8 +47,9 @@ py::dict stats_dict(const pst_zero_stats &stats) {
 
 void bind_runtime(py::module_ &module) {
     py::class_<Runtime, std::shared_ptr<Runtime>>(module, "Runtime")
-        .def(py::init<int, int, double>(), py::arg("rank"), py::arg("world_size"),
-             py::arg("deadline_seconds"))
+        .def(py::init<int, int, double, at::Device, uintptr_t>(), py::arg("rank"),
+             py::arg("world_size"), py::arg("deadline_seconds"), py::arg("device"),
+             py::arg("stream"))
         .def("trace_start", &Runtime::trace_start)
         .def("trace_stop", &Runtime::trace_stop)
         .def("trace_write", &Runtime::trace_write, py::call_guard<py::gil_scoped_release>());
@@ -73,13 +74,15 @@ void bind_layouts(py::module_ &module) {
         .def_readonly("hash", &pst_zero_plan::hash);
 }
 
-std::shared_ptr<Engine> create_engine(std::shared_ptr<Runtime> runtime, std::string name, int stage,
+std::shared_ptr<Engine> create_engine(std::shared_ptr<Runtime> runtime, std::string name,
+                                      std::string communicator, int stage,
                                       const std::optional<ProcessGroup> &gather,
                                       const std::optional<ProcessGroup> &reduce,
                                       uint32_t prefetch_ahead, size_t prefetch_bytes,
                                       size_t bucket_bytes, bool verify) {
-    const EngineOptions options{std::move(name), stage,        prefetch_ahead,
-                                prefetch_bytes,  bucket_bytes, verify};
+    const EngineOptions options{std::move(name), std::move(communicator), stage,
+                                prefetch_ahead,  prefetch_bytes,          bucket_bytes,
+                                verify};
     return std::make_shared<Engine>(std::move(runtime), options, gather, reduce);
 }
 
@@ -88,9 +91,11 @@ void bind_engine(py::module_ &module) {
     using Unlocked = py::call_guard<py::gil_scoped_release>;
     py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
         .def(py::init(&create_engine), py::kw_only(), py::arg("runtime"), py::arg("name"),
-             py::arg("stage"), py::arg("gather"), py::arg("reduce"), py::arg("prefetch_ahead"),
-             py::arg("prefetch_bytes"), py::arg("bucket_bytes"), py::arg("verify"))
+             py::arg("communicator"), py::arg("stage"), py::arg("gather"), py::arg("reduce"),
+             py::arg("prefetch_ahead"), py::arg("prefetch_bytes"), py::arg("bucket_bytes"),
+             py::arg("verify"))
         .def("destroy", &Engine::destroy, Unlocked())
+        .def("communicator", &Engine::communicator)
         .def("add_parameter", &Engine::add_parameter)
         .def("add_group", &Engine::add_group)
         .def("seal", &Engine::seal, Unlocked())

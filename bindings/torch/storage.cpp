@@ -32,15 +32,16 @@ c10::StorageImpl &storage_of(const at::Tensor &tensor) {
 
 } // namespace
 
-at::Tensor make_released_tensor(at::IntArrayRef shape, at::ScalarType dtype,
+at::Tensor make_released_tensor(at::IntArrayRef shape, at::ScalarType dtype, at::Device device,
                                 const std::string &message) {
     const auto bytes =
         static_cast<int64_t>(c10::elementSize(dtype)) * c10::multiply_integers(shape);
     c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), c10::SymInt(bytes), at::DataPtr(nullptr, at::kCPU),
+        c10::StorageImpl::use_byte_size_t(), c10::SymInt(bytes), at::DataPtr(nullptr, device),
         /*allocator=*/nullptr, /*resizable=*/false));
     at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
-        std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+        std::move(storage),
+        c10::DispatchKeySet(device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU),
         c10::scalarTypeToTypeMeta(dtype));
     tensor.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
     release_storage(tensor, message);
@@ -56,7 +57,7 @@ void bind_storage(const at::Tensor &tensor, void *memory) {
 
 void release_storage(const at::Tensor &tensor, const std::string &message) {
     c10::StorageImpl &storage = storage_of(tensor);
-    storage.set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
+    storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage.device()));
     storage.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
 }
 

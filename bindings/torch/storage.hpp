@@ -7,8 +7,9 @@
 
 namespace penstock {
 
-// A contiguous CPU tensor whose storage has a size but no memory; touching it raises `message`.
-at::Tensor make_released_tensor(at::IntArrayRef shape, at::ScalarType dtype,
+// A contiguous tensor of the CPU or a GPU whose storage has a size but no memory; touching it
+// raises `message`.
+at::Tensor make_released_tensor(at::IntArrayRef shape, at::ScalarType dtype, at::Device device,
                                 const std::string &message);
 
 // From now on the tensor, and every other tensor on its storage, lies at `memory` (not owned).

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 BYTES = 256  # the vocabulary
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _initialize(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
 
 
-def build(shape: Shape, seed: int) -> GPT:
+def build(shape: Shape, seed: int, device: torch.device = CPU) -> GPT:
     """Build the model with the same initial values on every rank."""
     torch.manual_seed(seed)
-    return GPT(shape)
+    return GPT(shape).to(device)

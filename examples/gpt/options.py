@@ -54,6 +54,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=1024,
         help="of gradients that a rank takes over in one reduction",
     )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto: a GPU a rank where there are enough",
+    )
     parser.add_argument("--trace", type=Path, help="file of the trace; default: a temporary one")
     parser.add_argument(
         "--check", action="store_true", help="train unsharded as well; status 1 if they differ"

@@ -4,15 +4,31 @@ import os
 from types import TracebackType
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 Value = TypeVar("Value")
 
 
 class Ranks:
-    """The ranks that torchrun started; one rank and no process group without torchrun."""
+    """The ranks that torchrun started; one rank and no process group without torchrun.
 
-    def __init__(self) -> None:
+    Each has a GPU of its own where there are enough for the ranks of this machine, unless
+    `device` is "cpu".
+    """
+
+    def __init__(self, device: str = "auto") -> None:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if device != "cpu" and here <= torch.cuda.device_count():
+            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(self.device)
+        elif device == "cuda":
+            raise SystemExit(
+                f"train_gpt.py: {here} ranks want a GPU each, and {torch.cuda.device_count()} are "
+                "there: start fewer ranks or leave --device out"
+            )
+        else:
+            self.device = torch.device("cpu")
         self.rank = int(os.environ.get("RANK", "0"))
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.connected = "RANK" in os.environ
@@ -24,7 +40,7 @@ class Ranks:
 
     def __enter__(self) -> "Ranks":
         if self.connected:
-            dist.init_process_group("gloo")
+            dist.init_process_group("gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl")
         return self
 
     def __exit__(

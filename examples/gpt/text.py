@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 STANDARD_LIBRARY_BYTES = 4 << 20
+CPU = torch.device("cpu")
 
 
 def standard_library(limit: int = STANDARD_LIBRARY_BYTES) -> bytes:
@@ -35,15 +36,18 @@ def load(file: Path | None, sequence: int) -> Tensor:
 class Batches:
     """Random windows of a text. Batch (step, rank) is the same on whatever rank it is asked for."""
 
-    def __init__(self, text: Tensor, batch: int, sequence: int, seed: int) -> None:
+    def __init__(
+        self, text: Tensor, batch: int, sequence: int, seed: int, device: torch.device = CPU
+    ) -> None:
         self.text = text
         self.batch = batch
         self.sequence = sequence
         self.seed = seed
+        self.device = device
 
     def draw(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
         """Return tokens and targets, both int64 of shape [batch, sequence]."""
         generator = torch.Generator().manual_seed(hash((self.seed, step, rank)))
         starts = torch.randint(len(self.text) - self.sequence, (self.batch, 1), generator=generator)
-        windows = self.text[starts + torch.arange(self.sequence + 1)].long()
+        windows = self.text[starts + torch.arange(self.sequence + 1)].long().to(self.device)
         return windows[:, :-1], windows[:, 1:]

@@ -1,5 +1,6 @@
 """Small models with what makes sharding hard: odd sizes, ties, frozen and unused parts."""
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 WIDTH = 7
+DEVICE = os.environ.get("PENSTOCK_TEST_DEVICE", "cpu")  # "cuda": the one that is current
 
 
 class Block(nn.Module):
@@ -276,13 +278,13 @@ class Half(Net):
 def make(kind: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """The same model on every rank."""
     torch.manual_seed(seed)
-    return kind()
+    return kind().to(DEVICE)
 
 
 def batch(step: int, rank: int, size: int = 4) -> torch.Tensor:
     """Input of a rank in a step."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(size, 5, generator=generator)
+    return torch.randn(size, 5, generator=generator).to(DEVICE)
 
 
 def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:

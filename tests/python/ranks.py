@@ -19,7 +19,10 @@ class RankError(AssertionError):
 
 
 class World:
-    """`size` processes joined by gloo. Functions are sent by name: define them in a module."""
+    """`size` processes joined by gloo, and by NCCL where each trains on its GPU.
+
+    Functions are sent by name: define them in a module.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -83,8 +86,11 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
 
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
+    on_gpu = os.environ.get("PENSTOCK_TEST_DEVICE") == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         store=dist.FileStore(store, size),
         rank=rank,
         world_size=size,

@@ -18,6 +18,12 @@ def check_stage(stage: int) -> None:
         raise PenstockError("EINVAL", f"stage={stage!r}: ZeRO has the stages 1, 2 and 3")
 
 
+def check_communicator(name: str) -> None:
+    """Raise unless there is a communicator of that name."""
+    if name not in ("auto", "ce", "nccl"):
+        raise PenstockError("EINVAL", f"communicator={name!r}: there are 'auto', 'ce' and 'nccl'")
+
+
 def check_parameters(model: nn.Module) -> None:
     """Raise when the model has no parameters, or one that cannot be sharded."""
     kind = type(model).__name__
@@ -41,8 +47,8 @@ def _problem(parameter: nn.Parameter) -> str:
             "is on the meta device: give it memory (model.to_empty, then initialise) before shard",
         ),
         (
-            parameter.device.type != "cpu",
-            f"is on {parameter.device}: only CPU tensors can be sharded so far",
+            parameter.device.type not in ("cpu", "cuda"),
+            f"is on {parameter.device}: only CPU and CUDA tensors can be sharded",
         ),
         (
             parameter.dim() == 0,
@@ -58,6 +64,19 @@ def _problem(parameter: nn.Parameter) -> str:
         ),
     )
     return next((text for found, text in problems if found), "")
+
+
+def check_device(model: nn.Module) -> torch.device:
+    """Return the one device that all parameters lie on; raise when there are several."""
+    first_name, first = next(model.named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.device != first.device:
+            raise PenstockError(
+                "EINVAL",
+                f"parameter {name!r} is on {parameter.device} and {first_name!r} on "
+                f"{first.device}: move the model to one device before shard",
+            )
+    return first.device
 
 
 def check_no_optimizer(model: nn.Module) -> None:

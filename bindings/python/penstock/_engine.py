@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from penstock import _C
 from penstock._errors import PenstockError
 from penstock._units import Group, Parameter, Unit
-from penstock._world import World, local_of
+from penstock._world import World, local_of, stream_of
 
 if TYPE_CHECKING:
     from penstock._gradients import Backward
@@ -57,6 +57,7 @@ class Engine:
         self.world = world
         self.runtime = runtime
         self.native = native
+        self.stream = stream_of(world.device)
         self.closed = False
         self.units = units
         self.root = units[0]
@@ -96,6 +97,12 @@ class Engine:
     def _begin_forward(self) -> None:
         if self.closed:
             raise PenstockError("ESTATE", f"the sharded model {self.name} was closed")
+        if stream_of(self.world.device) != self.stream:
+            raise PenstockError(
+                "ESTATE",
+                f"{self.name} runs on another CUDA stream than the one that was current at shard: "
+                "train on that one",
+            )
         self.depth = 0
         self.backward.abandon()
         for unit in self.units:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -15,11 +16,12 @@ from penstock._errors import PenstockError
 from penstock._gradients import Backward
 from penstock._hooks import install
 from penstock._units import Group, Parameter, Unit
-from penstock._world import World
+from penstock._world import World, stream_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
 _BUCKET_BYTES = 8 << 20
+_logger = logging.getLogger("penstock")
 
 
 def shard(
@@ -28,6 +30,7 @@ def shard(
     stage: int = 3,
     blocks: Blocks = None,
     process_group: Any = None,
+    communicator: str = "auto",
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
     prefetch_ahead: int = 2,
@@ -46,7 +49,8 @@ def shard(
     Parameters
     ----------
     model : nn.Module
-        On the CPU, with values, not sharded yet. Blocks may not change their inputs in place.
+        On the CPU or on one GPU, with values, not sharded yet. Blocks may not change their inputs
+        in place. On a GPU the stream that is current now is the one to train on.
     stage : int
         1: optimizer states are sharded, and gradients when they are reduced; 2: gradients travel
         while the backward runs; 3: parameters are sharded too, and whole only around their use.
@@ -55,6 +59,10 @@ def shard(
         (name, module). Left out: elements of ``nn.ModuleList``, or the layers that repeat.
     process_group : ProcessGroup, optional
         The ranks; left out: all.
+    communicator : str
+        What moves the data of GPUs: "ce", their copy engines, which takes nothing from the compute
+        and wants all ranks on one machine; "nccl"; "auto": the first where it is possible.
+        `penstock.stats` says which one serves.
     param_dtype : torch.dtype, optional
         Of gathered parameters and of the blocks' floating-point inputs; left out: as the shards.
     reduce_dtype : torch.dtype, optional
@@ -84,12 +92,15 @@ def shard(
         differ.
     """
     _check(model, stage)
+    _checks.check_communicator(communicator)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    world = World(process_group, seconds)
-    runtime = _C.Runtime(world.rank, world.size, seconds)
+    device = _checks.check_device(model)
+    world = World(process_group, device, seconds)
+    runtime = _C.Runtime(world.rank, world.size, seconds, device, stream_of(device))
     native = _C.Engine(
         runtime=runtime,
         name=type(model).__name__,
+        communicator=communicator,
         stage=stage,
         gather=world.gather,
         reduce=world.reduce,
@@ -122,6 +133,7 @@ def shard(
     )
     engine.backward = Backward(engine)
     install(engine)
+    _logger.info("%s: %d ranks, by %s", engine.name, world.size, native.communicator())
     return model
 
 
@@ -237,7 +249,7 @@ def _register(native: _C.Engine, group: Group) -> None:
 def _make_shard(native: _C.Engine, world: World, group: Group) -> None:
     layout = native.group_layout(group.index)
     size = group.dtype.itemsize
-    group.shard = torch.zeros(layout.shard_bytes // size, dtype=group.dtype)
+    group.shard = torch.zeros(layout.shard_bytes // size, dtype=group.dtype, device=world.device)
     group.gradient_elements = layout.gradient_bytes // size
     released, messages = [], []
     for parameter in group.parameters:
@@ -249,7 +261,7 @@ def _make_shard(native: _C.Engine, world: World, group: Group) -> None:
         rows = rows.view(at.shard_rows, *parameter.shape[1:])
         rows.copy_(parameter.original[at.first_row : at.first_row + at.shard_rows])
         parameter.make_sharded(rows, world)
-        tensor, message = parameter.make_full(group.gather_dtype)
+        tensor, message = parameter.make_full(group.gather_dtype, world.device)
         released.append(tensor)
         messages.append(message)
         parameter.show(parameter.sharded)

@@ -15,6 +15,8 @@ class Stats:
 
     Attributes
     ----------
+    communicator : str
+        What moves the data: "c10d" or "local" on the CPU, "ce" or "nccl" on GPUs.
     gathers, gather_bytes : int
         All-gathers issued, and bytes of the groups gathered.
     reduces, reduce_bytes : int
@@ -29,6 +31,7 @@ class Stats:
         Bytes that the training plan needs, and the least any plan could need; 0 before it exists.
     """
 
+    communicator: str
     gathers: int
     gather_bytes: int
     reduces: int
@@ -63,7 +66,7 @@ def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:
     Stats
     """
     native = engine_of(model).native
-    figures = Stats(**native.stats())
+    figures = Stats(communicator=native.communicator(), **native.stats())
     if reset:
         native.reset_stats()
     return figures

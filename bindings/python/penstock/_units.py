@@ -65,13 +65,13 @@ class Parameter:
         self.address = local_of(self.sharded).data_ptr()
         del self.original
 
-    def make_full(self, dtype: torch.dtype) -> tuple[torch.Tensor, str]:
+    def make_full(self, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, str]:
         """Make `full`; returns a tensor on its storage, and what using it raises when released."""
         message = (
             f"parameter {self.name!r} is sharded and not gathered now: it is whole only while its "
             "block's forward or backward runs"
         )
-        released = _C.make_released_tensor(list(self.shape), dtype, message)
+        released = _C.make_released_tensor(list(self.shape), dtype, device, message)
         self.full = nn.Parameter(released, requires_grad=self.trainable)
         return released, message
 

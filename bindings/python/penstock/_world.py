@@ -25,11 +25,14 @@ class World:
     process_group : ProcessGroup, optional
         The ranks; left out, all of ``torch.distributed``, or this process alone where that is not
         initialised.
+    device : torch.device
+        Where the shards lie.
     timeout : float
         Seconds after which an operation among the ranks counts as failed.
     """
 
-    def __init__(self, process_group: Any, timeout: float) -> None:
+    def __init__(self, process_group: Any, device: torch.device, timeout: float) -> None:
+        self.device = device
         self.gather: Any = None
         self.reduce: Any = None
         self.mesh: DeviceMesh | None = None
@@ -41,7 +44,7 @@ class World:
         if self.rank < 0:
             raise PenstockError("EINVAL", "this process is not a rank of the process group given")
         self.size = dist.get_world_size(group)
-        self.mesh = DeviceMesh.from_group(group, "cpu")
+        self.mesh = DeviceMesh.from_group(group, device.type)
         # Operations run on threads of the engine, so they need queues that nobody else uses.
         self.gather, self.reduce = (_private_group(group, self, timeout) for _ in range(2))
 
@@ -62,6 +65,11 @@ class World:
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the rows of a sharded tensor that lie on this rank."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def stream_of(device: torch.device) -> int:
+    """Return the native handle of the stream that is current on a GPU; 0 on the CPU."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 _made: defaultdict[str, int] = defaultdict(int)

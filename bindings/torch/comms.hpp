@@ -1,0 +1,54 @@
+// The two communicators of an engine, over the ranks of torch process groups.
+#pragma once
+
+#include "c10d.hpp"
+#include "runtime.hpp"
+
+#include <penstock/exchange.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// On the CPU the groups' own collectives; on a GPU those of copy engines where all ranks reach each
+// other's memory, and NCCL's otherwise; there the first group serves at set-up alone. Without
+// groups the world is this one process.
+class Comms {
+  public:
+    // The groups are for this engine alone: both or neither. wanted: "auto", or on a GPU "ce" or
+    // "nccl". All ranks create alike; blocks.
+    Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
+          const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify);
+    ~Comms();
+    Comms(const Comms &) = delete;
+    Comms &operator=(const Comms &) = delete;
+
+    const char *name() const {
+        return gather_->ops->name;
+    }
+    pst_comm *gather() const {
+        return gather_;
+    }
+    pst_comm *reduce() const {
+        return reduce_;
+    }
+
+  private:
+    pst_comm *open_host(const std::optional<ProcessGroup> &group, int channel, bool verify);
+    void open_gpu(const std::string &wanted, bool verify);
+    pst_status open_copy_engines(bool verify);
+    pst_comm *open_nccl(const char *name);
+    void destroy();
+
+    Runtime &runtime_;
+    pst_local_world *world_ = nullptr;
+    std::vector<pst_comm *> made_; // in this order, destroyed in reverse
+    pst_exchange exchange_{};
+    pst_comm *gather_ = nullptr, *reduce_ = nullptr;
+};
+
+} // namespace penstock
