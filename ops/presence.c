@@ -77,7 +77,7 @@ int pst__presence_is_in_doubt(const pst_zero *engine) {
 /* By maxima alone all are seen to be equal if this and its complement are. */
 static void write_hash(int32_t *words, uint64_t hash) {
     const uint32_t halves[2] = {(uint32_t)hash, (uint32_t)(hash >> 32)};
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 2; i++) {
         words[2 * i] = (int32_t)(halves[i] & INT32_MAX);
         words[2 * i + 1] = INT32_MAX - words[2 * i];
     }

@@ -16,6 +16,7 @@
 /* A ticket on the board. */
 typedef struct board_ticket {
     pst_collective posted[BOARD_RANKS]; /* copies: only sources and sizes are read by others */
+    char names[BOARD_RANKS][32];        /* theirs go with their engines */
     int is_posted[BOARD_RANKS], arrived;
     int reads[BOARD_RANKS];    /* ranks that have read this rank's source */
     void *copies[BOARD_RANKS]; /* of sources that lie in no opened memory */
@@ -109,6 +110,8 @@ static inline void board_post(const async_comm *comm, const pst_collective *mine
     }
     if (mine->ticket == board->fail_at) board_fail(board, PST_EPEER, "a peer is gone");
     ticket->posted[rank] = *mine;
+    (void)snprintf(ticket->names[rank], sizeof ticket->names[rank], "%s", mine->name);
+    ticket->posted[rank].name = ticket->names[rank];
     board_copy_source(ticket, comm);
     ticket->is_posted[rank] = 1;
     ticket->arrived++;

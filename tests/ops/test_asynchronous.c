@@ -428,7 +428,7 @@ static void destroying_in_mid_flight_does_not_hang(void **unused) {
     (void)unused;
     model model = chain_model(3, 4, 16);
     model.deadline_ns = 200000000u;
-    run_ranks_async(2, &model, gather_alone, NULL);
+    run_ranks_on_boards(2, &model, gather_alone, NULL);
 }
 
 static void destroy_at_once(rank_state *state) {
