@@ -44,6 +44,7 @@ struct pst_lane {
     pst__node *current;                        /* a host device's launch that is pending */
     pst__node *flight_first, *flight_last; /* launched and not done, on an asynchronous device */
     pst__node *watched;    /* the oldest in flight that has an event: the one that is polled */
+    pst__node *mark;       /* the newest when a busy lane last asked; NULL: it has ended */
     pst__node *newest;     /* the latest task put in flight that has one; NULL: it has ended */
     pst__node *tail;       /* in flight when tail_event was recorded */
     pst_event *tail_event; /* completion of the last tasks, which need no event themselves */

@@ -274,6 +274,7 @@ static void end_oldest(pst__advance *advance, pst_status status) {
     lane->ends++;
     if (node == lane->tail) lane->tail = NULL;
     if (node == lane->newest) lane->newest = NULL;
+    if (node == lane->mark) lane->mark = NULL;
     if (node->detail->launched_at != 0) pst__hook_done_on_device(lane, node, number);
     pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
                   PST__WHEN_DONE);
@@ -312,39 +313,60 @@ static void mark_tail(pst__advance *advance) {
         lane->tail = lane->newest = lane->flight_last;
 }
 
-static pst_status ask(const pst_lane *lane, const pst__node *node) {
-    return lane->device->ops->event_query(lane->device, event_in_flight(lane, node));
+/* What the device says of a task in flight. */
+static pst_status ask(pst_lane *lane, const pst__node *node) {
+    note_texts(lane);
+    const pst_status status =
+        lane->device->ops->event_query(lane->device, event_in_flight(lane, node));
+    if (status != PST_PENDING || !is_abandoned(lane->runtime)) return status;
+    return (pst_status)pst__load_relaxed(&lane->runtime->poison);
 }
 
-/* Ends the tasks up to the oldest one that has an event, if that is done, and all of them if the
- * newest is: a question costs as much as many launches, so those between are not asked about. */
-static int end_flights(pst__advance *advance) {
+/* The tasks up to `last` are done, or it has failed. */
+static void end_up_to(pst__advance *advance, const pst__node *last, pst_status status) {
     pst_lane *lane = advance->lane;
-    if (lane->flight_first == NULL) return 0;
-    if (lane->watched == NULL) lane->watched = find_watched(lane);
-    if (lane->watched == NULL) return 0;
-    pst__node *last = lane->watched;
-    note_texts(lane);
-    pst_status status = ask(lane, last);
-    if (status == PST_PENDING && is_abandoned(lane->runtime))
-        status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
-    if (status == PST_PENDING) {
-        lane->needs_poll = 1;
-        return 0;
-    }
     lane->watched = NULL;
     if (status < 0) {
         lose_flights(advance, status);
-    } else {
-        pst__node *newest = lane->newest;
-        if (newest != NULL && newest != last && ask(lane, newest) == PST_OK) last = newest;
-        for (pst__node *ended = NULL; ended != last;) {
-            ended = lane->flight_first;
-            end_oldest(advance, PST_OK);
-        }
+        return;
+    }
+    for (const pst__node *ended = NULL; ended != last;) {
+        ended = lane->flight_first;
+        end_oldest(advance, PST_OK);
     }
     pst__advance_finish(advance);
-    return 1;
+}
+
+/* From the oldest on, as there is time; if the newest is done, those between are not asked about: a
+ * question costs as much as many launches. */
+static int end_flights(pst__advance *advance) {
+    pst_lane *lane = advance->lane;
+    const pst__node *newest = lane->newest;
+    int ended = 0;
+    for (;; ended = 1) {
+        if (lane->watched == NULL) lane->watched = find_watched(lane);
+        const pst__node *last = lane->watched;
+        if (last == NULL) return ended;
+        const pst_status status = ask(lane, last);
+        if (status == PST_PENDING) {
+            lane->needs_poll = 1;
+            return ended;
+        }
+        if (status == PST_OK && !ended && newest != NULL && newest != last &&
+            ask(lane, newest) == PST_OK)
+            last = newest;
+        end_up_to(advance, last, status);
+    }
+}
+
+/* Between launches: one question, about the task that was the newest at the last one. So the tasks
+ * in flight are at most those that the device has not done and two rounds of launches. */
+static int end_marked_flights(pst__advance *advance) {
+    pst_lane *lane = advance->lane;
+    const pst_status status = lane->mark == NULL ? PST_PENDING : ask(lane, lane->mark);
+    if (status != PST_PENDING) end_up_to(advance, lane->mark, status);
+    if (lane->mark == NULL) lane->mark = lane->newest;
+    return status != PST_PENDING;
 }
 
 /* ---- the turn --------------------------------------------------------------------------- */
@@ -366,12 +388,12 @@ static uint32_t launch_some(pst__advance *advance, pst_lane *queue, uint32_t bud
     return launched;
 }
 
-static int end_all_flights(pst__advance *advance) {
-    int ended = 0;
-    advance->lane->unasked = 0;
-    while (end_flights(advance))
-        ended = 1;
-    return ended;
+static int ask_after_launches(pst__advance *advance, uint32_t launched) {
+    pst_lane *lane = advance->lane;
+    lane->unasked += launched;
+    if (launched > 0 && lane->unasked < ASK_EVERY) return 0;
+    lane->unasked = 0;
+    return launched == 0 ? end_flights(advance) : end_marked_flights(advance);
 }
 
 int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
@@ -381,12 +403,10 @@ int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
     if (lane->current != NULL) changed |= end_current(&advance);
     if (lane->mode == PST_LANE_BORROWED) {
-        changed |= end_all_flights(&advance);
+        changed |= end_flights(&advance);
     } else {
         const uint32_t launched = launch_some(&advance, queue, budget);
-        lane->unasked += launched;
-        if (launched == 0 || lane->unasked >= ASK_EVERY) changed |= end_all_flights(&advance);
-        changed |= launched > 0;
+        changed |= ask_after_launches(&advance, launched) | (launched > 0);
         mark_tail(&advance);
         if (lane->current != NULL) lane->needs_poll = 1;
     }

@@ -46,8 +46,7 @@ penstock_model_plant(late_event_not_recorded sched/lane.c late_wait
 penstock_model_plant(launched_in_flight sched/turn.c flight_over_flight
   "return pst__word_state(node->word) == PST__TASK_LAUNCHED;" "return 0;")
 penstock_model_plant(flights_not_asked sched/turn.c flight_over_flight
-  "status = lane->device->ops->event_query(lane->device, event_in_flight(lane, last));"
-  "status = PST_OK;")
+  "lane->device->ops->event_query(lane->device, event_in_flight(lane, node));" "PST_OK;")
 
 # ---- foreign loops ---------------------------------------------------------------------------
 penstock_model_plant(stale_poll sched/pump.c loop_and_helper
