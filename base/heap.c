@@ -3,15 +3,27 @@
 #include <jemalloc/jemalloc.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
+
+/* Arrays from here on lie in huge pages where the kernel has them: those of a large graph are fresh
+ * memory, and its 4 KiB pages would cost more than all that is written to them. */
+#define HUGE_PAGE ((size_t)2 << 20)
+
+static size_t builtin_alignment(size_t bytes, size_t alignment) {
+    return bytes < HUGE_PAGE ? alignment : HUGE_PAGE;
+}
 
 static void *builtin_alloc(void *context, size_t bytes, size_t alignment) {
     (void)context;
-    return pst_je_mallocx(bytes, MALLOCX_ALIGN(alignment));
+    void *memory = pst_je_mallocx(bytes, MALLOCX_ALIGN(builtin_alignment(bytes, alignment)));
+    /* Advice: where it is not taken the memory is as good. */
+    if (memory != NULL && bytes >= HUGE_PAGE) (void)madvise(memory, bytes, MADV_HUGEPAGE);
+    return memory;
 }
 
 static void builtin_free(void *context, void *memory, size_t bytes, size_t alignment) {
     (void)context;
-    pst_je_sdallocx(memory, bytes, MALLOCX_ALIGN(alignment));
+    pst_je_sdallocx(memory, bytes, MALLOCX_ALIGN(builtin_alignment(bytes, alignment)));
 }
 
 pst_status pst__heap_init(pst__heap *heap, const pst_allocator *allocator) {
@@ -29,10 +41,13 @@ static size_t at_least_one(size_t bytes) {
     return bytes == 0 ? 1 : bytes;
 }
 
+static void *take(const pst__heap *heap, size_t bytes) {
+    return heap->allocator.alloc(heap->allocator.context, at_least_one(bytes), PST__CACHE_LINE);
+}
+
 void *pst__heap_alloc(const pst__heap *heap, size_t bytes) {
-    size_t size = at_least_one(bytes);
-    void *memory = heap->allocator.alloc(heap->allocator.context, size, PST__CACHE_LINE);
-    if (memory != NULL) memset(memory, 0, size);
+    void *memory = take(heap, bytes);
+    if (memory != NULL) memset(memory, 0, at_least_one(bytes));
     return memory;
 }
 
@@ -53,18 +68,26 @@ void pst__heap_free_text(const pst__heap *heap, char *text) {
     if (text != NULL) pst__heap_free(heap, text, strlen(text) + 1);
 }
 
+pst_status pst__heap_resize(const pst__heap *heap, void **array, size_t *capacity, size_t count,
+                            size_t element) {
+    if (count == *capacity) return PST_OK;
+    if (count > SIZE_MAX / element) return PST_ENOMEM;
+    unsigned char *moved = take(heap, count * element);
+    if (moved == NULL) return PST_ENOMEM;
+    const size_t kept = (count < *capacity ? count : *capacity) * element;
+    if (kept > 0) memcpy(moved, *array, kept);
+    memset(moved + kept, 0, count * element - kept);
+    pst__heap_free(heap, *array, *capacity * element);
+    *array = moved;
+    *capacity = count;
+    return PST_OK;
+}
+
 pst_status pst__heap_grow(const pst__heap *heap, void **array, size_t *capacity, size_t needed,
                           size_t element) {
     if (needed <= *capacity) return PST_OK;
     size_t grown = *capacity < 8 ? 8 : *capacity;
     while (grown < needed)
         grown = grown > SIZE_MAX / 2 ? needed : grown * 2;
-    if (grown > SIZE_MAX / element) return PST_ENOMEM;
-    void *larger = pst__heap_alloc(heap, grown * element);
-    if (larger == NULL) return PST_ENOMEM;
-    if (*array != NULL) memcpy(larger, *array, *capacity * element);
-    pst__heap_free(heap, *array, *capacity * element);
-    *array = larger;
-    *capacity = grown;
-    return PST_OK;
+    return pst__heap_resize(heap, array, capacity, grown, element);
 }

@@ -22,6 +22,10 @@ void pst__heap_free(const pst__heap *heap, void *memory, size_t bytes);
 /* A copy of `text` (NULL counts as ""), freed with pst__heap_free_text. */
 char *pst__heap_text(const pst__heap *heap, const char *text);
 void pst__heap_free_text(const pst__heap *heap, char *text);
+/* Gives an array of `element` bytes each room for `count` of them, more or fewer than it had; new
+ * elements are zero. PST_ENOMEM leaves array and capacity as they were. */
+pst_status pst__heap_resize(const pst__heap *heap, void **array, size_t *capacity, size_t count,
+                            size_t element);
 /* Grows an array of `element` bytes to hold at least `needed`, doubling; new elements are zero.
  * PST_ENOMEM leaves array and capacity as they were. */
 pst_status pst__heap_grow(const pst__heap *heap, void **array, size_t *capacity, size_t needed,

@@ -4,6 +4,7 @@
 
 static void answers(const fuzz_world *world, pst_status status, unsigned allowed) {
     if (status == PST_ENOMEM && world->may_fail) return;
+    if (status == PST_EDEVICE && world->device.has_failed) return;
     fuzz_check(status <= 1 && status > -20 && ((1u << -(status - 1)) & allowed) != 0,
                "a status that the call does not answer with");
 }
@@ -19,22 +20,42 @@ static fuzz_task *task_of(fuzz_world *world, fuzz_graph *graph) {
 
 /* ---- what tasks do ---------------------------------------------------------------------- */
 
+static fuzz_world *world_now; /* one sequence at a time; the device's work knows its task alone */
+
+/* After a failure of the device nobody knows what its streams do. */
+static void check_order(const fuzz_task *task) {
+    for (size_t i = 0; i < task->after_count && !world_now->device.has_failed; i++) {
+        const fuzz_task *before = &task->owner->tasks[task->after[i]];
+        fuzz_check(before->is_gate || before->finished > task->finished,
+                   "a task overtakes another");
+    }
+}
+
+static void happen(void *argument) {
+    fuzz_task *task = argument;
+    check_order(task);
+    task->finished++;
+}
+
+static pst_status finish(fuzz_task *task) {
+    if (task->result == PST_OK) task->finished++;
+    return task->result;
+}
+
 static pst_status start(void *argument, pst_stream *stream) {
     fuzz_task *task = argument;
-    (void)stream;
-    for (size_t i = 0; i < task->after_count; i++) {
-        const fuzz_task *before = &task->owner->tasks[task->after[i]];
-        fuzz_check(before->is_gate || before->ended > task->ended, "a task overtakes another");
-    }
     task->started++;
     fuzz_check(task->started <= task->ended + 1, "a task starts twice");
+    if (task->on_device && task->result != PST_OK) return task->result;
+    if (task->on_device) return fuzz_device_call(stream, happen, task);
+    check_order(task);
     task->asked = task->asks;
-    return task->asks > 0 ? PST_PENDING : task->result;
+    return task->asks > 0 ? PST_PENDING : finish(task);
 }
 
 static pst_status test(void *argument) {
     fuzz_task *task = argument;
-    return task->asked-- > 1 ? PST_PENDING : task->result;
+    return task->asked-- > 1 ? PST_PENDING : finish(task);
 }
 
 static void launch(fuzz_graph *graph) {
@@ -53,6 +74,10 @@ static void done(void *argument, pst_status status) {
     if (task->started < task->ended) {
         fuzz_check(status < 0, "a task that never ran succeeds");
         task->started = task->ended;
+    }
+    if (!world_now->device.has_failed) {
+        fuzz_check(status < 0 || task->finished == task->ended, "a task ends before its work");
+        task->finished = task->ended;
     }
     if (graph->relaunches > 0 && !graph->is_growing) {
         graph->relaunches--;
@@ -87,9 +112,10 @@ static int choose_after(fuzz_world *world, fuzz_graph *graph, fuzz_task *task, p
     return foreign;
 }
 
-static pst_lane *lane_of(fuzz_world *world) {
-    const unsigned which = fuzz_below(world, (unsigned)world->lane_count + 1);
-    return which < world->lane_count ? world->lanes[which] : world->borrowed;
+static int is_on_device(const fuzz_world *world, const pst_lane *lane) {
+    for (size_t i = world->host_lanes; i < world->lane_count; i++)
+        if (world->lanes[i] == lane) return 1;
+    return 0;
 }
 
 static void add(fuzz_world *world) {
@@ -100,12 +126,18 @@ static void add(fuzz_world *world) {
     *task = (fuzz_task){.owner = graph, .asks = fuzz_below(world, 3)};
     if (fuzz_below(world, 8) == 7) task->result = PST_EIO;
     const int foreign = choose_after(world, graph, task, after);
+    pst_event *events[EVENTS];
+    pst_lane *lane = fuzz_lane(world);
+    task->on_device = is_on_device(world, lane);
     const pst_task_options options = {.size = sizeof options,
                                       .name = "task",
-                                      .lane = lane_of(world),
+                                      .lane = lane,
                                       .work = {start, test, task},
                                       .after = after,
                                       .after_count = task->after_count,
+                                      .after_events = events,
+                                      .after_event_count =
+                                          task->on_device ? fuzz_events(world, events) : 0,
                                       .done = done,
                                       .done_argument = task};
     const pst_status status = pst_graph_add(graph->graph, &options, &task->handle);
@@ -229,8 +261,9 @@ static void wait_for(fuzz_world *world) {
     const unsigned ends =
         MAY(OK) | MAY(EIO) | MAY(ECANCELED) | MAY(EDEVICE) | MAY(ESTATE) | MAY(EINVAL);
     answers(world, pst_launch_wait(graph->launch), ends);
+    pst_lane *borrowed = fuzz_below(world, 2) ? world->borrowed : NULL;
     if (task != NULL && !task->released)
-        answers(world, pst_task_wait(graph->launch, task->handle, NULL), ends);
+        answers(world, pst_task_wait(graph->launch, task->handle, borrowed), ends);
 }
 
 static void trace(fuzz_world *world) {
@@ -266,22 +299,30 @@ const unsigned fuzz_graph_call_count = sizeof fuzz_graph_calls / sizeof *fuzz_gr
 
 /* ---- begin and end ---------------------------------------------------------------------- */
 
+static pst_lane *open_lane(fuzz_world *world, pst_lane_mode mode, int on_device, unsigned order) {
+    const pst_lane_options options = {.size = sizeof options,
+                                      .name = "fuzzed",
+                                      .device = on_device ? &world->device.device : NULL,
+                                      .mode = mode,
+                                      .order =
+                                          order ? PST_LANE_BY_SUBMISSION : PST_LANE_BY_READINESS};
+    pst_lane *lane = NULL;
+    answers(world, pst_lane_create(world->runtime, &options, &lane), MAY(OK));
+    return lane;
+}
+
+/* The first half of the lanes is on the host, the others on the device, the last one is borrowed.
+ */
 void fuzz_begin_graphs(fuzz_world *world) {
     const unsigned orders = fuzz_below(world, 1u << (LANES - 1));
-    for (unsigned i = 0; i < LANES; i++) {
-        const int is_last = i == LANES - 1;
-        const pst_lane_options options = {.size = sizeof options,
-                                          .name = is_last ? "borrowed" : "pumped",
-                                          .mode = is_last ? PST_LANE_BORROWED : PST_LANE_PUMPED,
-                                          .order = orders >> i & 1 ? PST_LANE_BY_SUBMISSION
-                                                                   : PST_LANE_BY_READINESS};
-        pst_lane *lane = NULL;
-        answers(world, pst_lane_create(world->runtime, &options, &lane), MAY(OK));
-        if (is_last)
-            world->borrowed = lane;
-        else if (lane != NULL)
-            world->lanes[world->lane_count++] = lane;
+    world_now = world;
+    for (unsigned i = 0; i + 1 < LANES; i++) {
+        pst_lane *lane = open_lane(world, PST_LANE_PUMPED, i >= LANES / 2, orders >> i & 1);
+        if (lane == NULL) continue;
+        world->lanes[world->lane_count++] = lane;
+        if (i < LANES / 2) world->host_lanes++;
     }
+    world->borrowed = open_lane(world, PST_LANE_BORROWED, 1, 0);
 }
 
 static void end_launch(fuzz_graph *graph) {
@@ -295,7 +336,8 @@ static void end_launch(fuzz_graph *graph) {
 
 void fuzz_drain_graphs(fuzz_world *world) {
     int idle = 0;
-    world->fail_in = 0;
+    world->fail_in = world->device.fail_in = 0;
+    world->device.is_eager = 1;
     for (int i = 0; i < GRAPHS; i++)
         end_launch(&world->graphs[i]);
     for (int turns = 0; !idle && turns < 10000; turns++)

@@ -6,8 +6,11 @@
 
 static void create_arena(fuzz_world *world) {
     if (world->arena != NULL) return;
+    world->arena_on_device = fuzz_below(world, 2) != 0;
     const pst_arena_options options = {.size = sizeof options,
                                        .name = "fuzzed",
+                                       .device =
+                                           world->arena_on_device ? &world->device.device : NULL,
                                        .segment_bytes = 4096u << fuzz_below(world, 3),
                                        .limit_bytes = 65536};
     (void)pst_arena_create(world->runtime, &options, &world->arena);
@@ -68,7 +71,8 @@ static void give_back(fuzz_world *world) {
     if (fuzz_below(world, 8) == 7)
         pst_arena_quarantine(world->arena, &lease->lease);
     else
-        pst_arena_release(world->arena, &lease->lease, NULL);
+        pst_arena_release(world->arena, &lease->lease,
+                          world->arena_on_device ? world->events[fuzz_below(world, EVENTS)] : NULL);
     if (fuzz_below(world, 8) == 7) pst_arena_release(world->arena, &lease->lease, NULL); /* twice */
     lease->lease = (pst_lease){0};
 }
@@ -87,7 +91,7 @@ static void tend_arena(fuzz_world *world) {
 /* ---- buckets ---------------------------------------------------------------------------- */
 
 static void create_buckets(fuzz_world *world) {
-    if (world->arena == NULL || world->buckets != NULL) return;
+    if (world->arena == NULL || world->buckets != NULL || world->arena_on_device) return;
     const pst_buckets_options options = {.size = sizeof options,
                                          .arena = world->arena,
                                          .ranks = 1 + fuzz_below(world, 3),
@@ -102,7 +106,7 @@ static pst_dtype dtype_of(fuzz_world *world) {
 
 static void fill_slot(fuzz_world *world) {
     pst_slot slot;
-    if (world->buckets == NULL || world->lane_count == 0) return;
+    if (world->buckets == NULL || world->host_lanes == 0) return;
     const pst_dtype dtype = dtype_of(world);
     const size_t bytes = (size_t)fuzz_below(world, 256) * 4;
     const pst_status status =

@@ -1,5 +1,6 @@
 #include "world.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,19 @@ unsigned fuzz_below(fuzz_world *world, unsigned limit) {
     if (world->input.left == 0 || limit == 0) return 0;
     world->input.left--;
     return *world->input.bytes++ % limit;
+}
+
+pst_lane *fuzz_lane(fuzz_world *world) {
+    const unsigned which = fuzz_below(world, (unsigned)world->lane_count + 1);
+    return which < world->lane_count ? world->lanes[which] : world->borrowed;
+}
+
+unsigned fuzz_events(fuzz_world *world, pst_event **events) {
+    unsigned count = 0;
+    const unsigned wanted = fuzz_below(world, 1u << EVENTS);
+    for (unsigned i = 0; i < EVENTS; i++)
+        if ((wanted >> i & 1) && world->events[i] != NULL) events[count++] = world->events[i];
+    return count;
 }
 
 void fuzz_check(int holds, const char *what) {
@@ -56,29 +70,49 @@ static int begin(fuzz_world *world) {
 }
 
 static void call_one(fuzz_world *world) {
-    const unsigned which = fuzz_below(world, fuzz_graph_call_count + fuzz_memory_call_count + 1);
-    if (which < fuzz_graph_call_count)
+    const unsigned memory = fuzz_graph_call_count, small = memory + fuzz_memory_call_count;
+    const unsigned which = fuzz_below(world, small + fuzz_small_call_count + 1);
+    if (which < memory)
         fuzz_graph_calls[which](world);
-    else if (which < fuzz_graph_call_count + fuzz_memory_call_count)
-        fuzz_memory_calls[which - fuzz_graph_call_count](world);
+    else if (which < small)
+        fuzz_memory_calls[which - memory](world);
+    else if (which < small + fuzz_small_call_count)
+        fuzz_small_calls[which - small](world);
     else
         world->fail_in = fuzz_below(world, 16);
 }
 
+/* The device is large: its streams are emptied, not overwritten. */
+static void begin_world(fuzz_world *world, fuzz_input input) {
+    memset(world, 0, offsetof(fuzz_world, device));
+    memset((char *)world + offsetof(fuzz_world, events), 0,
+           sizeof *world - offsetof(fuzz_world, events));
+    fuzz_device_open(&world->device);
+    world->input = input;
+}
+
+static void end_device(fuzz_world *world) {
+    pst_device *device = &world->device.device;
+    for (int i = 0; i < EVENTS; i++)
+        if (world->events[i] != NULL) device->ops->event_destroy(device, world->events[i]);
+    fuzz_check(world->device.live_events == 0, "an event is left");
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     static fuzz_world world;
-    memset(&world, 0, sizeof world);
-    world.input = (fuzz_input){bytes, size};
+    begin_world(&world, (fuzz_input){bytes, size});
     const int drains = fuzz_below(&world, 2) != 0;
     if (begin(&world)) {
         fuzz_begin_graphs(&world);
         for (int i = 0; i < MAX_CALLS && world.input.left > 0; i++)
             call_one(&world);
         if (drains) fuzz_drain_graphs(&world);
+        world.device.is_eager = 1;
         fuzz_end_memory(&world);
         pst_runtime_destroy(world.runtime);
         fuzz_check_callbacks(&world);
     }
+    end_device(&world);
     fuzz_check(world.live == 0, "memory is left");
     return 0;
 }

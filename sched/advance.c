@@ -107,7 +107,7 @@ void pst__node_end(pst__advance *advance, pst__node *node, uint64_t number, pst_
     if (node->detail != NULL && node->detail->done != NULL)
         call_back(advance, node, run, &launched, status);
     pst__node_become(node, number, state, status);
-    /* Without a fence: a waiter that this look misses is woken at the end of the lane's turn. */
+    /* Without a fence: a waiter that this look misses is woken when the lane flushes its count. */
     if (pst__load_relaxed(&runtime->waiters) != 0) pst__runtime_wake_waiters(runtime);
     pst__advance_release(advance, node, phase, status);
     /* From the drop on a growing node is another task's, and from the count on a graph may go. */

@@ -90,9 +90,8 @@ void pst__graph_free(pst_graph *graph) {
 
 pst_status pst_graph_destroy(pst_graph *graph) {
     if (graph == NULL) return PST_OK;
-    /* Acquire: pairs with pst__run_count, after which no lane knows the graph. */
-    const uint32_t unfinished = pst__load_acquire(&graph->runs[0].unfinished) +
-                                pst__load_acquire(&graph->runs[1].unfinished);
+    /* After pst__run_count no lane knows the graph. */
+    const uint32_t unfinished = pst__graph_unfinished(graph);
     if (unfinished != 0)
         return pst__runtime_fail(graph->runtime, PST_EBUSY,
                                  "graph %s has %u unfinished tasks or gates: wait for them or "

@@ -10,8 +10,8 @@
 struct pst__run {
     uint64_t number;
     uint32_t unlaunched; /* sealed graphs only */
-    uint32_t unfinished;
-    int status; /* the first error */
+    uint32_t unfinished; /* without the tasks that graph->added counts: see pst__run_unfinished */
+    int status;          /* the first error */
 };
 
 /* What a lane gets of a launch: the tasks that it can start with (BY_READINESS), or all its tasks
@@ -46,7 +46,6 @@ struct pst_graph {
     ck_spinlock_t lock; /* orders the begin of a launch, a cancel, and the list of grown gates */
     int stop;           /* tasks that are not launched end with this status */
     uint64_t number;    /* of the latest launch */
-    pst__run runs[2];
 
     /* sealed: built by pst_graph_add and pst_graph_add_edge, frozen by pst_graph_seal */
     int sealed;
@@ -74,14 +73,33 @@ struct pst_graph {
 
     /* growing */
     pst__slab tasks;
-    pst__grown *spare;   /* blocks to use again; the adding thread's */
-    ck_stack_t released; /* blocks that any thread has given back */
+    pst__grown *spare; /* blocks to use again; the adding thread's */
+    uint32_t added;    /* tasks and gates so far; the adding thread's */
     pst__grown *open_gates;
+
+    /* what lanes write, apart from what every task reads */
+    _Alignas(PST__CACHE_LINE) pst__run runs[2];
+    ck_stack_t released; /* blocks of a growing graph that any thread has given back */
 };
 
 /* The launch that un-launched nodes of this graph belong to, or the one that `number` names. */
 static inline pst__run *pst__graph_run(pst_graph *graph, uint64_t number) {
     return &graph->runs[number & 1];
+}
+
+/* Tasks and gates of the run that have not ended. Of a growing graph `unfinished` counts down from
+ * 0 and `added` up, so that the adding thread and the lanes write to different lines. Acquire:
+ * pairs with pst__run_count. `added` is looked at later, and so includes whatever has ended by
+ * then. */
+static inline uint32_t pst__run_unfinished(const pst_graph *graph, const pst__run *run) {
+    const uint32_t unfinished = pst__load_acquire(&run->unfinished);
+    return unfinished + pst__load_relaxed(&graph->added);
+}
+
+/* The same of both runs. */
+static inline uint32_t pst__graph_unfinished(const pst_graph *graph) {
+    const uint32_t second = pst__load_acquire(&graph->runs[1].unfinished); /* of sealed graphs */
+    return second + pst__run_unfinished(graph, &graph->runs[0]);
 }
 
 static inline uint32_t pst__node_index(const pst__node *node) {

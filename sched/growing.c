@@ -132,7 +132,10 @@ static void release_list(pst__advance *advance, pst__grown *task, pst__link **li
 void pst__grown_release(pst__advance *advance, pst__node *node, pst__phase phase,
                         pst_status status) {
     pst__grown *task = grown_of(node);
-    if (phase != PST__WHEN_DONE) release_list(advance, task, &task->early, phase, status);
+    /* Nothing is early behind a host task: see pst__is_early. */
+    const int has_early = node->lane == NULL || node->lane->asynchronous;
+    if (has_early && phase != PST__WHEN_DONE)
+        release_list(advance, task, &task->early, phase, status);
     if (phase != PST__WHEN_LAUNCHED) release_list(advance, task, &task->late, phase, status);
 }
 
@@ -192,9 +195,9 @@ void pst__grown_forget_predecessors(pst__node *node) {
 
 /* ---- adding ----------------------------------------------------------------------------- */
 
-static pst_status no_memory(const pst_graph *graph, const char *name) {
-    return pst__runtime_fail(graph->runtime, PST_ENOMEM, "graph %s: task %s: no memory",
-                             graph->name, name == NULL ? "" : name);
+static pst_status refuse(const pst_graph *graph, const char *name, pst_status status) {
+    return pst__runtime_fail(graph->runtime, status, "graph %s: task %s cannot be added: %s",
+                             graph->name, name == NULL ? "" : name, pst_status_text(status));
 }
 
 static pst_status reserve_links(const pst_graph *graph, pst__grown *task, size_t count) {
@@ -238,7 +241,7 @@ static pst_status begin_adding(pst_graph *graph) {
     pst_status poison = pst_runtime_status(graph->runtime);
     if (poison != PST_OK) return poison; /* the text says already why */
     pst__run *run = &graph->runs[0];
-    if (pst__load_relaxed(&graph->stop) == PST_OK || pst__load_acquire(&run->unfinished) != 0)
+    if (pst__load_relaxed(&graph->stop) == PST_OK || pst__run_unfinished(graph, run) != 0)
         return PST_OK;
     /* A poison sets its status before it takes this lock to stop the graph, so that one which came
      * since the look above is seen here and its stop stays. */
@@ -247,6 +250,11 @@ static pst_status begin_adding(pst_graph *graph) {
     if (poison == PST_OK) forget_cancel(graph, run);
     ck_spinlock_unlock(&graph->lock);
     return poison;
+}
+
+/* Before the task is anybody's. Relaxed: who has seen it end has seen it added. */
+static void count_added(pst_graph *graph) {
+    pst__store_relaxed(&graph->added, graph->added + 1);
 }
 
 static void fill(pst_graph *graph, pst__grown *task, const pst_task_options *options,
@@ -269,7 +277,7 @@ static void submit(pst_graph *graph, pst__grown *task, const pst_task_options *o
     pst__advance advance = {.lane = NULL};
     pst_status status = PST_OK;
     uint32_t arrived = 1;
-    (void)pst__add_relaxed(&graph->runs[0].unfinished, 1);
+    count_added(graph);
     if (options->lane->order == PST_LANE_BY_SUBMISSION)
         pst__arrivals_push(&options->lane->leader->arrivals, &task->node);
     for (size_t i = 0; i < options->after_count; i++)
@@ -282,14 +290,14 @@ pst_status pst__grown_add(pst_graph *graph, const pst_task_options *options, pst
     pst_status status = begin_adding(graph);
     if (status != PST_OK) return status;
     pst__grown *task = take_block(graph);
-    if (task == NULL) return no_memory(graph, options->name);
+    if (task == NULL) return refuse(graph, options->name, PST_ENOMEM);
     const uint32_t references = handle == NULL ? 1 : 2;
     status = reserve_links(graph, task, options->after_count);
     if (status == PST_OK)
         status = reserve_event(task, options->lane, handle != NULL || options->done != NULL);
     if (status != PST_OK) {
         put_back(graph, task);
-        return no_memory(graph, options->name);
+        return refuse(graph, options->name, status);
     }
     fill(graph, task, options, references);
     if (handle != NULL) *handle = (pst_task){graph, (uint64_t)(uintptr_t)task};
@@ -303,14 +311,14 @@ pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *han
     pst_status status = begin_adding(graph);
     if (status != PST_OK) return status;
     pst__grown *gate = take_block(graph);
-    if (gate == NULL) return no_memory(graph, name);
+    if (gate == NULL) return refuse(graph, name, PST_ENOMEM);
     gate->node.graph = graph;
     gate->node.detail = &gate->detail;
     gate->node.flags = PST__NODE_GROWING | PST__NODE_GATE;
     gate->node.pending = gate->node.predecessors = 1;
     gate->detail.name = name;
     gate->references = 2;
-    (void)pst__add_relaxed(&graph->runs[0].unfinished, 1);
+    count_added(graph);
     ck_spinlock_lock(&graph->lock);
     gate->previous = NULL;
     gate->next = graph->open_gates;
@@ -318,6 +326,10 @@ pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *han
     graph->open_gates = gate;
     ck_spinlock_unlock(&graph->lock);
     *handle = (pst_task){graph, (uint64_t)(uintptr_t)gate};
+    /* A poison sets its status before it takes this lock to end the gates: one that came since the
+     * look above has met this gate, or is seen here. */
+    status = pst_runtime_status(graph->runtime);
+    if (status != PST_OK) pst__graph_cancel(graph, status);
     return PST_OK;
 }
 

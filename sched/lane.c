@@ -102,18 +102,21 @@ static void adopt_borrowed(pst_runtime *runtime, pst__worker *worker) {
             pst__worker_adopt(worker, lane);
 }
 
+/* Joins the order as the owner of its leader, whose turns may go on meanwhile. */
 static void follow(pst_lane *lane) {
     pst_lane *leader = lane->leader;
+    while (!pst__lane_try_own(leader))
+        ck_pr_stall();
     lane->worker = leader->worker;
     lane->follower = leader->follower;
-    /* Release: pairs with the acquire in pst__lane_turn, which may go on meanwhile. */
-    pst__store_release(&leader->follower, lane);
+    leader->follower = lane;
+    pst__lane_disown(leader, 0, NULL);
 }
 
 static void enlist(pst_lane *lane, const pst_lane_options *options) {
     pst_runtime *runtime = lane->runtime;
-    ck_spinlock_lock(&runtime->lock);
     if (lane->leader != lane) follow(lane);
+    ck_spinlock_lock(&runtime->lock);
     lane->next = runtime->lanes;
     /* Release: pairs with the acquire of those that walk the list without the lock. */
     pst__store_release(&runtime->lanes, lane);

@@ -8,8 +8,8 @@
 
 typedef struct pst__run pst__run;
 
-/* Tasks launched and ended that their run does not know of yet: counted by a lane while it has a
- * turn, so that not every task costs an atomic operation. */
+/* Tasks launched and ended that their run does not know of yet: counted by a lane while it has
+ * work, so that not every task costs an atomic operation. */
 typedef struct pst__tally {
     pst_graph *graph;
     pst__run *run;
@@ -32,7 +32,7 @@ struct pst_lane {
     pst_lane *next_of_worker; /* of the worker */
     /* Lanes with one order have one queue and one owner, those of the lane that came first. */
     pst_lane *leader;   /* that lane; of all others the lane itself */
-    pst_lane *follower; /* the next lane of the order; set once a lane joins */
+    pst_lane *follower; /* the next lane of the order; the owner's */
 
     /* any thread */
     _Alignas(PST__CACHE_LINE) pst__arrivals arrivals;
@@ -79,7 +79,8 @@ static inline void pst__lane_beat(pst_lane *lane) {
 }
 
 /* One turn of the lane, which the caller owns, and of its followers: arrivals, completions, then at
- * most `budget` launches. Never blocks. 1 when something was done. */
+ * most `budget` launches. Never blocks. 1 when something was done: then the caller takes another
+ * turn at once, or flushes what the lane has counted. */
 int pst__lane_turn(pst_lane *lane, uint32_t budget);
 
 /* Wakes whoever serves the lane. */
@@ -101,7 +102,7 @@ static inline const char *pst__device_text(pst_device *device) {
  */
 void pst__run_count(pst_graph *graph, pst__run *run, uint32_t launched, uint32_t finished);
 
-/* The same at the end of the lane's turn, for the lane's owner. */
+/* The same of what the lane has counted, for the lane's owner. */
 static inline void pst__lane_count_flush(pst_lane *lane) {
     pst__tally tally = lane->tally;
     if (tally.run == NULL) return;

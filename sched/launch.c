@@ -199,7 +199,7 @@ void pst__graph_cancel(pst_graph *graph, pst_status status) {
     ck_spinlock_lock(&graph->lock);
     /* Acquire: pairs with pst__run_count. */
     pst__run *run = pst__graph_run(graph, graph->number);
-    if (pst__load_acquire(&run->unfinished) != 0) {
+    if (pst__run_unfinished(graph, run) != 0) {
         /* Relaxed: tasks that are being launched at this moment may see it or not. */
         if (pst__load_relaxed(&graph->stop) == PST_OK) pst__store_relaxed(&graph->stop, status);
         if (graph->kind == PST_GRAPH_SEALED)

@@ -13,23 +13,24 @@
 
 typedef struct pst__node pst__node;
 
-/* What only some tasks have; every gate and every task on an asynchronous device has one. */
+/* What only some tasks have; every gate and every task on an asynchronous device has one. What each
+ * launch looks at comes first and fills a cache line. */
 typedef struct pst__detail {
-    const char *name;
     pst_status (*test)(void *argument);
     pst_task_callback done;
     void *done_argument;
-    uint64_t ticket, bytes;
-    pst_event *event; /* owned; kept from launch to launch */
-    pst_device *event_device;
-    pst_lane *event_lane;    /* gates: the borrowed lane on whose stream `event` was recorded */
+    pst_event *event;        /* owned; kept from launch to launch */
     uint32_t event_recorded; /* `event` stands for the task's latest launch */
     uint16_t after_count;
-    int16_t priority; /* lanes BY_PRIORITY */
+    int16_t priority;       /* lanes BY_PRIORITY */
+    pst__node *flight_next; /* launched tasks of a lane, oldest first */
+    uint64_t launched_at;   /* 0 unless tracing */
+    const char *name;
+    const char *traced_name; /* the trace's copy of `name`, made when it is first recorded */
+    uint64_t ticket, bytes;
+    pst_device *event_device;
+    pst_lane *event_lane; /* gates: the borrowed lane on whose stream `event` was recorded */
     pst_event *after[PST__AFTER_EVENTS];
-    pst__node *flight_next;   /* launched tasks of a lane, oldest first */
-    uint64_t launched_at;     /* 0 unless tracing */
-    const char *traced_name;  /* the trace's copy of `name`, made when it is first recorded */
     pst_event *began, *ended; /* timed; while it is traced in flight on a device that has such */
 } pst__detail;
 

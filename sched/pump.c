@@ -16,7 +16,7 @@
 #define POLL_LAST_NS  1000000u
 
 void pst__pump_init(pst__pump *pump) {
-    *pump = (pst__pump){.descriptor = -1, .poll_ns = PST__FOREVER};
+    *pump = (pst__pump){.descriptor = -1};
 }
 
 void pst__pump_close(pst__pump *pump) {
@@ -77,45 +77,64 @@ pst_status pst_fd(pst_runtime *runtime, int *descriptor) {
 
 /* ---- turns ------------------------------------------------------------------------------ */
 
-int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
-    int changed = 0, again = 0;
+/* Turns of those lanes that have a worker, or have none. */
+static int help(pst_runtime *runtime, int have_worker, uint32_t budget, int *pending) {
+    int changed = 0;
     /* Acquire: pairs with the release in pst_lane_create. */
     for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next) {
         if (lane->leader != lane) continue; /* its leader's turn is its own */
         /* Relaxed: a lane that gets its worker now is polled once too often. */
-        const int is_ours = pst__load_relaxed(&lane->worker) == NULL;
+        if ((pst__load_relaxed(&lane->worker) != NULL) != have_worker) continue;
         if (!pst__lane_try_own(lane)) {
-            again |= is_ours; /* another thread has it: nobody knows what it leaves */
+            *pending = 1; /* another thread has it: nobody knows what it leaves */
             continue;
         }
         const int did = pst__lane_turn(lane, budget);
-        again |= is_ours && lane->needs_poll;
+        pst__lane_count_flush(lane);
+        *pending |= lane->needs_poll;
         pst__lane_disown(lane, did, NULL);
         changed |= did;
     }
+    return changed;
+}
+
+int pst__runtime_help_some(pst_runtime *runtime, int have_worker, uint32_t budget) {
+    int pending = 0;
+    return help(runtime, have_worker, budget, &pending);
+}
+
+int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
+    int again = 0, of_workers = 0;
+    int changed = help(runtime, 0, budget, &again);
+    changed |= help(runtime, 1, budget, &of_workers);
     if (pending != NULL) *pending = again;
     return changed;
 }
 
-/* Relaxed: a hint to the one thread that asks for it. */
-static void set_poll(pst__pump *pump, int changed, int pending) {
-    uint64_t poll = pst__load_relaxed(&pump->poll_ns);
-    if (!pending)
-        poll = PST__FOREVER;
-    else if (changed || poll == PST__FOREVER)
-        poll = POLL_FIRST_NS;
-    else
-        poll = poll * 2 < POLL_LAST_NS ? poll * 2 : POLL_LAST_NS;
-    pst__store_relaxed(&pump->poll_ns, poll);
+static uint32_t next_poll(uint32_t poll, int changed, int pending) {
+    if (!pending) return 0;
+    if (changed || poll == 0) return POLL_FIRST_NS;
+    return poll * 2 < POLL_LAST_NS ? poll * 2 : POLL_LAST_NS;
+}
+
+/* `seen` is from before the turn: a thread that has found nothing pending says so only if nobody
+ * else has had a word since, as what another thread found may be later. The order of the changes is
+ * all that matters: the exchange is acquire-release only because it is one operation for all. */
+static void set_poll(pst__pump *pump, uint64_t seen, int changed, int pending) {
+    uint64_t next;
+    do
+        next = ((seen >> 32) + 1) << 32 | next_poll((uint32_t)seen, changed, pending);
+    while (!pst__cas_acq_rel(&pump->poll, &seen, next) && pending);
 }
 
 pst_status pst_run_once(pst_runtime *runtime, int *idle) {
     if (runtime == NULL) return PST_EINVAL;
+    const uint64_t poll = pst__load_relaxed(&runtime->pump.poll);
     int pending;
     int changed = pst__runtime_help(runtime, PUMP_BUDGET, &pending);
     if (!changed && take_back(&runtime->pump))
         changed = pst__runtime_help(runtime, PUMP_BUDGET, &pending);
-    set_poll(&runtime->pump, changed, pending);
+    set_poll(&runtime->pump, poll, changed, pending);
     pst__watchdog_pump(runtime);
     if (changed && idle == NULL) return PST_OK;
     const int is_idle = pst__runtime_is_idle(runtime);
@@ -125,6 +144,7 @@ pst_status pst_run_once(pst_runtime *runtime, int *idle) {
 
 int64_t pst_timeout(const pst_runtime *runtime) {
     if (runtime == NULL || pst__load_relaxed(&runtime->pump.signalled)) return 0;
-    const uint64_t poll = pst__load_relaxed(&runtime->pump.poll_ns);
-    return poll == PST__FOREVER ? -1 : (int64_t)poll;
+    /* Relaxed: this thread's own turn was the last to change it, or a later one. */
+    const uint32_t poll = (uint32_t)pst__load_relaxed(&runtime->pump.poll);
+    return poll == 0 ? -1 : (int64_t)poll;
 }

@@ -156,9 +156,7 @@ int pst__runtime_is_idle(pst_runtime *runtime) {
     int idle = 1;
     ck_spinlock_lock(&runtime->lock);
     for (pst_graph *graph = runtime->graphs; graph != NULL && idle; graph = graph->next)
-        /* Acquire: pairs with pst__run_count. */
-        idle = pst__load_acquire(&graph->runs[0].unfinished) == 0 &&
-               pst__load_acquire(&graph->runs[1].unfinished) == 0;
+        idle = pst__graph_unfinished(graph) == 0;
     ck_spinlock_unlock(&runtime->lock);
     return idle;
 }

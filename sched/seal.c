@@ -167,10 +167,11 @@ static void fill_batches(pst_graph *graph) {
 /* ---- the call --------------------------------------------------------------------------- */
 
 static pst_status make_arrays(pst_graph *graph) {
-    /* A graph without tasks still has the node that ends the last one's edges. */
+    /* While the graph was built the array doubled: now it gets the room it needs, with the node
+     * that ends the last one's edges. */
     pst_status status =
-        pst__heap_grow(&graph->runtime->heap, (void **)&graph->nodes, &graph->node_capacity,
-                       graph->node_count + 1, sizeof *graph->nodes);
+        pst__heap_resize(&graph->runtime->heap, (void **)&graph->nodes, &graph->node_capacity,
+                         graph->node_count + 1, sizeof *graph->nodes);
     if (status == PST_OK) status = make_edges(graph);
     if (status == PST_OK) status = make_cross(graph);
     if (status != PST_OK) return status;

@@ -95,11 +95,11 @@ void pst__hook_failed(const pst_lane *lane, const pst__node *node) {
 
 /* ---- launched, done, an edge ------------------------------------------------------------ */
 
-void pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, uint64_t begin) {
-    pst__track *thread = pst__track_of_thread(lane->runtime->trace);
-    if (thread != NULL)
-        pst__trace_slice(thread, traced_name(lane, node), begin, pst__now(), pst__node_ticket(node),
-                         0);
+uint64_t pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number,
+                            uint64_t begin) {
+    const uint64_t end = pst__now();
+    pst__trace_slice(pst__track_of_thread(lane->runtime->trace), traced_name(lane, node), begin,
+                     end, pst__node_ticket(node), 0);
     if (is_timed(lane)) {
         node->detail->ended = record_time(lane);
     } else if (node->flags & PST__NODE_GROWING) {
@@ -108,12 +108,13 @@ void pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, 
         begin_arrows(lane, node, number, begin);
         end_arrows(lane, node, number, begin);
     }
+    return end;
 }
 
-void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin) {
+void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end) {
     const uint64_t bytes = node->detail == NULL ? 0 : node->detail->bytes;
-    pst__trace_slice(lane->track, traced_name(lane, node), begin, pst__now(),
-                     pst__node_ticket(node), bytes);
+    pst__trace_slice(lane->track, traced_name(lane, node), begin, end, pst__node_ticket(node),
+                     bytes);
 }
 
 void pst__hook_done_on_device(pst_lane *lane, const pst__node *node, uint64_t number) {

@@ -15,14 +15,15 @@ static inline uint64_t pst__hook_begin(const pst_lane *lane) {
 void pst__hook_launching(const pst_lane *lane, const pst__node *node);
 
 /* The calling thread has launched the node: a slice on the thread's track from `begin` to now, and
- * the ends of the edges that lead to it from other lanes. */
-void pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, uint64_t begin);
+ * the ends of the edges that lead to it from other lanes. Returns now: reading the clock is most of
+ * what an event costs. */
+uint64_t pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, uint64_t begin);
 
 /* The launch has failed: there will be no end of it. */
 void pst__hook_failed(const pst_lane *lane, const pst__node *node);
 
-/* The node is done: a slice on the lane's track from `begin` to now. */
-void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin);
+/* The node is done: a slice on the lane's track from `begin` to `end`. */
+void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end);
 
 /* The same on an asynchronous device: from the device's beginning to its end where it tells times,
  * and the ends of edges are there then, too. */

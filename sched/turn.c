@@ -166,18 +166,24 @@ __attribute__((noinline)) static void note_recent(pst_lane *lane, const pst__nod
     pst__recent_note(&lane->recent, node->graph->id, node->detail->name, node->detail->ticket);
 }
 
+/* Stores only what changes: a growing graph's detail comes from the adding thread's cache and goes
+ * back there. */
+static void forget_last_launch(pst__detail *detail, uint64_t begin) {
+    if (detail->event_recorded) detail->event_recorded = 0;
+    if (detail->launched_at != begin) detail->launched_at = begin;
+}
+
 static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     pst_lane *lane = advance->lane;
     const uint64_t begin = pst__hook_begin(lane);
     pst__lane_beat(lane);
     if (node->detail != NULL) {
-        node->detail->event_recorded = 0;
-        node->detail->launched_at = begin;
+        forget_last_launch(node->detail, begin);
         if (node->detail->name != NULL) note_recent(lane, node);
     }
     if (begin != 0) pst__hook_launching(lane, node);
     pst_status status = call_launch(node, lane);
-    if (begin != 0) pst__hook_launched(lane, node, number, begin);
+    const uint64_t end = begin == 0 ? 0 : pst__hook_launched(lane, node, number, begin);
     if (status == PST_PENDING &&
         (lane->asynchronous || node->detail == NULL || node->detail->test == NULL))
         status = PST_EINVAL;
@@ -189,7 +195,7 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     } else if (status == PST_PENDING) {
         launched_pending(advance, node, number);
     } else {
-        if (begin != 0) pst__hook_done(lane, node, begin);
+        if (begin != 0) pst__hook_done(lane, node, begin, end);
         pst__node_end(advance, node, number, PST__TASK_DONE, PST_OK, PST__ALL);
     }
 }
@@ -245,7 +251,8 @@ static int end_current(pst__advance *advance) {
     lane->current = NULL;
     lane->ends++;
     const uint64_t number = pst__word_number(node->word);
-    if (node->detail->launched_at != 0) pst__hook_done(lane, node, node->detail->launched_at);
+    if (node->detail->launched_at != 0)
+        pst__hook_done(lane, node, node->detail->launched_at, pst__now());
     if (status < 0)
         end_failed(advance, node, number, status, PST__ALL);
     else
@@ -384,14 +391,12 @@ int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
         if (lane->current != NULL) lane->needs_poll = 1;
     }
     if (lane->flight_first != NULL) lane->needs_poll = 1;
-    pst__lane_count_flush(lane);
     return changed;
 }
 
 int pst__lane_turn(pst_lane *lane, uint32_t budget) {
     pst__lane_beat(lane);
     if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
-    /* Acquire: pairs with the release in pst_lane_create. */
-    return pst__load_acquire(&lane->follower) == NULL ? pst__lane_serve(lane, lane, budget)
-                                                      : pst__order_turn(lane, budget);
+    return lane->follower == NULL ? pst__lane_serve(lane, lane, budget)
+                                  : pst__order_turn(lane, budget);
 }

@@ -4,7 +4,8 @@
 
 #include <inttypes.h>
 
-#define HELP_BUDGET 8u /* launches of a lane between two looks at what is waited for */
+#define HELP_BUDGET 8u  /* launches of a lane between two looks at what is waited for */
+#define VAIN_TURNS  32u /* in vain, from one look at the workers' lanes to the next */
 
 /* Lanes without a worker live by those who wait: they look again after this long, then longer. */
 #define POLL_FIRST_NS 50000u
@@ -24,12 +25,18 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Turns and looks, then one sleep. 1 when there is no reason to sleep again. */
+/* Turns and looks, then one sleep. 1 when there is no reason to sleep again. A lane that has a
+ * worker is first of all its worker's: each look of ours takes the lane's line from the worker's
+ * cache. So we look there now and then, and go on as long as the worker leaves us something. */
 static int help_or_spin(pst_runtime *runtime, int (*holds)(const void *), const void *argument) {
-    for (uint32_t i = 0; i < runtime->spin; i++) {
+    int worker_is_away = 0;
+    for (uint32_t vain = 0; vain < runtime->spin; vain++) {
         if (holds(argument) || pst_runtime_status(runtime) != PST_OK) return 1;
-        if (pst__runtime_help(runtime, HELP_BUDGET, NULL))
-            i = 0;
+        const int did = pst__runtime_help_some(runtime, 0, HELP_BUDGET);
+        const int looks = worker_is_away || vain % VAIN_TURNS == VAIN_TURNS - 1;
+        worker_is_away = looks && pst__runtime_help_some(runtime, 1, HELP_BUDGET);
+        if (did || worker_is_away)
+            vain = 0;
         else
             ck_pr_stall();
     }
@@ -215,8 +222,8 @@ pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed) {
 static int run_is_over(const void *argument) {
     const pst_launch *launch = argument;
     const pst__run *run = pst__graph_run(launch->graph, launch->number);
-    /* Acquire: pairs with pst__run_count. A later launch in its place means the same. */
-    return pst__load_acquire(&run->unfinished) == 0 ||
+    /* A later launch in its place means the same. */
+    return pst__run_unfinished(launch->graph, run) == 0 ||
            pst__load_relaxed(&run->number) != launch->number;
 }
 

@@ -26,6 +26,11 @@ static int try_own(pst_lane *lane) {
     return pst__lane_try_own(lane);
 }
 
+/* Its next turn comes at once, and not behind what another lane does: it may count then. */
+static int is_only_lane(const pst__worker *self, const pst_lane *lane) {
+    return lane->next_of_worker == NULL && pst__load_relaxed(&self->lanes) == lane;
+}
+
 static look serve(pst__worker *self) {
     look seen = {0, 0};
     /* Acquire: pairs with the release in pst__worker_adopt. */
@@ -35,7 +40,9 @@ static look serve(pst__worker *self) {
             seen.pending = 1; /* a helper has it: nobody knows what it leaves */
             continue;
         }
-        seen.changed |= pst__lane_turn(lane, TURN_BUDGET);
+        const int changed = pst__lane_turn(lane, TURN_BUDGET);
+        if (!changed || !is_only_lane(self, lane)) pst__lane_count_flush(lane);
+        seen.changed |= changed;
         seen.pending |= lane->needs_poll;
         pst__lane_disown(lane, 0, self);
     }

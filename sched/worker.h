@@ -10,10 +10,10 @@ struct pst__worker {
     pst_runtime *runtime;
     pst__worker *next;
     pst_lane *lanes; /* newest first; lanes are only added */
-    pst__park park;
     pst__track *track;
     uint32_t stop;
     pthread_t thread;
+    _Alignas(PST__CACHE_LINE) pst__park park; /* written by all who have something for its lanes */
 };
 
 /* Starts a worker that has no lane yet; `name` is for its track in the trace. PST_ENOMEM,

@@ -67,6 +67,7 @@ int main(int count, char **arguments) {
     if (results.samples == NULL) return 1;
     int failed = take_all(&results) != 0;
     if (!failed) bench_print_table(&results);
+    if (!failed) bench_print_distances(&results);
     if (!failed && raw) bench_print_raw(&results);
     free(results.samples);
     return failed;

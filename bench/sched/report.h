@@ -18,6 +18,10 @@ bench_sample *bench_result(const bench_results *results, size_t system, bench_sh
 /* Prints the medians in ns a task. */
 void bench_print_table(const bench_results *results);
 
+/* Prints the medians of two threads once more, apart for the samples during which a cache line went
+ * fast between them and for those during which it went slowly, if there were both. */
+void bench_print_distances(const bench_results *results);
+
 /* Prints every measurement, a line a case: ns a task in the order of the rounds. */
 void bench_print_raw(const bench_results *results);
 

@@ -1,5 +1,7 @@
 #include "sample.h"
 
+#include "line.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +33,10 @@ static int warm_up(bench_case what) {
 static int child(const bench_case *what, int out) {
     bench_sample sample;
     if (warm_up(*what) != 0) return 1;
+    double line = bench_line_round_trip();
     if (measure_checked(what, &sample) != 0) return 1;
+    sample.line[0] = line;
+    sample.line[1] = bench_line_round_trip();
     return write(out, &sample, sizeof(sample)) == (ssize_t)sizeof(sample) ? 0 : 1;
 }
 

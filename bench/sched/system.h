@@ -10,9 +10,11 @@ extern "C" {
 
 typedef enum bench_mode { BENCH_REPLAY = 0, BENCH_BUILD_AND_RUN, BENCH_MODE_COUNT } bench_mode;
 
-/* One measurement: nanoseconds for the whole graph; 0 for a mode that the system does not have. */
+/* One measurement: nanoseconds for the whole graph; 0 for a mode that the system does not have.
+ * Beside it a cache line's round trip between two threads, just before and just after. */
 typedef struct bench_sample {
     double nanoseconds[BENCH_MODE_COUNT];
+    double line[2];
 } bench_sample;
 
 /* Builds and runs the shape with `tasks` tasks on `threads` threads, runs it again where the

@@ -110,14 +110,17 @@ PST_API pst_status pst_graph_create(pst_runtime *runtime, pst_graph_kind kind, c
                                     pst_graph **graph);
 
 /* Destroys a graph; handles of its tasks, released or not, are void from then on. PST_EBUSY while
- * tasks or gates of a launch are unfinished (wait first, or cancel and wait); NULL is fine. */
+ * tasks or gates of a launch are unfinished (wait first, or cancel and wait); NULL is fine. No
+ * other thread may be in a call on this graph, but for one that has opened a gate: it may still be
+ * on its way out of pst_gate_open. */
 PST_API pst_status pst_graph_destroy(pst_graph *graph);
 
 /* Adds a task. In a sealed graph: while building only (PST_ESTATE later). In a growing graph the
  * task is submitted by this call and may start, end and call back before it returns; `task` may be
  * NULL when nobody asks for it, otherwise the caller owns the handle and gives it back with
  * pst_task_release. One thread at a time adds to a graph. PST_EINVAL names what is wrong (a
- * predecessor of another graph, a lane of another runtime, a BORROWED lane), PST_ENOMEM. */
+ * predecessor of another graph, a lane of another runtime, a BORROWED lane), PST_ENOMEM, and what
+ * the device returns. */
 PST_API pst_status pst_graph_add(pst_graph *graph, const pst_task_options *options, pst_task *task);
 
 /* Adds a gate: a task with no work, opened from outside with pst_gate_open. `lane` NULL. In a
@@ -157,9 +160,9 @@ typedef struct pst_launch {
 /* Starts run k+1. PST_EBUSY (without an error text) until every task of run k is launched and every
  * task of run k-1 has ended, PST_ESTATE when not sealed, or a poisoned runtime's status. It is not
  * busy after pst_launch_wait, nor after pst_task_wait on the tasks without successors (at most 16
- * of them): lanes count what they launched at the end of a turn, and the call waits for turns that
- * are about to end, a few milliseconds at most. The callback of a run's last task may call it.
- * Does not allocate. `launch` may be NULL. One thread at a time. */
+ * of them): lanes count what they launched when they have nothing more to do, and the call waits
+ * for lanes that are about to, a few milliseconds at most. The callback of a run's last task may
+ * call it. Does not allocate. `launch` may be NULL. One thread at a time. */
 PST_API pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch);
 
 /* Opens a gate of the current launch (or of a growing graph). `borrowed`: what must come first on

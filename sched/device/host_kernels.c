@@ -27,11 +27,9 @@ static int is_floating(pst_dtype dtype) {
     }
 
 LOADER(load_f32, float, float, )
-LOADER(load_f64, float, double, )
 LOADER(load_f16, float, uint16_t, pst__from_float16)
 LOADER(load_bf16, float, uint16_t, pst__from_bfloat16)
 STORER(store_f32, float, float, )
-STORER(store_f64, float, double, )
 STORER(store_f16, float, uint16_t, pst__to_float16)
 STORER(store_bf16, float, uint16_t, pst__to_bfloat16)
 LOADER(wide_load_f32, double, float, )
@@ -45,13 +43,11 @@ STORER(wide_store_bf16, double, uint16_t, pst__double_to_bfloat16)
 
 static void (*const load[])(float *restrict, const void *restrict, size_t) = {
     [PST_FLOAT32] = load_f32,
-    [PST_FLOAT64] = load_f64,
     [PST_FLOAT16] = load_f16,
     [PST_BFLOAT16] = load_bf16,
 };
 static void (*const store[])(void *restrict, const float *restrict, size_t) = {
     [PST_FLOAT32] = store_f32,
-    [PST_FLOAT64] = store_f64,
     [PST_FLOAT16] = store_f16,
     [PST_BFLOAT16] = store_bf16,
 };

@@ -28,6 +28,26 @@ static void builtin_memory_is_zero_and_aligned_also_when_used_again(void **state
     }
 }
 
+/* Around the size of a huge page, where the alignment changes. */
+static void large_builtin_memory_is_zero_and_grows_on(void **state) {
+    (void)state;
+    const size_t page = (size_t)2 << 20;
+    const size_t sizes[] = {page - 1, page, page + 1, 5 * page + 100};
+    pst__heap heap = builtin_heap();
+    unsigned char *array = NULL;
+    size_t capacity = 0;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
+        const size_t before = capacity;
+        assert_int_equal(pst__heap_resize(&heap, (void **)&array, &capacity, sizes[i], 1), PST_OK);
+        assert_int_equal((uintptr_t)array % PST__CACHE_LINE, 0);
+        assert_true(all_zero(array + before, capacity - before));
+        for (size_t k = 0; k < before; k += 4095)
+            assert_int_equal(array[k], 0xff);
+        memset(array, 0xff, capacity);
+    }
+    pst__heap_free(&heap, array, capacity);
+}
+
 static void no_bytes_are_memory_of_their_own(void **state) {
     (void)state;
     pst__heap heap = builtin_heap();
@@ -130,6 +150,27 @@ static void growing_keeps_elements_and_zeroes_new_ones(void **state) {
     assert_int_equal(counts.live_bytes, 0);
 }
 
+static void resizing_takes_exactly_what_is_asked_for(void **state) {
+    (void)state;
+    counting_heap counts = {0};
+    pst__heap heap = counting_heap_open(&counts);
+    uint32_t *array = NULL;
+    size_t capacity = 0;
+    assert_int_equal(pst__heap_resize(&heap, (void **)&array, &capacity, 5, 4), PST_OK);
+    assert_int_equal(array[4], 0);
+    for (uint32_t i = 0; i < 5; i++)
+        array[i] = i + 1;
+    assert_int_equal(pst__heap_resize(&heap, (void **)&array, &capacity, 3, 4), PST_OK);
+    assert_int_equal(capacity, 3);
+    assert_int_equal(counts.live_bytes, 3 * 4);
+    assert_int_equal(pst__heap_resize(&heap, (void **)&array, &capacity, 7, 4), PST_OK);
+    assert_int_equal(counts.live_bytes, 7 * 4);
+    for (uint32_t i = 0; i < 7; i++)
+        assert_int_equal(array[i], i < 3 ? i + 1 : 0);
+    pst__heap_free(&heap, array, capacity * 4);
+    assert_int_equal(counts.live_bytes, 0);
+}
+
 static void growing_to_what_there_is_allocates_nothing(void **state) {
     (void)state;
     counting_heap counts = {0};
@@ -172,6 +213,7 @@ static void growing_beyond_the_address_space_is_no_memory(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(builtin_memory_is_zero_and_aligned_also_when_used_again),
+        cmocka_unit_test(large_builtin_memory_is_zero_and_grows_on),
         cmocka_unit_test(no_bytes_are_memory_of_their_own),
         cmocka_unit_test(more_than_there_is_yields_null),
         cmocka_unit_test(freeing_null_does_nothing),
@@ -181,6 +223,7 @@ int main(void) {
         cmocka_unit_test(a_text_is_copied_and_null_is_empty),
         cmocka_unit_test(a_text_without_memory_is_null),
         cmocka_unit_test(growing_keeps_elements_and_zeroes_new_ones),
+        cmocka_unit_test(resizing_takes_exactly_what_is_asked_for),
         cmocka_unit_test(growing_to_what_there_is_allocates_nothing),
         cmocka_unit_test(growing_without_memory_changes_nothing),
         cmocka_unit_test(growing_beyond_the_address_space_is_no_memory),

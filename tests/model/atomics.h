@@ -4,6 +4,7 @@
 #define PST_TESTS_MODEL_ATOMICS_H
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -41,6 +42,7 @@ int model_thread_join(pthread_t thread, void **result);
 #define __atomic_sub_fetch(p, v, order) MODEL_TYPED(p, MODEL_MODIFY(p, MODEL_SUB, v) - (v))
 #define __atomic_thread_fence(order)    model_fence()
 #define __builtin_ia32_pause()          model_stall()
+#define sched_yield()                   (model_stall(), 0)
 #define pthread_create                  model_thread_create
 #define pthread_join                    model_thread_join
 /* Coroutines have no signals of their own. */

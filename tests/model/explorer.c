@@ -1,5 +1,7 @@
 #include "explorer.h"
 
+#include "memory.h"
+
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,7 +14,6 @@
 #define BUFFER_STORES 8
 #define MAX_CHOICES   4096
 #define MAX_STEPS     20000u
-#define MEMORY_BYTES  (4u << 20)
 
 typedef struct store {
     volatile void *word;
@@ -57,12 +58,9 @@ static struct {
     char schedule[512];
     size_t written;
     unsigned since_switch;
-    size_t memory_used;
-    long memory_live;
 } now;
 
 static _Alignas(4096) unsigned char stacks[MAX_THREADS][STACK_BYTES];
-static _Alignas(4096) unsigned char memory[MEMORY_BYTES];
 
 /* ---- choices ---------------------------------------------------------------------------- */
 
@@ -148,7 +146,12 @@ static void resume(int next) {
     enter_stack(next);
 }
 
+static void drain_oldest(thread *t);
+
+/* Delayed stores get out before others can look, or do not yet. */
 static void switch_to(int next) {
+    while (self()->buffered > 0 && choose(2) == 1)
+        drain_oldest(self());
     if (_setjmp(self()->where) == 0) resume(next);
 }
 
@@ -196,12 +199,22 @@ static void step(void) {
     model_check(++now.steps < MAX_STEPS, "the threads run for ever");
 }
 
-void model_point(void) {
+/* Spinning threads have no reason to look again before something has changed. */
+static void end_stalls(void) {
+    for (int i = 0; i < now.count; i++)
+        now.threads[i].stalled = 0;
+}
+
+static void point(void) {
     if (now.phase == ALONE) return;
     step();
-    for (int i = 0; i < now.count; i++)
-        if (i != now.current) now.threads[i].stalled = 0;
     pick();
+}
+
+/* What a program does there may be a change. */
+void model_point(void) {
+    end_stalls();
+    point();
 }
 
 void model_stall(void) {
@@ -254,6 +267,7 @@ static uint64_t read_word(const volatile void *word, size_t size) {
 }
 
 static void write_word(volatile void *word, size_t size, uint64_t value) {
+    if (read_word(word, size) != value) end_stalls();
     memcpy((void *)(uintptr_t)word, &value, size);
 }
 
@@ -268,14 +282,8 @@ static void drain(void) {
         drain_oldest(self());
 }
 
-/* A delayed store gets out before each later step of its thread, or does not yet. */
-static void word_point(void) {
-    model_point();
-    if (now.phase == EXPLORING && self()->buffered > 0 && choose(2) == 1) drain_oldest(self());
-}
-
 uint64_t model_load(const volatile void *word, size_t size) {
-    word_point();
+    point();
     if (now.phase != ALONE)
         for (size_t i = self()->buffered; i-- > 0;)
             if (self()->buffer[i].word == word) return self()->buffer[i].value;
@@ -283,7 +291,7 @@ uint64_t model_load(const volatile void *word, size_t size) {
 }
 
 void model_store(volatile void *word, size_t size, uint64_t value, int order) {
-    word_point();
+    point();
     thread *t = self();
     if (order == __ATOMIC_SEQ_CST) drain();
     const int may_delay = now.phase == EXPLORING && order != __ATOMIC_SEQ_CST && now.delays > 0 &&
@@ -299,10 +307,10 @@ void model_store(volatile void *word, size_t size, uint64_t value, int order) {
 
 /* The two halves of a read-modify-write; nobody comes between them unless a bug is planted. */
 static uint64_t begin_change(const volatile void *word, size_t size, model_plant split) {
-    model_point();
+    point();
     drain();
     const uint64_t found = read_word(word, size);
-    if (model_is_planted(split)) model_point();
+    if (model_is_planted(split)) point();
     return found;
 }
 
@@ -334,30 +342,8 @@ uint64_t model_modify(volatile void *word, size_t size, model_change change, uin
 }
 
 void model_fence(void) {
-    model_point();
+    point();
     if (!model_is_planted(MODEL_NO_FENCE)) drain();
-}
-
-/* ---- memory ----------------------------------------------------------------------------- */
-
-static void *take_memory(void *context, size_t bytes, size_t alignment) {
-    (void)context;
-    const size_t at = (now.memory_used + alignment - 1) / alignment * alignment;
-    if (at + bytes > MEMORY_BYTES) return NULL;
-    now.memory_used = at + bytes;
-    now.memory_live++;
-    return memory + at;
-}
-
-static void free_memory(void *context, void *block, size_t bytes, size_t alignment) {
-    (void)context;
-    (void)alignment;
-    memset(block, 0xdb, bytes);
-    now.memory_live--;
-}
-
-pst_allocator model_allocator(void) {
-    return (pst_allocator){take_memory, free_memory, NULL};
 }
 
 /* ---- crashes ---------------------------------------------------------------------------- */
@@ -388,8 +374,7 @@ static void begin_run(void) {
     now.steps = now.since_switch = 0;
     now.failed = NULL;
     now.written = 0;
-    now.memory_used = 0;
-    now.memory_live = 0;
+    model_memory_begin();
     now.phase = ALONE;
 }
 
@@ -419,7 +404,7 @@ static void finish_run(void) {
     const int last = add_thread((thread){.program = now.program->finish});
     if (_setjmp(now.home) == 0) resume(last);
     if (now.failed == NULL && !all_ended(now.count)) now.failed = "a thread never ends";
-    if (now.failed == NULL && now.memory_live != 0) now.failed = "memory is left";
+    if (now.failed == NULL) now.failed = model_memory_fault();
 }
 
 static void run_once(void) {

@@ -6,7 +6,7 @@
 
 #include <penstock/runtime.h>
 
-#define MODEL_PROGRAM_THREADS 3
+#define MODEL_PROGRAM_THREADS 4
 #define MODEL_UNBOUNDED       255u
 
 /* Bugs beneath the code: each breaks what one structure relies on. */

@@ -38,6 +38,23 @@ MODEL_TEST(a_helper_hands_what_arrived_to_the_worker, helper_and_worker, MODEL_N
 MODEL_TEST(a_helper_hands_what_became_ready_to_the_worker, helper_in_order, MODEL_NO_FENCE)
 MODEL_TEST(a_worker_that_parks_hears_of_a_task, park_and_submit, MODEL_LATE_COUNT)
 MODEL_TEST(a_thread_that_waits_hears_of_the_end, wait_and_end, MODEL_LATE_COUNT)
+MODEL_TEST(a_gate_of_a_sealed_graph_is_opened_or_canceled, sealed_gate_and_cancel, MODEL_SPLIT_CAS)
+MODEL_TEST(a_growing_graph_may_go_while_its_gates_opener_returns, growing_gate_and_destroy,
+           MODEL_NO_PLANT)
+MODEL_TEST(a_sealed_graph_may_go_while_its_gates_opener_returns, sealed_gate_and_destroy,
+           MODEL_SPLIT_MODIFY)
+MODEL_TEST(a_launch_begins_when_all_of_the_one_before_is_launched, launch_over_launch,
+           MODEL_NO_PLANT)
+MODEL_TEST(a_launch_can_follow_when_the_wait_for_the_one_before_ends, launch_after_launch,
+           MODEL_LATE_COUNT)
+MODEL_TEST(a_launch_comes_before_the_poison_or_is_refused, poison_and_launch, MODEL_NO_PLANT)
+MODEL_TEST(what_a_poison_has_stopped_no_added_task_starts_again, poison_and_add, MODEL_NO_PLANT)
+MODEL_TEST(a_gate_that_is_added_beside_a_poison_ends_with_it, poison_and_add_gate, MODEL_NO_PLANT)
+MODEL_TEST(a_stream_waits_for_a_predecessor_in_flight, flight_behind_flight, MODEL_SPLIT_CAS)
+MODEL_TEST(a_late_edge_meets_the_list_or_the_flight, late_edge_behind_flight, MODEL_SPLIT_EXCHANGE)
+MODEL_TEST(a_wait_that_nobody_foresaw_holds, late_wait, MODEL_SPLIT_CAS)
+MODEL_TEST(a_loop_comes_back_while_a_task_is_in_flight, loop_and_helper, MODEL_NO_PLANT)
+MODEL_TEST(a_task_in_flight_is_not_launched_again, flight_over_flight, MODEL_SPLIT_CAS)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
@@ -52,6 +69,19 @@ int main(void) {
         cmocka_unit_test(a_helper_hands_what_became_ready_to_the_worker),
         cmocka_unit_test(a_worker_that_parks_hears_of_a_task),
         cmocka_unit_test(a_thread_that_waits_hears_of_the_end),
+        cmocka_unit_test(a_gate_of_a_sealed_graph_is_opened_or_canceled),
+        cmocka_unit_test(a_growing_graph_may_go_while_its_gates_opener_returns),
+        cmocka_unit_test(a_sealed_graph_may_go_while_its_gates_opener_returns),
+        cmocka_unit_test(a_launch_begins_when_all_of_the_one_before_is_launched),
+        cmocka_unit_test(a_launch_can_follow_when_the_wait_for_the_one_before_ends),
+        cmocka_unit_test(a_launch_comes_before_the_poison_or_is_refused),
+        cmocka_unit_test(what_a_poison_has_stopped_no_added_task_starts_again),
+        cmocka_unit_test(a_gate_that_is_added_beside_a_poison_ends_with_it),
+        cmocka_unit_test(a_stream_waits_for_a_predecessor_in_flight),
+        cmocka_unit_test(a_late_edge_meets_the_list_or_the_flight),
+        cmocka_unit_test(a_wait_that_nobody_foresaw_holds),
+        cmocka_unit_test(a_loop_comes_back_while_a_task_is_in_flight),
+        cmocka_unit_test(a_task_in_flight_is_not_launched_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,8 @@
 #include "tests/base/counting_heap.h"
 #include "tests/sched/queue_device.h"
 
+#include <penstock/trace.h>
+
 static pst_runtime_options options_on(counting_heap *heap) {
     return (pst_runtime_options){.size = sizeof(pst_runtime_options),
                                  .allocator = {counting_alloc, counting_free, heap},
@@ -14,6 +16,35 @@ static void assert_nothing_left(const counting_heap *heap) {
     assert_int_equal(heap->misaligned, 0);
 }
 
+#define STEPS 100
+
+/* A hundred steps over the lanes in turn, each behind the two before it, the middle one also behind
+ * the gate. */
+static pst_graph *build_replayed(pst_runtime *runtime, pst_lane *const *lanes, size_t lane_count,
+                                 step *steps, pst_task *gate) {
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_SEALED, "g");
+    pst_task before = NO_TASK, earlier = NO_TASK;
+    assert_ok(pst_graph_add_gate(graph, "gate", gate));
+    for (size_t i = 0; i < STEPS; i++) {
+        steps[i] = (step){.name = "s", .asks = i % 3 == 0};
+        pst_task task = add_step(graph, lanes[i / 2 % lane_count], &steps[i], before, earlier,
+                                 i == STEPS / 2 ? *gate : NO_TASK);
+        earlier = before;
+        before = task;
+    }
+    assert_ok(pst_graph_seal(graph));
+    return graph;
+}
+
+static void replay(pst_graph *graph, pst_task gate, int times) {
+    for (int k = 0; k < times; k++) {
+        pst_launch launch;
+        assert_ok(pst_graph_launch(graph, &launch));
+        assert_ok(pst_gate_open(launch, gate, NULL));
+        assert_ok(pst_launch_wait(launch));
+    }
+}
+
 static void replaying_asks_for_no_memory(void **state) {
     (void)state;
     counting_heap heap = {0};
@@ -22,26 +53,44 @@ static void replaying_asks_for_no_memory(void **state) {
     assert_ok(pst_runtime_create(&options, &runtime));
     pst_lane *lanes[] = {open_lane(runtime, "a", PST_LANE_PUMPED),
                          open_lane_in_order(runtime, "b", PST_LANE_PUMPED)};
-    pst_graph *graph = open_graph(runtime, PST_GRAPH_SEALED, "g");
-    step steps[100];
-    pst_task before = NO_TASK, earlier = NO_TASK, gate;
-    assert_ok(pst_graph_add_gate(graph, "gate", &gate));
-    for (size_t i = 0; i < 100; i++) {
-        steps[i] = (step){.name = "s", .asks = i % 3 == 0};
-        pst_task task =
-            add_step(graph, lanes[i / 2 % 2], &steps[i], before, earlier, i == 50 ? gate : NO_TASK);
-        earlier = before;
-        before = task;
-    }
-    assert_ok(pst_graph_seal(graph));
+    step steps[STEPS];
+    pst_task gate;
+    pst_graph *graph = build_replayed(runtime, lanes, 2, steps, &gate);
     const long allocs = heap.allocs;
-    for (int k = 0; k < 20; k++) {
-        pst_launch launch;
-        assert_ok(pst_graph_launch(graph, &launch));
-        assert_ok(pst_gate_open(launch, gate, NULL));
-        assert_ok(pst_launch_wait(launch));
-    }
+    replay(graph, gate, 20);
     assert_int_equal(heap.allocs, allocs);
+    pst_runtime_destroy(runtime);
+    assert_nothing_left(&heap);
+}
+
+static uint64_t count_records(const pst_runtime *runtime) {
+    pst_trace_stats stats;
+    pst_trace_get_stats(runtime, &stats);
+    return stats.records;
+}
+
+/* The first traced replay gives this thread its track and the trace its names. */
+static void a_traced_replay_asks_for_no_memory(void **state) {
+    (void)state;
+    counting_heap heap = {0};
+    pst_runtime_options options = options_on(&heap);
+    options.trace_records = 256; /* the rings go round */
+    pst_runtime *runtime;
+    assert_ok(pst_runtime_create(&options, &runtime));
+    pst_lane *lanes[] = {open_lane(runtime, "a", PST_LANE_PUMPED),
+                         open_lane(runtime, "b", PST_LANE_WORKER),
+                         open_lane_in_order(runtime, "c", PST_LANE_PUMPED)};
+    step steps[STEPS];
+    pst_task gate;
+    pst_graph *graph = build_replayed(runtime, lanes, 3, steps, &gate);
+    assert_ok(pst_trace_start(runtime));
+    replay(graph, gate, 1);
+    const long allocs = heap.allocs;
+    const uint64_t records = count_records(runtime);
+    replay(graph, gate, 20);
+    assert_int_equal(heap.allocs, allocs);
+    assert_true(count_records(runtime) - records >= 20 * 2 * STEPS);
+    assert_ok(pst_trace_stop(runtime));
     pst_runtime_destroy(runtime);
     assert_nothing_left(&heap);
 }
@@ -163,6 +212,7 @@ static void any_refusal_leaves_nothing_behind(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(replaying_asks_for_no_memory),
+        cmocka_unit_test(a_traced_replay_asks_for_no_memory),
         cmocka_unit_test(a_growing_graph_uses_its_blocks_again),
         cmocka_unit_test(any_refusal_leaves_nothing_behind),
     };

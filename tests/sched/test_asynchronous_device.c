@@ -493,6 +493,21 @@ static void no_event_at_seal_leaves_the_graph_unsealed(void **state) {
     assert_int_equal(a.callbacks, 1);
 }
 
+static void no_event_for_an_added_task_adds_nothing(void **state) {
+    fixture *f = *state;
+    pst_graph *graph = NULL;
+    step a = {.name = "a"};
+    assert_ok(pst_graph_create(f->runtime, PST_GRAPH_GROWING, "growing", &graph));
+    const pst_task_options options = step_options(&a, f->gather);
+    f->queue.fail_create = PST_EDEVICE;
+    assert_status(pst_graph_add(graph, &options, NULL), PST_EDEVICE);
+    assert_error(f->runtime, "growing", "task a", "device error");
+    f->queue.fail_create = PST_OK;
+    assert_ok(pst_graph_add(graph, &options, NULL));
+    finish(f);
+    assert_int_equal(a.callbacks, 1);
+}
+
 static void workers_see_the_end_of_what_they_launched(void **state) {
     fixture *f = *state;
     pst_lane *own = open_queue_lane(f->runtime, &f->queue, "own", PST_LANE_WORKER);
@@ -535,6 +550,7 @@ int main(void) {
         TEST(a_failure_after_the_launch_poisons_the_runtime),
         TEST(an_event_that_cannot_be_recorded_poisons_the_runtime),
         TEST(no_event_at_seal_leaves_the_graph_unsealed),
+        TEST(no_event_for_an_added_task_adds_nothing),
         TEST(workers_see_the_end_of_what_they_launched),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -220,6 +220,30 @@ static void sums_are_made_in_the_order_of_the_sources(void **state) {
     }
 }
 
+static void halves_and_doubles_meet_in_double(void **state) {
+    fixture *f = *state;
+    const double from[] = {0.5, -3.0, 1024.0};
+    double back[3];
+    uint16_t half[3];
+    for (int dtype = PST_FLOAT16; dtype <= PST_BFLOAT16; dtype++) {
+        cast(f, half, (pst_dtype)dtype, from, PST_FLOAT64, 3, 1.0);
+        cast(f, back, PST_FLOAT64, half, (pst_dtype)dtype, 3, 3.0);
+        for (size_t i = 0; i < 3; i++)
+            assert_true(back[i] == 3.0 * from[i]);
+    }
+}
+
+static void a_sum_in_double_may_accumulate(void **state) {
+    fixture *f = *state;
+    const float a[] = {1.0f, 2.0f}, b[] = {0.25f, 0.5f};
+    double total[] = {100.0, 1e-12};
+    const void *sources[] = {a, b};
+    const pst_sum sum = {total, sources, 2, 2, 2.0, 1, PST_FLOAT64, PST_FLOAT32};
+    assert_ok(f->device->ops->sum(f->device, f->stream, &sum));
+    assert_true(total[0] == 102.5);
+    assert_true(total[1] == 5.0 + 1e-12);
+}
+
 static void a_sum_may_be_written_over_a_source(void **state) {
     fixture *f = *state;
     double a[700], b[700];
@@ -309,6 +333,8 @@ int main(void) {
         TEST(pieces_are_cast_and_scaled),
         TEST(what_cannot_be_converted_is_refused),
         TEST(sums_are_made_in_the_order_of_the_sources),
+        TEST(halves_and_doubles_meet_in_double),
+        TEST(a_sum_in_double_may_accumulate),
         TEST(a_sum_may_be_written_over_a_source),
         TEST(copies_and_fills),
         TEST(memory_is_aligned_and_writable),

@@ -357,6 +357,24 @@ static void a_wait_in_vain_names_what_it_waits_for(void **state) {
     pst_runtime_destroy(runtime);
 }
 
+static void a_wait_for_a_task_in_a_queue_says_so(void **state) {
+    (void)state;
+    pst_runtime *runtime = open_runtime(DEADLINE_MS);
+    pst_lane *gather = open_lane(runtime, "gather", PST_LANE_PUMPED);
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_SEALED, "g");
+    step a = {.name = "stuck", .asks = -1}, b = {.name = "behind"};
+    pst_launch launch;
+    (void)add_step(graph, gather, &a, NO_TASK, NO_TASK, NO_TASK);
+    const pst_task tb = add_step(graph, gather, &b, NO_TASK, NO_TASK, NO_TASK);
+    assert_ok(pst_graph_seal(graph));
+    assert_ok(pst_graph_launch(graph, &launch));
+    assert_status(pst_task_wait(launch, tb, NULL), PST_ETIMEDOUT);
+    assert_error(runtime, "task behind", "itself", "stands in its lane's queue");
+    __atomic_store_n(&a.asks, 0, __ATOMIC_RELEASE);
+    assert_ok(pst_launch_wait(launch));
+    pst_runtime_destroy(runtime);
+}
+
 static void a_wait_behind_a_closed_gate_names_the_gate(void **state) {
     (void)state;
     for (int kind = PST_GRAPH_SEALED; kind <= PST_GRAPH_GROWING; kind++) {
@@ -400,6 +418,7 @@ int main(void) {
         cmocka_unit_test(gates_may_have_predecessors_and_follow_each_other),
         cmocka_unit_test(wrong_gates_are_refused),
         cmocka_unit_test(a_wait_in_vain_names_what_it_waits_for),
+        cmocka_unit_test(a_wait_for_a_task_in_a_queue_says_so),
         cmocka_unit_test(a_wait_behind_a_closed_gate_names_the_gate),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 #include "comms.h"
 
+#include "faults.h"
 #include "threads.h"
 
 #include <string.h>
@@ -14,10 +15,10 @@ typedef struct wrapper {
 } wrapper;
 
 static wrapper wrappers[COMMS_CHANNELS][COMMS_RANKS];
-static uint32_t fail_at;
+static fault struck, aborts;
 
-static int is_fault(void) {
-    return fail_at != 0 && --fail_at == 0;
+static int is_fault(const char *call) {
+    return fault_strikes(&struck, call);
 }
 
 static pst_comm *inner_of(const pst_comm *comm) {
@@ -32,6 +33,7 @@ static uint64_t number_of(const pst_collective *collective) {
 }
 
 static size_t staging_bytes(pst_comm *comm, const pst_collective *collective) {
+    if (is_fault("staging_bytes")) return (size_t)1 << 50; /* nobody has that much */
     return inner_of(comm)->ops->staging_bytes(inner_of(comm), collective);
 }
 
@@ -39,22 +41,27 @@ static pst_status start(pst_comm *comm, const pst_collective *collective, pst_st
                         void **request) {
     wrapper *self = comm->context;
     sim_point();
-    if (is_fault()) return PST_EIO;
+    if (is_fault("start")) return PST_EIO;
     if (self->count < STARTS) self->starts[self->count++] = number_of(collective);
     return self->inner->ops->start(self->inner, collective, stream, request);
 }
 
+/* A test that fails is the end of its request, and of all others. */
 static pst_status test(pst_comm *comm, void *request) {
+    pst_comm *inner = inner_of(comm);
     sim_point();
-    return inner_of(comm)->ops->test(inner_of(comm), request);
+    if (is_fault("test")) (void)inner->ops->abort(inner, PST_EIO);
+    return inner->ops->test(inner, request);
 }
 
+/* One that fails cannot promise that the memory is left alone. */
 static pst_status abort_all(pst_comm *comm, pst_status status) {
-    return inner_of(comm)->ops->abort(inner_of(comm), status);
+    const pst_status aborted = inner_of(comm)->ops->abort(inner_of(comm), status);
+    return fault_strikes(&aborts, "abort") ? PST_EBUSY : aborted;
 }
 
 static pst_status status_of(pst_comm *comm) {
-    return is_fault() ? PST_EIO : inner_of(comm)->ops->status(inner_of(comm));
+    return is_fault("status") ? PST_EIO : inner_of(comm)->ops->status(inner_of(comm));
 }
 
 static const char *error_text(pst_comm *comm) {
@@ -65,9 +72,13 @@ static void destroy(pst_comm *comm) {
     inner_of(comm)->ops->destroy(inner_of(comm));
 }
 
-void comms_begin(uint32_t nth) {
+void comms_begin(uint64_t seed, int fails) {
+    static const char *const calls[] = {"staging_bytes", "start", "test", "status"};
+    uint64_t random = seed;
     memset(wrappers, 0, sizeof wrappers);
-    fail_at = nth;
+    struck = fault_draw(&random, calls, sizeof calls / sizeof *calls, 60);
+    aborts = (fault){"abort", random_below(&random, 4)};
+    if (!fails) struck.nth = aborts.nth = 0;
 }
 
 pst_comm *comms_wrap(pst_comm *inner, int channel) {

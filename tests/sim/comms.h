@@ -7,8 +7,9 @@
 #define COMMS_RANKS    4
 #define COMMS_CHANNELS 2
 
-/* The `fail_at`-th start, test or status call of all ranks together fails; 0: none. */
-void comms_begin(uint32_t fail_at);
+/* If it `fails`, one call of one function does, of all ranks together, and sometimes an abort after
+ * that. */
+void comms_begin(uint64_t seed, int fails);
 /* Takes over `inner`, a rank's communicator of this channel; it goes with the one returned. */
 pst_comm *comms_wrap(pst_comm *inner, int channel);
 /* Fails when two ranks have started different collectives at one place of a channel's order. */

@@ -1,13 +1,14 @@
 #include "device.h"
 
+#include "faults.h"
 #include "memory.h"
-#include "random.h"
 #include "threads.h"
 
 static struct {
     pst__heap heap;
     uint64_t random;
-    uint32_t fail_at, jitter_ns, late_ns;
+    fault fault;
+    uint32_t jitter_ns, late_ns;
 } drawn;
 
 static uint64_t now(void *context) {
@@ -25,19 +26,22 @@ static uint64_t late(void *context) {
     return random_once_in(&drawn.random, 4) ? random_below(&drawn.random, drawn.late_ns) : 0;
 }
 
-static pst_status fault(void *context, const char *call) {
-    (void)context, (void)call;
-    return drawn.fail_at != 0 && --drawn.fail_at == 0 ? PST_EDEVICE : PST_OK;
+static pst_status fail(void *context, const char *call) {
+    (void)context;
+    return fault_strikes(&drawn.fault, call) ? PST_EDEVICE : PST_OK;
 }
 
-pst_device *device_open(uint64_t seed, uint32_t fail_at) {
+pst_device *device_open(uint64_t seed, int fails) {
+    static const char *const calls[] = {"stream_create", "launch",      "event_create",
+                                        "event_record",  "stream_wait", "event_query"};
     drawn.heap = (pst__heap){memory_allocator()};
     drawn.random = seed;
-    drawn.fail_at = fail_at;
+    drawn.fault = fault_draw(&drawn.random, calls, sizeof calls / sizeof *calls, 60);
+    if (!fails) drawn.fault.nth = 0;
     drawn.jitter_ns = 1 + (64u << random_below(&drawn.random, 12));
     drawn.late_ns = 1 + (64u << random_below(&drawn.random, 12));
     const pst__sim_options options = {.now = now,
-                                      .fault = fault,
+                                      .fault = fail,
                                       .jitter = jitter,
                                       .late = late,
                                       .latency_ns = random_below(&drawn.random, 3000),

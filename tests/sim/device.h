@@ -4,7 +4,8 @@
 
 #include "sched/device/sim.h"
 
-/* The `fail_at`-th call that can fail does; 0: none. NULL when there is no memory. */
-pst_device *device_open(uint64_t seed, uint32_t fail_at);
+/* If it `fails`, one call of one of the functions that the scheduler calls does. NULL when there is
+ * no memory. */
+pst_device *device_open(uint64_t seed, int fails);
 
 #endif

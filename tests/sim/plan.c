@@ -2,7 +2,10 @@
 
 #include "random.h"
 #include "sched/device/sim.h"
+#include "system.h"
 #include "threads.h"
+
+#define NEVER_NS 10000000000000u /* beyond the end of all runs */
 
 /* ---- what tasks do ---------------------------------------------------------------------- */
 
@@ -19,6 +22,20 @@ static void check_predecessors(const plan_task *task, uint32_t launch) {
             sim_fail("task %u ran in launch %u before its predecessor %u", index_of(task), launch,
                      index_of(before));
     }
+}
+
+static int is_on_device(const plan_task *task) {
+    return task->plan->lanes[task->lane].options.device != NULL;
+}
+
+static outside_place place_of(const plan_task *task) {
+    return is_on_device(task) ? OUTSIDE_DEVICE : OUTSIDE_HOST;
+}
+
+static void check_outside(const plan_task *task) {
+    if (!outside_has_happened(&task->plan->outside, place_of(task), task->events_first,
+                              task->events_wanted))
+        sim_fail("task %u ran before what it waits for outside of its graph", index_of(task));
 }
 
 static void check_order(const plan_task *task, uint32_t launch) {
@@ -42,10 +59,6 @@ static pst_status finish(plan_task *task, uint32_t launch) {
     return PST_OK;
 }
 
-static int is_on_device(const plan_task *task) {
-    return task->plan->lanes[task->lane].options.device != NULL;
-}
-
 /* Once a failure has been told nobody knows what streams do. */
 static int is_known(const plan *self) {
     return self->kind < PLAN_FAULTY;
@@ -53,15 +66,18 @@ static int is_known(const plan *self) {
 
 static void run_on_stream(void *argument) {
     const plan_turn *turn = argument;
-    if (is_known(turn->task->plan)) check_predecessors(turn->task, turn->launch);
+    if (is_known(turn->task->plan)) {
+        check_predecessors(turn->task, turn->launch);
+        check_outside(turn->task);
+    }
     turn->task->finished[turn->launch] = 1;
 }
 
 static pst_status enqueue(plan_task *task, uint32_t launch, pst_stream *stream) {
+    const uint64_t duration = task->is_stuck ? NEVER_NS : 100u * task->duration;
     if (task->fails) return PST_EIO;
     task->turns[launch] = (plan_turn){task, launch};
-    return pst__sim_call(task->plan->device, stream, 100u * task->duration, run_on_stream,
-                         &task->turns[launch]);
+    return pst__sim_call(task->plan->device, stream, duration, run_on_stream, &task->turns[launch]);
 }
 
 static pst_status start(void *argument, pst_stream *stream) {
@@ -72,17 +88,21 @@ static pst_status start(void *argument, pst_stream *stream) {
         sim_fail("task %u was launched twice", index_of(task));
     if (lane->is_busy) sim_fail("task %u was launched while its lane was busy", index_of(task));
     check_order(task, launch);
+    if (task->is_stuck) task->plan->stuck_since = sim_clock();
     if (is_on_device(task)) return enqueue(task, launch, stream);
     lane->is_busy = 1;
     check_predecessors(task, launch);
+    check_outside(task);
     linger(task->duration);
     task->asks = task->asks_first;
+    if (task->is_stuck) return PST_PENDING;
     return task->asks > 0 ? PST_PENDING : finish(task, launch);
 }
 
 static pst_status test(void *argument) {
     plan_task *task = argument;
     linger(1);
+    if (task->is_stuck) return PST_PENDING;
     return task->asks-- > 0 ? PST_PENDING : finish(task, task->ends);
 }
 
@@ -96,6 +116,7 @@ static void done(void *argument, pst_status status) {
     task->status[task->ends] = status;
     linger(1);
     task->ends++;
+    system_poke();
 }
 
 /* ---- the borrowed stream ---------------------------------------------------------------- */
@@ -146,6 +167,15 @@ static void draw_task(plan *self, uint32_t index) {
     task->is_gate = random_once_in(&self->random, 8);
     task->fails = !task->is_gate && self->kind == PLAN_FAILS && random_once_in(&self->random, 8);
     if (index > 0 && !task->is_gate) draw_edges(self, index);
+    if (!random_once_in(&self->random, 3)) return;
+    task->events_first = random_below(&self->random, OUTSIDE_EVENTS);
+    task->events_wanted = random_below(&self->random, OUTSIDE_EVENTS + 1);
+}
+
+static void draw_stuck(plan *self) {
+    plan_task *task = &self->tasks[random_below(&self->random, self->count)];
+    task->is_gate = 0;
+    task->is_stuck = 1;
 }
 
 static int keeps_an_order(const plan *self) {
@@ -173,10 +203,11 @@ void plan_draw(plan *self, uint64_t seed, plan_kind kind) {
         !self->is_growing && random_once_in(&self->random, 3) && !keeps_an_order(self);
     for (uint32_t i = 0; i < self->count; i++)
         draw_task(self, i);
+    if (kind == PLAN_STUCK) draw_stuck(self);
     expect(self);
 }
 
-pst_task_options plan_options(plan *self, uint32_t index, pst_task *after) {
+pst_task_options plan_options(plan *self, uint32_t index, pst_task *after, pst_event **events) {
     plan_task *task = &self->tasks[index];
     pst_task_options options = {.size = sizeof options,
                                 .name = "task",
@@ -185,8 +216,12 @@ pst_task_options plan_options(plan *self, uint32_t index, pst_task *after) {
                                 .done = done,
                                 .done_argument = task,
                                 .after = after,
+                                .after_events = events,
                                 .ticket = index + 1,
-                                .priority = task->priority};
+                                .priority = task->priority,
+                                .bytes = index};
+    options.after_event_count = outside_events(&self->outside, place_of(task), task->events_first,
+                                               task->events_wanted, events);
     for (uint32_t p = 0; !self->has_backward_edges && p < task->before_count; p++)
         after[options.after_count++] = self->tasks[task->before[p]].handle;
     return options;
@@ -194,6 +229,12 @@ pst_task_options plan_options(plan *self, uint32_t index, pst_task *after) {
 
 void plan_added(plan_task *task) {
     task->added++;
+}
+
+int plan_has_ended(const plan *self) {
+    for (uint32_t i = 0; i < self->count; i++)
+        if (!self->tasks[i].is_gate && self->tasks[i].ends != self->tasks[i].added) return 0;
+    return 1;
 }
 
 /* ---- checking --------------------------------------------------------------------------- */

@@ -25,6 +25,7 @@ typedef struct program {
     fault_kind fault;
     int world, steps, at_rank, at_step, at_group; /* the fault is there */
     uint32_t spin;
+    int is_traced, has_watchdog;
     int kept_memory; /* an engine said that it could not free all */
     rank_state states[COMMS_RANKS];
     pthread_t threads[COMMS_RANKS];
@@ -63,8 +64,10 @@ static void draw_program(program *self, uint64_t seed) {
     self->at_step = (int)random_below(&random, (uint32_t)self->steps);
     self->at_group = (int)random_below(&random, (uint32_t)self->model.group_count);
     self->spin = 1 + random_below(&random, 6);
+    self->is_traced = random_once_in(&random, 4);
+    self->has_watchdog = random_once_in(&random, 3);
     memory_begin(self->fault == FAULT_MEMORY ? 1 + random_below(&random, 400) : 0);
-    comms_begin(self->fault == FAULT_COMM ? 1 + random_below(&random, 60) : 0);
+    comms_begin(random_next(&random), self->fault == FAULT_COMM);
     system_begin(random_once_in(&random, 2) ? 8 : 0, 0);
     leases_begin();
 }
@@ -85,17 +88,20 @@ static pst_status open_comm(rank_state *state, int channel, pst_comm **comm) {
 
 static void open_all(rank_state *state) {
     program *self = state->argument;
-    const pst_runtime_options options = {.size = sizeof options,
-                                         .allocator = memory_allocator(),
-                                         .log = note_warning,
-                                         .log_context = self,
-                                         .rank = state->rank,
-                                         .world_size = state->world,
-                                         .spin = self->spin,
-                                         .deadline_ns = DEADLINE_NS,
-                                         .trace_records = 64,
-                                         .task_capacity = 4};
+    pst_runtime_options options = {.size = sizeof options,
+                                   .allocator = memory_allocator(),
+                                   .log = note_warning,
+                                   .log_context = self,
+                                   .rank = state->rank,
+                                   .world_size = state->world,
+                                   .spin = self->spin,
+                                   .deadline_ns = DEADLINE_NS,
+                                   .trace_records = 64,
+                                   .task_capacity = 4};
+    if (self->has_watchdog) options.watchdog_ns = DEADLINE_NS / 2;
+    options.watchdog_poisons = may_fail(self);
     CHECK_OK(pst_runtime_create(&options, &state->runtime));
+    if (self->is_traced) CHECK_OK(pst_trace_start(state->runtime));
     CHECK_OK(open_comm(state, 0, &state->gather));
     CHECK_OK(open_comm(state, 1, &state->reduce));
 }

@@ -8,16 +8,24 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 
+#define EVENT_DESCRIPTOR (1 << 20) /* no real one's number */
+
 static uint32_t spurious_once_in, refuse_thread;
 static unsigned keys;
+static struct {
+    int is_open;
+    uint64_t count, pokes;
+} event;
 
 void system_begin(uint32_t spurious, uint32_t refused_thread) {
     spurious_once_in = spurious;
     refuse_thread = refused_thread;
     keys = 0;
+    memset(&event, 0, sizeof event);
 }
 
 static uint64_t nanoseconds(const struct timespec *time) {
@@ -67,6 +75,63 @@ int __wrap_nanosleep(const struct timespec *length, struct timespec *left) {
 int __wrap_sched_yield(void) {
     if (sim_is_running()) sim_yield();
     return 0;
+}
+
+/* ---- an event descriptor ----------------------------------------------------------------- */
+
+int __wrap_eventfd(unsigned count, int flags) {
+    (void)flags;
+    if (event.is_open) sim_fail("a second event descriptor in one run");
+    event.is_open = 1;
+    event.count = count;
+    return EVENT_DESCRIPTOR;
+}
+
+ssize_t __wrap_write(int descriptor, const void *bytes, size_t size) {
+    if (descriptor != EVENT_DESCRIPTOR) return __real_write(descriptor, bytes, size);
+    sim_flush();
+    sim_point();
+    if (!event.is_open) sim_fail("a write to the event descriptor after it was closed");
+    uint64_t added;
+    memcpy(&added, bytes, sizeof added);
+    event.count += added;
+    sim_wake(&event);
+    return (ssize_t)size;
+}
+
+ssize_t __wrap_read(int descriptor, void *bytes, size_t size) {
+    if (descriptor != EVENT_DESCRIPTOR) return __real_read(descriptor, bytes, size);
+    sim_flush();
+    sim_point();
+    if (event.count == 0) {
+        errno = EAGAIN;
+        return -1;
+    }
+    memcpy(bytes, &event.count, sizeof event.count);
+    event.count = 0;
+    return (ssize_t)size;
+}
+
+int __wrap_close(int descriptor) {
+    if (descriptor != EVENT_DESCRIPTOR) return __real_close(descriptor);
+    event.is_open = 0;
+    return 0;
+}
+
+void system_poke(void) {
+    event.pokes++;
+    sim_wake(&event);
+}
+
+uint64_t system_pokes(void) {
+    return event.pokes;
+}
+
+void system_poll(int64_t timeout_ns, uint64_t pokes) {
+    sim_point();
+    if (event.count != 0 || event.pokes != pokes || timeout_ns == 0) return;
+    const uint64_t until = timeout_ns < 0 ? SIM_FOREVER : sim_clock() + (uint64_t)timeout_ns;
+    (void)sim_block(&event, until);
 }
 
 /* ---- threads, mutexes, keys ------------------------------------------------------------- */

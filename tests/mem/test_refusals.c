@@ -1,0 +1,68 @@
+/* What the system, the device or the caller's own values make impossible. The linker leads the
+ * creation of mutexes here. */
+#include "tests/mem/hand_device.h"
+
+#include <errno.h>
+#include <pthread.h>
+
+static int refuse_mutex;
+
+int __real_pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes);
+int __wrap_pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes);
+int __wrap_pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes) {
+    return refuse_mutex ? EAGAIN : __real_pthread_mutex_init(mutex, attributes);
+}
+
+static const char *last_text(pst_device *device) {
+    (void)device;
+    return "the bus has stopped";
+}
+
+static void a_plan_needs_its_intervals_and_a_place_for_the_result(void **state) {
+    pst_runtime *runtime = NULL;
+    pst_plan_result result;
+    pst_interval interval = {0, 1, 512, 0};
+    (void)state;
+    assert_int_equal(pst_runtime_create(NULL, &runtime), PST_OK);
+    assert_int_equal(pst_plan_offsets(runtime, NULL, 1, &result), PST_EINVAL);
+    assert_int_equal(pst_plan_offsets(runtime, &interval, 1, NULL), PST_EINVAL);
+    assert_error_says(runtime, "intervals and result");
+    pst_runtime_destroy(runtime);
+}
+
+static void a_segment_that_the_device_refuses_gives_its_reason(void **state) {
+    bench b;
+    (void)state;
+    bench_open(&b);
+    b.hand.ops.error_text = last_text;
+    b.hand.refuse_from = 1;
+    pst_arena *arena = open_arena(&b);
+    assert_int_equal(pst_arena_add_segment(arena, 4096), PST_ENOMEM);
+    assert_error_says(b.runtime, "the bus has stopped");
+    pst_arena_destroy(arena);
+    bench_close(&b);
+}
+
+static void pinned_memory_needs_a_mutex(void **state) {
+    pst_runtime *runtime = NULL;
+    pst_pinned *pinned = NULL;
+    (void)state;
+    assert_int_equal(pst_runtime_create(NULL, &runtime), PST_OK);
+    refuse_mutex = 1;
+    assert_int_equal(pst_pinned_create(runtime, NULL, 0, &pinned), PST_ESYSTEM);
+    refuse_mutex = 0;
+    assert_null(pinned);
+    assert_error_says(runtime, "mutex");
+    assert_int_equal(pst_pinned_create(runtime, NULL, 0, &pinned), PST_OK);
+    pst_pinned_destroy(pinned);
+    pst_runtime_destroy(runtime);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_plan_needs_its_intervals_and_a_place_for_the_result),
+        cmocka_unit_test(a_segment_that_the_device_refuses_gives_its_reason),
+        cmocka_unit_test(pinned_memory_needs_a_mutex),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
