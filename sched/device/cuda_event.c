@@ -76,7 +76,7 @@ static void renew(pst__cuda *cuda, uint64_t limit) {
         if (span == 0) return;
         if (span < ANCHOR_GOOD_NS) break;
     }
-    const CUevent old = anchor->event;
+    CUevent old = anchor->event;
     anchor->event = anchor->spare;
     anchor->spare = old;
     anchor->host_ns = middle;
