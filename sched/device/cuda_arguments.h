@@ -20,8 +20,8 @@ typedef struct pst_cuda_piece {
     unsigned action;
 } pst_cuda_piece;
 
-/* A launch of pst_cast_scale_copy or pst_cast_scale_copy_many: a block takes `block_bytes` of a piece, counted in the wider
- * of its two dtypes; a multiple of 4096. */
+/* A launch of pst_cast_scale_copy or pst_cast_scale_copy_many: a block takes `block_bytes` of a
+ * piece, counted in the wider of its two dtypes; a multiple of 4096. */
 #define PST_CUDA_CAST_TABLE(pieces)                                                                \
     struct {                                                                                       \
         double scale;                                                                              \
