@@ -4,19 +4,9 @@
 #include "sched/device/host_kernels.h"
 
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 typedef pst__sim sim;
 typedef pst__sim_operation operation;
-
-static sim *sim_of(const pst_device *device) {
-    return device->context;
-}
-
-static pst_status fault_of(const sim *sim, const char *call) {
-    return sim->options.fault == NULL ? PST_OK : sim->options.fault(sim->options.context, call);
-}
 
 static uint64_t cost_of(const sim *sim, size_t bytes) {
     const pst__sim_options *options = &sim->options;
@@ -28,7 +18,7 @@ static uint64_t cost_of(const sim *sim, size_t bytes) {
 
 pst_status pst__sim_call(pst_device *device, pst_stream *stream, uint64_t nanoseconds,
                          void (*run)(void *argument), void *argument) {
-    sim *sim = sim_of(device);
+    sim *sim = pst__sim_of(device);
     operation *call = pst__sim_operation_create(sim, PST__SIM_CALL, 0);
     if (call == NULL) return PST_ENOMEM;
     call->run = run;
@@ -49,9 +39,9 @@ static pst_status enqueue_rows(sim *sim, pst_stream *stream, const pst__sim_rows
 /* ---- streams ---------------------------------------------------------------------------- */
 
 static pst_status stream_create(pst_device *device, int priority, pst_stream **stream) {
-    sim *sim = sim_of(device);
+    sim *sim = pst__sim_of(device);
     (void)priority;
-    const pst_status fault = fault_of(sim, "stream_create");
+    const pst_status fault = pst__sim_fault(sim, "stream_create");
     if (fault != PST_OK) return fault;
     *stream = pst__heap_alloc(sim->heap, sizeof **stream);
     if (*stream == NULL) return PST_ENOMEM;
@@ -68,7 +58,7 @@ static pst_status stream_wrap(pst_device *device, void *native, pst_stream **str
 
 /* What it has before it happens nevertheless. */
 static void stream_destroy(pst_device *device, pst_stream *stream) {
-    sim *sim = sim_of(device);
+    sim *sim = pst__sim_of(device);
     if (stream == NULL) return;
     ck_spinlock_lock(&sim->lock);
     stream->destroyed = 1;
@@ -77,16 +67,16 @@ static void stream_destroy(pst_device *device, pst_stream *stream) {
 }
 
 static pst_status launch(pst_device *device, pst_stream *stream, const pst_work *work) {
-    const pst_status fault = fault_of(sim_of(device), "launch");
+    const pst_status fault = pst__sim_fault(pst__sim_of(device), "launch");
     return fault != PST_OK ? fault : work->start(work->argument, stream);
 }
 
 /* ---- events ----------------------------------------------------------------------------- */
 
 static pst_status event_create(pst_device *device, int timed, pst_event **event) {
-    const sim *sim = sim_of(device);
+    const sim *sim = pst__sim_of(device);
     (void)timed; /* all are */
-    const pst_status fault = fault_of(sim, "event_create");
+    const pst_status fault = pst__sim_fault(sim, "event_create");
     if (fault != PST_OK) return fault;
     *event = pst__heap_alloc(sim->heap, sizeof **event);
     return *event == NULL ? PST_ENOMEM : PST_OK;
@@ -101,16 +91,16 @@ static void event_mark(sim *sim, pst_event *event, pst__sim_mark *mark) {
 }
 
 static void event_destroy(pst_device *device, pst_event *event) {
-    sim *sim = sim_of(device);
+    sim *sim = pst__sim_of(device);
     if (event == NULL) return;
     event_mark(sim, event, NULL);
     pst__heap_free(sim->heap, event, sizeof *event);
 }
 
 static pst_status event_record(pst_device *device, pst_event *event, pst_stream *stream) {
-    sim *sim = sim_of(device);
+    sim *sim = pst__sim_of(device);
     const pst__sim_options *options = &sim->options;
-    const pst_status fault = fault_of(sim, "event_record");
+    const pst_status fault = pst__sim_fault(sim, "event_record");
     if (fault != PST_OK) return fault;
     operation *record = pst__sim_operation_create(sim, PST__SIM_RECORD, 0);
     pst__sim_mark *mark = pst__heap_alloc(sim->heap, sizeof *mark);
@@ -137,8 +127,8 @@ static pst__sim_mark *mark_to_wait_for(sim *sim, const pst_event *event) {
 }
 
 static pst_status stream_wait(pst_device *device, pst_stream *stream, pst_event *event) {
-    sim *sim = sim_of(device);
-    const pst_status fault = fault_of(sim, "stream_wait");
+    sim *sim = pst__sim_of(device);
+    const pst_status fault = pst__sim_fault(sim, "stream_wait");
     if (fault != PST_OK) return fault;
     operation *wait = pst__sim_operation_create(sim, PST__SIM_WAIT_EVENT, 0);
     if (wait == NULL) return PST_ENOMEM;
@@ -151,8 +141,8 @@ static pst_status stream_wait(pst_device *device, pst_stream *stream, pst_event 
 }
 
 static pst_status event_query(pst_device *device, pst_event *event) {
-    sim *sim = sim_of(device);
-    const pst_status fault = fault_of(sim, "event_query");
+    sim *sim = pst__sim_of(device);
+    const pst_status fault = pst__sim_fault(sim, "event_query");
     if (fault != PST_OK) return fault;
     const uint64_t now = sim->options.now(sim->options.context);
     ck_spinlock_lock(&sim->lock);
@@ -164,7 +154,7 @@ static pst_status event_query(pst_device *device, pst_event *event) {
 }
 
 static pst_status event_time(pst_device *device, pst_event *event, uint64_t *nanoseconds) {
-    sim *sim = sim_of(device);
+    sim *sim = pst__sim_of(device);
     ck_spinlock_lock(&sim->lock);
     *nanoseconds = event->mark == NULL ? 0 : event->mark->end;
     ck_spinlock_unlock(&sim->lock);
@@ -175,7 +165,7 @@ static pst_status event_time(pst_device *device, pst_event *event, uint64_t *nan
 
 static pst_status enqueue_flag(pst_device *device, pst_stream *stream, pst__sim_kind kind,
                                const uint32_t *address, uint32_t value) {
-    sim *sim = sim_of(device);
+    sim *sim = pst__sim_of(device);
     operation *made = pst__sim_operation_create(sim, kind, 0);
     if (made == NULL) return PST_ENOMEM;
     made->flag = (uint32_t *)(uintptr_t)address;
@@ -186,21 +176,21 @@ static pst_status enqueue_flag(pst_device *device, pst_stream *stream, pst__sim_
 
 static pst_status stream_write32(pst_device *device, pst_stream *stream, uint32_t *address,
                                  uint32_t value) {
-    const pst_status fault = fault_of(sim_of(device), "stream_write32");
+    const pst_status fault = pst__sim_fault(pst__sim_of(device), "stream_write32");
     if (fault != PST_OK) return fault;
     return enqueue_flag(device, stream, PST__SIM_WRITE32, address, value);
 }
 
 static pst_status stream_wait32(pst_device *device, pst_stream *stream, const uint32_t *address,
                                 uint32_t value) {
-    const pst_status fault = fault_of(sim_of(device), "stream_wait32");
+    const pst_status fault = pst__sim_fault(pst__sim_of(device), "stream_wait32");
     if (fault != PST_OK) return fault;
     return enqueue_flag(device, stream, PST__SIM_WAIT32, address, value);
 }
 
 /* Release: pairs with the acquire of a stream that waits for the flag. */
 static pst_status flag_write32(pst_device *device, uint32_t *address, uint32_t value) {
-    const pst_status fault = fault_of(sim_of(device), "flag_write32");
+    const pst_status fault = pst__sim_fault(pst__sim_of(device), "flag_write32");
     if (fault == PST_OK) pst__store_release(address, value);
     return fault;
 }
@@ -209,8 +199,8 @@ static pst_status flag_write32(pst_device *device, uint32_t *address, uint32_t v
 
 static pst_status copy(pst_device *device, pst_stream *stream, const pst_copy *copies,
                        size_t count) {
-    sim *sim = sim_of(device);
-    pst_status status = fault_of(sim, "copy");
+    sim *sim = pst__sim_of(device);
+    pst_status status = pst__sim_fault(sim, "copy");
     for (size_t i = 0; i < count && status == PST_OK; i++) {
         const pst__sim_rows rows = {.destination = copies[i].destination,
                                     .source = copies[i].source,
@@ -224,18 +214,18 @@ static pst_status copy(pst_device *device, pst_stream *stream, const pst_copy *c
 static pst_status copy_2d(pst_device *device, pst_stream *stream, void *destination,
                           size_t destination_pitch, const void *source, size_t source_pitch,
                           size_t row_bytes, size_t row_count) {
-    sim *sim = sim_of(device);
+    sim *sim = pst__sim_of(device);
     const pst__sim_rows rows = {destination, source, destination_pitch, source_pitch, row_bytes,
                                 row_count,   0};
-    const pst_status fault = fault_of(sim, "copy_2d");
+    const pst_status fault = pst__sim_fault(sim, "copy_2d");
     return fault != PST_OK ? fault : enqueue_rows(sim, stream, &rows);
 }
 
 static pst_status fill(pst_device *device, pst_stream *stream, void *memory, int byte,
                        size_t bytes) {
-    sim *sim = sim_of(device);
+    sim *sim = pst__sim_of(device);
     const pst__sim_rows rows = {.destination = memory, .bytes = bytes, .count = 1, .byte = byte};
-    const pst_status fault = fault_of(sim, "fill");
+    const pst_status fault = pst__sim_fault(sim, "fill");
     return fault != PST_OK ? fault : enqueue_rows(sim, stream, &rows);
 }
 
@@ -255,8 +245,8 @@ static pst_status enqueue_cast(sim *sim, pst_stream *stream, const pst_cast *pie
 
 static pst_status cast_scale_copy(pst_device *device, pst_stream *stream, const pst_cast *pieces,
                                   size_t count, double scale) {
-    sim *sim = sim_of(device);
-    pst_status status = fault_of(sim, "cast_scale_copy");
+    sim *sim = pst__sim_of(device);
+    pst_status status = pst__sim_fault(sim, "cast_scale_copy");
     for (size_t i = 0; i < count && status == PST_OK; i++)
         status = enqueue_cast(sim, stream, &pieces[i], scale);
     return status;
@@ -277,77 +267,30 @@ static pst_status enqueue_sum(sim *sim, pst_stream *stream, pst__sim_kind kind,
 }
 
 static pst_status sum(pst_device *device, pst_stream *stream, const pst_sum *given) {
-    sim *sim = sim_of(device);
+    sim *sim = pst__sim_of(device);
     pst_sum nothing = *given;
     nothing.count = 0;
-    pst_status status = fault_of(sim, "sum");
+    pst_status status = pst__sim_fault(sim, "sum");
     if (status == PST_OK) status = pst__host_sum(&nothing);
     return status == PST_OK ? enqueue_sum(sim, stream, PST__SIM_SUM, given) : status;
 }
 
 static pst_status maximum(pst_device *device, pst_stream *stream, const pst_sum *given) {
-    sim *sim = sim_of(device);
+    sim *sim = pst__sim_of(device);
     pst_sum nothing = *given;
     nothing.count = 0;
-    pst_status status = fault_of(sim, "maximum");
+    pst_status status = pst__sim_fault(sim, "maximum");
     if (status == PST_OK) status = pst__host_maximum(&nothing);
     return status == PST_OK ? enqueue_sum(sim, stream, PST__SIM_MAXIMUM, given) : status;
 }
 
-/* ---- memory, and the device ------------------------------------------------------------- */
-
-static pst_status alloc(pst_device *device, pst_memory_kind kind, size_t bytes, void **memory) {
-    const sim *sim = sim_of(device);
-    const pst_status fault = fault_of(sim, "alloc");
-    (void)kind;
-    *memory = NULL;
-    if (fault != PST_OK || bytes == 0) return bytes == 0 ? PST_EINVAL : fault;
-    *memory = pst__heap_alloc(sim->heap, bytes);
-    return *memory == NULL ? PST_ENOMEM : PST_OK;
-}
-
-static void release(pst_device *device, pst_memory_kind kind, void *memory, size_t bytes) {
-    (void)kind;
-    pst__heap_free(sim_of(device)->heap, memory, bytes);
-}
-
-/* What a descriptor stands for. All ranks of a simulation live in one process and see each other's
- * memory where it is. */
-typedef struct token {
-    pid_t process;
-    void *memory;
-} token;
-
-static pst_status memory_export(pst_device *device, void *memory, int *descriptor) {
-    const token token = {getpid(), memory};
-    const pst_status fault = fault_of(sim_of(device), "memory_export");
-    if (fault != PST_OK) return fault;
-    *descriptor = memfd_create("penstock sim", MFD_CLOEXEC);
-    if (*descriptor < 0) return PST_ESYSTEM;
-    if (pwrite(*descriptor, &token, sizeof token, 0) == (ssize_t)sizeof token) return PST_OK;
-    (void)close(*descriptor);
-    return PST_ESYSTEM;
-}
-
-static pst_status memory_import(pst_device *device, int descriptor, size_t bytes, void **memory) {
-    token token;
-    const pst_status fault = fault_of(sim_of(device), "memory_import");
-    (void)bytes;
-    if (fault != PST_OK) return fault;
-    if (pread(descriptor, &token, sizeof token, 0) != (ssize_t)sizeof token) return PST_EINVAL;
-    if (token.process != getpid()) return PST_EUNSUPPORTED;
-    *memory = token.memory;
-    return PST_OK;
-}
-
-static void memory_unmap(pst_device *device, void *memory, size_t bytes) {
-    (void)device, (void)memory, (void)bytes;
-}
+/* ---- the device ------------------------------------------------------------------------- */
 
 /* What is still enqueued never happens. */
 static void destroy(pst_device *device) {
-    sim *sim = sim_of(device);
+    sim *sim = pst__sim_of(device);
     pst__sim_drop_streams(sim);
+    pst__sim_drop_memory(sim);
     pst__heap_free(sim->heap, sim, sizeof *sim);
 }
 
@@ -367,11 +310,11 @@ static const pst_device_ops sim_ops = {
     .event_time = event_time,
     .copy = copy,
     .copy_2d = copy_2d,
-    .alloc = alloc,
-    .free = release,
-    .memory_export = memory_export,
-    .memory_import = memory_import,
-    .memory_unmap = memory_unmap,
+    .alloc = pst__sim_alloc,
+    .free = pst__sim_free,
+    .memory_export = pst__sim_memory_export,
+    .memory_import = pst__sim_memory_import,
+    .memory_unmap = pst__sim_memory_unmap,
     .stream_write32 = stream_write32,
     .stream_wait32 = stream_wait32,
     .flag_write32 = flag_write32,

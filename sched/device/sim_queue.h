@@ -61,6 +61,8 @@ struct pst_event {
     pst__sim_mark *mark; /* of the latest record; NULL: never recorded */
 };
 
+typedef struct pst__sim_import pst__sim_import;
+
 typedef struct pst__sim {
     pst_device device;
     const pst__heap *heap;
@@ -68,8 +70,18 @@ typedef struct pst__sim {
     ck_spinlock_t lock; /* of the streams, their operations and all marks; held while effects happen
                          */
     pst_stream *streams;
-    uint64_t time; /* up to which all has happened */
+    uint64_t time;            /* up to which all has happened */
+    pst__sim_import *imports; /* memory that peers see; under the lock */
 } pst__sim;
+
+static inline pst__sim *pst__sim_of(const pst_device *device) {
+    return device->context;
+}
+
+/* What the options say of this call. */
+static inline pst_status pst__sim_fault(const pst__sim *sim, const char *call) {
+    return sim->options.fault == NULL ? PST_OK : sim->options.fault(sim->options.context, call);
+}
 
 /* Zeroed, with room for so many sources. NULL: no memory. */
 pst__sim_operation *pst__sim_operation_create(const pst__sim *sim, pst__sim_kind kind,
@@ -87,5 +99,15 @@ void pst__sim_mark_drop(const pst__sim *sim, pst__sim_mark *mark);
 void pst__sim_sweep(pst__sim *sim);
 /* What is enqueued never happens. */
 void pst__sim_drop_streams(pst__sim *sim);
+
+/* ---- sim_memory.c: see the table in penstock/device.h -------------------------------------- */
+
+pst_status pst__sim_alloc(pst_device *device, pst_memory_kind kind, size_t bytes, void **memory);
+void pst__sim_free(pst_device *device, pst_memory_kind kind, void *memory, size_t bytes);
+pst_status pst__sim_memory_export(pst_device *device, void *memory, int *descriptor);
+pst_status pst__sim_memory_import(pst_device *device, int descriptor, size_t bytes, void **memory);
+void pst__sim_memory_unmap(pst_device *device, void *memory, size_t bytes);
+/* What has been freed and is still imported. */
+void pst__sim_drop_memory(pst__sim *sim);
 
 #endif

@@ -63,6 +63,18 @@ static void a_sum_may_replace_one_of_its_sources(void **state) {
     cases_destroy(cases);
 }
 
+static void the_largest_is_found_as_on_the_host(void **state) {
+    static const pst_dtype dtypes[] = {PST_FLOAT32, PST_FLOAT64, PST_INT8,  PST_UINT8,
+                                       PST_INT16,   PST_INT32,   PST_INT64, PST_BOOL};
+    (void)state;
+    cases *cases = begin(__func__);
+    for (int round = 0; round < ROUNDS; round++)
+        for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
+            for (size_t count = 1; count <= 8; count++)
+                cases_maximum(cases, dtypes[i], count);
+    cases_destroy(cases);
+}
+
 static void any_bytes_are_filled(void **state) {
     (void)state;
     cases *cases = begin(__func__);
@@ -77,6 +89,7 @@ static void any_bytes_are_filled(void **state) {
         cmocka_unit_test(every_pair_of_dtypes_is_summed_as_on_the_host),                           \
         cmocka_unit_test(up_to_64_sources_are_summed),                                             \
         cmocka_unit_test(a_sum_may_replace_one_of_its_sources),                                    \
+        cmocka_unit_test(the_largest_is_found_as_on_the_host),                                     \
         cmocka_unit_test(any_bytes_are_filled)
 
 #endif

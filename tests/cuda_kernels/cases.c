@@ -288,6 +288,31 @@ void cases_sum_in_place(cases *cases, pst_dtype dtype, size_t source_count) {
     run_sum(cases, &sum, from, from[below(cases, (uint32_t)source_count)], "sum in place");
 }
 
+/* ---- largest ----------------------------------------------------------------------------- */
+
+void cases_maximum(cases *cases, pst_dtype dtype, size_t source_count) {
+    size_t from[MOST_SOURCES];
+    const void *sources[MOST_SOURCES];
+    places places = {0, CASES_BYTES};
+    randomise(cases);
+    pst_sum maximum = random_sum(cases, dtype, dtype, source_count);
+    for (size_t k = 0; k < source_count; k++)
+        from[k] = place(cases, &places, maximum.count, dtype);
+    const size_t to = place(cases, &places, maximum.count, dtype);
+    if (dtype == PST_FLOAT32 || dtype == PST_FLOAT64) remember(cases, to, maximum.count, dtype);
+    cases->runner.put(cases->runner.context, cases->expected);
+    maximum.sources = sources;
+    for (size_t k = 0; k < source_count; k++)
+        sources[k] = cases->runner.memory + from[k];
+    maximum.destination = cases->runner.memory + to;
+    assert_int_equal(cases->runner.maximum(cases->runner.context, &maximum), PST_OK);
+    for (size_t k = 0; k < source_count; k++)
+        sources[k] = cases->expected + from[k];
+    maximum.destination = cases->expected + to;
+    assert_int_equal(pst__host_maximum(&maximum), PST_OK);
+    compare(cases, pst_dtype_name(dtype));
+}
+
 /* ---- fill ------------------------------------------------------------------------------- */
 
 void cases_fill(cases *cases) {

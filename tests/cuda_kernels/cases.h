@@ -9,6 +9,7 @@
 typedef struct runner {
     pst_status (*cast)(void *context, const pst_cast *pieces, size_t count, double scale);
     pst_status (*sum)(void *context, const pst_sum *sum);
+    pst_status (*maximum)(void *context, const pst_sum *maximum);
     pst_status (*fill)(void *context, void *memory, int byte, size_t bytes);
     void (*put)(void *context, const void *host); /* all of `memory` */
     void (*get)(void *context, void *host);       /* after all that was asked */
@@ -28,6 +29,7 @@ void cases_cast_pair(cases *cases, pst_dtype destination, pst_dtype source);
 void cases_cast_many(cases *cases, size_t most); /* 1 to `most` (<= 4000) pieces of all kinds */
 void cases_sum(cases *cases, pst_dtype destination, pst_dtype source, size_t source_count);
 void cases_sum_in_place(cases *cases, pst_dtype dtype, size_t source_count);
+void cases_maximum(cases *cases, pst_dtype dtype, size_t source_count);
 void cases_fill(cases *cases);
 
 #endif

@@ -59,6 +59,7 @@ const kernel kernels[] = {
     {"pst_cast_scale_copy_many",
      [](const void *table) { cast_scale_copy(*(const pst_cuda_cast_many *)table); }},
     {"pst_sum", [](const void *arguments) { pst_sum(*(const pst_cuda_sum *)arguments); }},
+    {"pst_maximum", [](const void *arguments) { pst_maximum(*(const pst_cuda_sum *)arguments); }},
     {"pst_fill", [](const void *arguments) { pst_fill(*(const pst_cuda_fill *)arguments); }},
 };
 

@@ -52,6 +52,11 @@ static pst_status sum(void *context, const pst_sum *sum) {
     return it.device->ops->sum(it.device, it.stream, sum);
 }
 
+static pst_status maximum(void *context, const pst_sum *maximum) {
+    (void)context;
+    return it.device->ops->maximum(it.device, it.stream, maximum);
+}
+
 static pst_status fill(void *context, void *memory, int byte, size_t bytes) {
     (void)context;
     return it.device->ops->fill(it.device, it.stream, memory, byte, bytes);
@@ -151,7 +156,7 @@ static int set_up(void **state) {
     }
     check(it.device->ops->stream_create(it.device, 0, &it.stream));
     check(it.device->ops->event_create(it.device, 0, &it.event));
-    it.runner = (runner){cast, sum, fill, put, get, NULL, alloc(CASES_BYTES)};
+    it.runner = (runner){cast, sum, maximum, fill, put, get, NULL, alloc(CASES_BYTES)};
     return 0;
 }
 

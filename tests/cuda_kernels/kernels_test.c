@@ -50,6 +50,10 @@ static pst_status sum(void *context, const pst_sum *sum) {
     return pst__cuda_sum(context, NULL, sum);
 }
 
+static pst_status maximum(void *context, const pst_sum *maximum) {
+    return pst__cuda_maximum(context, NULL, maximum);
+}
+
 static pst_status fill(void *context, void *memory, int byte, size_t bytes) {
     return pst__cuda_fill(context, NULL, memory, byte, bytes);
 }
@@ -73,13 +77,15 @@ static int set_up(void **state) {
     it.kernels.cast = named("pst_cast_scale_copy");
     it.kernels.cast_many = named("pst_cast_scale_copy_many");
     it.kernels.sum = named("pst_sum");
+    it.kernels.maximum = named("pst_maximum");
     it.kernels.fill = named("pst_fill");
     it.cuda.kernels = &it.kernels;
     it.cuda.processors = 3; /* few, so that blocks of all sizes come up */
     it.cuda.driver.cuLaunchKernel = launch;
     it.cuda.driver.cuGetErrorName = error_name;
     it.cuda.driver.cuGetErrorString = error_name;
-    it.runner = (runner){cast, sum, fill, put, get, &it.cuda, aligned_alloc(512, CASES_BYTES)};
+    it.runner =
+        (runner){cast, sum, maximum, fill, put, get, &it.cuda, aligned_alloc(512, CASES_BYTES)};
     return it.runner.memory == NULL;
 }
 
