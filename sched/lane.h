@@ -48,7 +48,7 @@ struct pst_lane {
     pst__node *tail;       /* in flight when tail_event was recorded */
     pst_event *tail_event; /* completion of the last tasks, which need no event themselves */
     unsigned texts;        /* the runtime's error texts before the latest launch or test */
-    uint32_t unpolled;     /* launches since the device was last asked what is done */
+    uint32_t unasked;      /* launches since in-flight tasks were last asked about */
     int needs_poll;        /* something launched, or a wait, is to be asked again */
     pst__tally tally;
     pst__levels levels; /* BY_PRIORITY */

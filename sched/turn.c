@@ -6,6 +6,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+/* Launches on a lane that has ever more of them, until what is done there is asked about: the
+ * questions cost the device's driver more than a launch costs us. */
+#define ASK_EVERY 16u
+
 /* ---- the head of the queue -------------------------------------------------------------- */
 
 /* What is ready by now, also what has arrived since the turn began, competes for the launch. */
@@ -221,10 +225,6 @@ static int advance_head(pst__advance *advance, pst_lane *queue) {
 
 /* ---- completions ------------------------------------------------------------------------ */
 
-/* A GPU takes more than a microsecond to say whether an event is done, and no launch waits for the
- * answer: a lane that has something to launch asks after so many launches only. */
-#define LAUNCHES_A_POLL 16u
-
 /* After a poison launched work is given some time to end, and then abandoned. */
 static int is_abandoned(const pst_runtime *runtime) {
     return pst__load_acquire(&runtime->poison) != PST_OK && runtime->grace_ns != 0 &&
@@ -340,17 +340,6 @@ static int end_flights(pst__advance *advance) {
     return 1;
 }
 
-/* Busy: with something to launch. */
-static int ask_what_is_done(pst__advance *advance, int busy) {
-    pst_lane *lane = advance->lane;
-    int ended = 0;
-    if (busy && lane->unpolled < LAUNCHES_A_POLL) return 0;
-    lane->unpolled = 0;
-    while (end_flights(advance) && !busy)
-        ended = 1;
-    return ended;
-}
-
 /* ---- the turn --------------------------------------------------------------------------- */
 
 /* On a borrowed lane only gates arrive, each with its event recorded: they are in flight at once.
@@ -363,13 +352,19 @@ static void gates_into_flight(pst_lane *lane) {
     }
 }
 
-static int launch_ready(pst__advance *advance, pst_lane *queue, uint32_t budget) {
-    pst_lane *lane = advance->lane;
+static uint32_t launch_some(pst__advance *advance, pst_lane *queue, uint32_t budget) {
     uint32_t launched = 0;
-    while (launched < budget && lane->current == NULL && advance_head(advance, queue))
+    while (launched < budget && advance->lane->current == NULL && advance_head(advance, queue))
         launched++;
-    lane->unpolled += launched;
-    return launched > 0;
+    return launched;
+}
+
+static int end_all_flights(pst__advance *advance) {
+    int ended = 0;
+    advance->lane->unasked = 0;
+    while (end_flights(advance))
+        ended = 1;
+    return ended;
 }
 
 int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
@@ -378,10 +373,16 @@ int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
     lane->needs_poll = 0;
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
     if (lane->current != NULL) changed |= end_current(&advance);
-    if (lane->mode != PST_LANE_BORROWED) changed |= launch_ready(&advance, queue, budget);
-    changed |= ask_what_is_done(&advance, changed);
-    if (lane->mode != PST_LANE_BORROWED) mark_tail(&advance);
-    if (lane->current != NULL) lane->needs_poll = 1;
+    if (lane->mode == PST_LANE_BORROWED) {
+        changed |= end_all_flights(&advance);
+    } else {
+        const uint32_t launched = launch_some(&advance, queue, budget);
+        lane->unasked += launched;
+        if (launched == 0 || lane->unasked >= ASK_EVERY) changed |= end_all_flights(&advance);
+        changed |= launched > 0;
+        mark_tail(&advance);
+        if (lane->current != NULL) lane->needs_poll = 1;
+    }
     if (lane->flight_first != NULL) lane->needs_poll = 1;
     pst__lane_count_flush(lane);
     return changed;

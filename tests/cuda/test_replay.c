@@ -188,6 +188,18 @@ static void tasks_that_are_done_together_are_not_asked_about_one_by_one(void **s
     assert_ok(pst_launch_wait(r->launch));
 }
 
+static void a_lane_that_has_more_to_launch_seldom_asks(void **state) {
+    replay *r = *state;
+    pst_task before = add(r, 0, 0, NULL, 0);
+    for (size_t i = 1; i < TASKS; i++)
+        before = add(r, i, i % 2, &before, 1);
+    assert_ok(pst_graph_seal(r->graph));
+    fake_cuda_reset();
+    assert_ok(pst_graph_launch(r->graph, &r->launch));
+    assert_ok(pst_launch_wait(r->launch));
+    assert_in_range(fake_cuda_calls("cuEventQuery"), 2, TASKS / 4);
+}
+
 static void workers_keep_the_order_too(void **state) {
     replay *r = *state;
     uint64_t seed = random_seed("workers");
@@ -333,6 +345,7 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup_pumped, teardown_replay)
         TEST(a_replay_issues_what_its_graph_needs_and_keeps_its_order),
         TEST(tasks_that_are_done_together_are_not_asked_about_one_by_one),
+        TEST(a_lane_that_has_more_to_launch_seldom_asks),
         cmocka_unit_test_setup_teardown(workers_keep_the_order_too, setup_workers, teardown_replay),
         TEST(a_chain_on_one_lane_needs_one_record_in_all),
         TEST(a_gate_is_a_record_and_a_wait_of_the_thread_is_a_wait),
