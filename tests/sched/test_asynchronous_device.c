@@ -523,31 +523,6 @@ static void workers_see_the_end_of_what_they_launched(void **state) {
     assert_int_equal(callbacks_of(&a), 1);
 }
 
-/* Each turn finds one task to launch, and one that is done. */
-static void a_busy_lane_asks_now_and_then_what_is_done(void **state) {
-    enum { TASKS = 64 };
-    fixture *f = *state;
-    step steps[TASKS], others[TASKS];
-    pst_task previous = NO_TASK, tasks[TASKS];
-    for (size_t i = 0; i < TASKS; i++) {
-        steps[i] = others[i] = (step){.name = "busy"};
-        tasks[i] = add_quiet(f, f->graph, f->gather, &steps[i], previous, NO_TASK);
-        previous = add_quiet(f, f->graph, f->reduce, &others[i], tasks[i], NO_TASK);
-    }
-    assert_ok(pst_graph_seal(f->graph));
-    pst_launch launch;
-    assert_ok(pst_graph_launch(f->graph, &launch));
-    while (f->queue.works < 2 * TASKS) {
-        const size_t works = f->queue.works;
-        turns(f, 1);
-        queue_drain(&f->queue);
-        assert_int_not_equal(f->queue.works, works);
-    }
-    assert_in_range(f->queue.queries, 2, TASKS / 2);
-    assert_ok(pst_task_test(launch, tasks[0]));
-    finish(f);
-}
-
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void) {
@@ -560,7 +535,6 @@ int main(void) {
         TEST(the_next_launch_may_begin_while_tasks_are_in_flight),
         TEST(a_task_in_flight_ends_before_the_next_launch_of_it_is_canceled),
         TEST(only_the_oldest_event_of_a_lane_is_polled),
-        TEST(a_busy_lane_asks_now_and_then_what_is_done),
         TEST(a_callback_comes_when_the_device_is_done),
         TEST(a_host_task_behind_a_device_task_starts_when_that_is_done),
         TEST(a_gate_makes_streams_wait_for_the_callers_stream),
