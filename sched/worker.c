@@ -3,6 +3,7 @@
 #include "sched/poll.h"
 #include "sched/thread.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define TURN_BUDGET 256u /* launches of a lane before the worker looks at the next one */
@@ -77,10 +78,17 @@ static void *run(void *argument) {
     return NULL;
 }
 
+/* Lanes have tracks, too, under their own names. */
+static pst_status create_track(pst__worker *worker, const char *name) {
+    char track[128];
+    (void)snprintf(track, sizeof track, "worker %s", name);
+    return pst__track_create(worker->runtime->trace, PST__TRACK_WORKER, track, &worker->track);
+}
+
 static pst_status fill(pst__worker *worker, const char *name) {
     pst_runtime *runtime = worker->runtime;
     ck_ec_init(&worker->park.count, 0);
-    pst_status status = pst__track_create(runtime->trace, PST__TRACK_WORKER, name, &worker->track);
+    pst_status status = create_track(worker, name);
     if (status == PST_OK) status = pst__watchdog_start(runtime);
     if (status != PST_OK) return status;
     const int error = pst__thread_start(&worker->thread, run, worker);
