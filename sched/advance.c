@@ -78,18 +78,24 @@ void pst__node_become(pst__node *node, uint64_t number, pst__task_state state, p
     pst__store_release(&node->word, pst__word(number, state, status));
 }
 
-static void count(const pst__advance *advance, const pst__node *node, pst__run *run,
-                  uint32_t launched, uint32_t finished) {
+static void count(const pst__advance *advance, pst_graph *graph, pst__run *run, uint32_t launched,
+                  uint32_t finished) {
     if (advance->lane == NULL)
-        pst__run_count(node->graph, run, launched, finished);
+        pst__run_count(graph, run, launched, finished);
     else
-        pst__lane_count(advance->lane, node->graph, run, launched, finished);
+        pst__lane_count(advance->lane, graph, run, launched, finished);
+}
+
+/* Acquire-release only because it is one operation for all: the run's counters publish it. */
+static void keep_first_error(pst__run *run, pst_status status) {
+    int none = PST_OK;
+    (void)pst__cas_acq_rel(&run->status, &none, (int)status);
 }
 
 /* The last task's callback may launch the graph again: let that see that all are launched. */
 static void call_back(const pst__advance *advance, const pst__node *node, pst__run *run,
                       uint32_t *launched, pst_status status) {
-    count(advance, node, run, *launched, 0);
+    count(advance, node->graph, run, *launched, 0);
     *launched = 0;
     if (advance->lane != NULL) pst__lane_count_flush(advance->lane);
     node->detail->done(node->detail->done_argument, status);
@@ -97,30 +103,20 @@ static void call_back(const pst__advance *advance, const pst__node *node, pst__r
 
 void pst__node_end(pst__advance *advance, pst__node *node, uint64_t number, pst__task_state state,
                    pst_status status, pst__phase phase) {
-    pst_runtime *runtime = node->graph->runtime;
-    pst__run *run = pst__graph_run(node->graph, number);
+    pst_graph *graph = node->graph;
+    pst__run *run = pst__graph_run(graph, number);
+    /* Relaxed: whoever ends a task owns the lane, as who launched it did. Gates are never LAUNCHED.
+     */
     uint32_t launched = pst__word_state(pst__load_relaxed(&node->word)) != PST__TASK_LAUNCHED;
-    if (status < 0) {
-        int none = PST_OK; /* acquire-release only because it is one operation for all */
-        (void)pst__cas_acq_rel(&run->status, &none, (int)status);
-    }
+    if (status < 0) keep_first_error(run, status);
     if (node->detail != NULL && node->detail->done != NULL)
         call_back(advance, node, run, &launched, status);
     pst__node_become(node, number, state, status);
-    /* Without a fence: a waiter that this look misses is woken when the lane flushes its count. */
-    if (pst__load_relaxed(&runtime->waiters) != 0) pst__runtime_wake_waiters(runtime);
+    pst__runtime_wake_seen_waiters(graph->runtime);
     pst__advance_release(advance, node, phase, status);
     /* From the drop on a growing node is another task's, and from the count on a graph may go. */
-    if (node->flags & PST__NODE_GROWING) {
-        pst_graph *graph = node->graph;
-        pst__grown_drop(node);
-        if (advance->lane == NULL)
-            pst__run_count(graph, run, launched, 1);
-        else
-            pst__lane_count(advance->lane, graph, run, launched, 1);
-        return;
-    }
-    count(advance, node, run, launched, 1);
+    if (node->flags & PST__NODE_GROWING) pst__grown_drop(node);
+    count(advance, graph, run, launched, 1);
 }
 
 /* Has the gate successors that only its end releases? */
@@ -136,6 +132,8 @@ static int has_late_successors(const pst__node *gate) {
  * whose turns ask for the event. All others end here. */
 static void pass_gate(pst__advance *advance, pst__node *gate) {
     const uint64_t number = gate->graph->number;
+    /* Relaxed: the arrival that made the gate ready has acquired it, and nobody else writes it
+     * until the next launch, which acquires the run's counters first. */
     const pst_status status = pst__pending_status(pst__load_relaxed(&gate->pending));
     pst__store_relaxed(&gate->pending, gate->predecessors);
     if (status == PST_OK && gate->detail->event_recorded && has_late_successors(gate)) {

@@ -19,7 +19,7 @@ typedef struct arcs {
  * same order. */
 static size_t lane_arcs(const pst_graph *graph, pst__pair *pairs) {
     size_t count = 0;
-    for (const pst_lane *lane = pst__load_acquire(&graph->runtime->lanes); lane != NULL;
+    for (const pst_lane *lane = pst__runtime_lanes(graph->runtime); lane != NULL;
          lane = lane->next) {
         uint32_t previous = UINT32_MAX;
         if (lane->order != PST_LANE_BY_SUBMISSION || lane->leader != lane) continue;

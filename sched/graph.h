@@ -87,6 +87,12 @@ static inline pst__run *pst__graph_run(pst_graph *graph, uint64_t number) {
     return &graph->runs[number & 1];
 }
 
+/* The latest launch's number. Acquire: pairs with the release in pst_graph_launch, so that the run
+ * of that number is found set up. */
+static inline uint64_t pst__graph_number(const pst_graph *graph) {
+    return pst__load_acquire(&graph->number);
+}
+
 /* Tasks and gates of the run that have not ended. Of a growing graph `unfinished` counts down from
  * 0 and `added` up, so that the adding thread and the lanes write to different lines. Acquire:
  * pairs with pst__run_count. `added` is looked at later, and so includes whatever has ended by

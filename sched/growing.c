@@ -231,6 +231,8 @@ static void put_back(pst_graph *graph, pst__grown *task) {
     graph->spare = task;
 }
 
+/* The graph's lock is held and nothing is unfinished. Relaxed: what is added from here on is
+ * published to its lane by a push. */
 static void forget_cancel(pst_graph *graph, pst__run *run) {
     pst__store_relaxed(&graph->stop, PST_OK);
     if (pst__load_relaxed(&run->status) == PST_ECANCELED) pst__store_relaxed(&run->status, PST_OK);

@@ -113,19 +113,15 @@ static void follow(pst_lane *lane) {
     pst__lane_disown(leader, 0, NULL);
 }
 
-static void enlist(pst_lane *lane, const pst_lane_options *options) {
+/* Puts the lane under the thread that is to serve it, if there is one. The caller holds the
+ * runtime's lock. */
+static void find_worker(pst_lane *lane, const pst_lane_options *options) {
     pst_runtime *runtime = lane->runtime;
-    if (lane->leader != lane) follow(lane);
-    ck_spinlock_lock(&runtime->lock);
-    lane->next = runtime->lanes;
-    /* Release: pairs with the acquire of those that walk the list without the lock. */
-    pst__store_release(&runtime->lanes, lane);
-    if (lane->leader != lane) {
-        /* its leader is enlisted */
-    } else if (lane->mode == PST_LANE_WORKER) {
+    if (lane->leader != lane) return; /* its leader's */
+    if (lane->mode == PST_LANE_WORKER) {
         pst__worker *worker = lane->worker;
         worker->next = runtime->workers;
-        pst__store_release(&runtime->workers, worker);
+        runtime->workers = worker;
         pst__worker_adopt(worker, lane);
         adopt_borrowed(runtime, worker);
     } else if (lane->mode == PST_LANE_SHARED) {
@@ -133,6 +129,15 @@ static void enlist(pst_lane *lane, const pst_lane_options *options) {
     } else if (lane->mode == PST_LANE_BORROWED && runtime->workers != NULL) {
         adopt_borrowed(runtime, runtime->workers);
     }
+}
+
+static void enlist(pst_lane *lane, const pst_lane_options *options) {
+    pst_runtime *runtime = lane->runtime;
+    if (lane->leader != lane) follow(lane);
+    ck_spinlock_lock(&runtime->lock);
+    lane->next = runtime->lanes;
+    pst__store_release(&runtime->lanes, lane); /* pairs with the acquire in pst__runtime_lanes */
+    find_worker(lane, options);
     ck_spinlock_unlock(&runtime->lock);
 }
 
@@ -200,39 +205,44 @@ void pst_lane_wake(pst_lane *lane) {
 void pst__lane_disown(pst_lane *lane, int changed, const pst__worker *self) {
     /* Release: pairs with the acquire in pst__lane_try_own. */
     pst__store_release(&lane->owned, 0);
+    /* Relaxed: it is the worker that asks, and a lane keeps its worker. */
     if (self != NULL && self == pst__load_relaxed(&lane->worker)) return;
-    /* Orders the store above with the look below: whoever pushed and woke the worker, which then
-     * found the lane owned, has pushed before that; see pst__worker's turn. */
+    /* Orders the store above with the looks below: the worker that found the lane owned has asked
+     * to be told before it looked again, and whoever woke it has pushed before that. Pairs with the
+     * fence in worker.c, try_own. */
     pst__fence_store_load();
-    const uint32_t missed = pst__load_relaxed(&lane->missed); /* see try_own of the worker */
+    const uint32_t missed = pst__load_relaxed(&lane->missed);
     if (missed) pst__store_relaxed(&lane->missed, 0);
     if (changed || missed || !pst__arrivals_empty(&lane->arrivals)) pst__lane_notify(lane);
 }
 
-pst_event *pst__lane_event_of(pst_lane *lane, pst__node *node) {
+/* ---- a task's event --------------------------------------------------------------------- */
+
+/* The caller owns the lane. */
+static pst_event *owned_event_of(const pst_lane *lane, const pst__node *node) {
     const pst_device_ops *ops = lane->device->ops;
-    pst_lane *owned = lane->leader;
-    pst_event *event = NULL;
-    /* Acquire: pairs with the release in pst__node_end. */
+    pst__detail *detail = node->detail;
+    /* Relaxed: the lane's owners alone change it from launched on, and hand it over with the lane.
+     */
+    const int in_flight = pst__word_state(pst__load_relaxed(&node->word)) == PST__TASK_LAUNCHED;
+    if (!lane->asynchronous && !in_flight) return lane->runtime->done_event;
+    if (detail->event == NULL && ops->event_create(lane->device, 0, &detail->event) != PST_OK)
+        return NULL;
+    detail->event_device = lane->device;
+    if (in_flight && !detail->event_recorded) {
+        if (ops->event_record(lane->device, detail->event, lane->stream) != PST_OK) return NULL;
+        detail->event_recorded = 1;
+    }
+    return detail->event;
+}
+
+pst_event *pst__lane_event_of(pst_lane *lane, pst__node *node) {
+    /* Acquire: pairs with the release in pst__node_become. */
     if (!lane->asynchronous && pst__task_has_ended(pst__word_state(pst__load_acquire(&node->word))))
         return lane->runtime->done_event;
-    while (!pst__lane_try_own(owned))
+    while (!pst__lane_try_own(lane->leader))
         ck_pr_stall();
-    pst__detail *detail = node->detail;
-    const int in_flight = pst__word_state(pst__load_relaxed(&node->word)) == PST__TASK_LAUNCHED;
-    if (!lane->asynchronous && !in_flight) {
-        event = lane->runtime->done_event;
-    } else if (detail->event != NULL ||
-               ops->event_create(lane->device, 0, &detail->event) == PST_OK) {
-        detail->event_device = lane->device;
-        event = detail->event;
-        if (in_flight && !detail->event_recorded) {
-            if (ops->event_record(lane->device, event, lane->stream) == PST_OK)
-                detail->event_recorded = 1;
-            else
-                event = NULL;
-        }
-    }
-    pst__lane_disown(owned, 0, NULL);
+    pst_event *event = owned_event_of(lane, node);
+    pst__lane_disown(lane->leader, 0, NULL);
     return event;
 }

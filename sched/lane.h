@@ -16,6 +16,16 @@ typedef struct pst__tally {
     uint32_t launched, finished;
 } pst__tally;
 
+/* Whose turn it is, in two words that any thread may write:
+ *
+ *   owned  missed
+ *     0      0     nobody serves the lane; pst__lane_try_own takes it
+ *     1      0     its owner takes turns; pst__lane_disown hands it back
+ *     1      1     and the worker has come in vain: pst__lane_disown wakes it
+ *     0      1     the worker asked while the lane was handed back: it takes it by its second try,
+ *                  and the next helper's pst__lane_disown wakes it once too often
+ *
+ * What a turn does with a task is in states.h. */
 struct pst_lane {
     /* fixed after creation */
     pst_runtime *runtime;

@@ -12,7 +12,8 @@ static int is_counted(pst_graph *graph) {
            pst__load_acquire(&pst__graph_run(graph, graph->number + 1)->unfinished) == 0;
 }
 
-/* Whoever has waited for the last tasks knows that they are launched, and with them all others. */
+/* Whoever has waited for the last tasks knows that they are launched, and with them all others.
+ * Relaxed: the counts say what is seen of the tasks, this only says that they will come. */
 static int is_launched(const pst_graph *graph) {
     for (uint32_t i = 0; i < graph->last_count; i++) {
         const uint32_t word = pst__load_relaxed(&graph->nodes[graph->last[i]].word);
@@ -25,8 +26,9 @@ static int is_launched(const pst_graph *graph) {
 
 #define COUNT_PATIENCE 20000 /* looks: some milliseconds */
 
-/* Lanes count what they have launched at the end of a turn. What is launched and not counted will
- * be in a moment, unless the caller itself is in that turn, in the start of a task. */
+/* A lane counts what it has launched when it has nothing more to do, or its worker goes on to
+ * another lane. What is launched and not counted will be in a moment, unless the caller itself is
+ * in that lane's turn, in the start of a task, or other tasks keep the lane busy. */
 static void await_counts(pst_graph *graph) {
     if (graph->number == 0 || is_counted(graph) || !is_launched(graph)) return;
     for (int i = 0; i < COUNT_PATIENCE && !is_counted(graph); i++)
@@ -88,7 +90,7 @@ pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch) {
 
 /* Whoever gets the gate from pending to open in this launch is the one who opens it. */
 static int claim(pst__node *gate, uint64_t number) {
-    uint32_t seen = pst__load_relaxed(&gate->word);
+    uint32_t seen = pst__load_relaxed(&gate->word); /* a guess: the exchange below is what counts */
     const uint32_t open = pst__word(number, PST__TASK_OPEN, PST_OK);
     do {
         if (pst__word_number(seen) == pst__word_number(open) &&
@@ -130,7 +132,7 @@ static pst_status check_gate(const pst_launch *launch, const pst__node *gate,
         return pst__runtime_fail(graph->runtime, PST_EINVAL,
                                  "graph %s: what is to be opened is no gate of this graph",
                                  graph->name);
-    if (launch->number != pst__load_acquire(&graph->number) ||
+    if (launch->number != pst__graph_number(graph) ||
         (graph->kind == PST_GRAPH_SEALED && launch->number == 0))
         return pst__runtime_fail(
             graph->runtime, PST_ESTATE,
@@ -152,6 +154,7 @@ pst_status pst_gate_open(pst_launch launch, pst_task task, pst_lane *borrowed) {
     pst_status status = check_gate(&launch, gate, borrowed);
     if (status != PST_OK) return status;
     if (!claim(gate, launch.number)) {
+        /* Relaxed: it only chooses between two refusals. */
         const pst_status stop = (pst_status)pst__load_relaxed(&graph->stop);
         return stop < 0 ? stop
                         : pst__runtime_fail(graph->runtime, PST_ESTATE,
@@ -213,15 +216,14 @@ void pst__graph_cancel(pst_graph *graph, pst_status status) {
 pst_status pst_launch_cancel(pst_launch launch) {
     if (launch.graph == NULL) return PST_EINVAL;
     pst_graph *graph = launch.graph;
-    if (launch.number != pst__load_acquire(&graph->number)) {
+    if (launch.number != pst__graph_number(graph)) {
         if (launch.number != 0 && launch.number < graph->number) return PST_OK; /* all launched */
         return pst__runtime_fail(graph->runtime, PST_ESTATE,
                                  "graph %s: there is no launch %" PRIu64 " to cancel", graph->name,
                                  launch.number);
     }
     pst__graph_cancel(graph, PST_ECANCELED);
-    for (pst_lane *lane = pst__load_acquire(&graph->runtime->lanes); lane != NULL;
-         lane = lane->next)
+    for (pst_lane *lane = pst__runtime_lanes(graph->runtime); lane != NULL; lane = lane->next)
         pst__lane_notify(lane);
     return PST_OK;
 }

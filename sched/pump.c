@@ -2,6 +2,7 @@
 #include "sched/pump.h"
 
 #include "sched/lane.h"
+#include "sched/poll.h"
 #include "sched/watchdog.h"
 
 #include <errno.h>
@@ -10,10 +11,6 @@
 #include <unistd.h>
 
 #define PUMP_BUDGET 64u
-
-/* What is launched is asked again after this long, doubling up to the second figure. */
-#define POLL_FIRST_NS 50000u
-#define POLL_LAST_NS  1000000u
 
 void pst__pump_init(pst__pump *pump) {
     *pump = (pst__pump){.descriptor = -1};
@@ -47,9 +44,11 @@ void pst__pump_signal(pst__pump *pump) {
  * below writes after the read. */
 static int take_back(pst__pump *pump) {
     uint64_t count;
+    /* Acquire: pairs with the release in pst_fd. */
     const int descriptor = pst__load_acquire(&pump->descriptor);
     const int was_readable =
         descriptor >= 0 && read(descriptor, &count, sizeof count) == (ssize_t)sizeof count;
+    /* Acquire-release: pairs with the exchange in pst__pump_signal. */
     if (!pst__swap_acq_rel(&pump->signalled, 0)) return was_readable;
     /* Orders the store above with the looks of the turn that follows; see pst__pump_signal. */
     pst__fence_store_load();
@@ -64,7 +63,7 @@ pst_status pst_fd(pst_runtime *runtime, int *descriptor) {
     const int is_new = made < 0;
     if (is_new) {
         made = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-        pst__store_release(&pump->descriptor, made);
+        pst__store_release(&pump->descriptor, made); /* pairs with the acquires above */
     }
     ck_spinlock_unlock(&runtime->lock);
     *descriptor = made;
@@ -80,8 +79,7 @@ pst_status pst_fd(pst_runtime *runtime, int *descriptor) {
 /* Turns of those lanes that have a worker, or have none. */
 static int help(pst_runtime *runtime, int have_worker, uint32_t budget, int *pending) {
     int changed = 0;
-    /* Acquire: pairs with the release in pst_lane_create. */
-    for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next) {
+    for (pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next) {
         if (lane->leader != lane) continue; /* its leader's turn is its own */
         /* Relaxed: a lane that gets its worker now is polled once too often. */
         if ((pst__load_relaxed(&lane->worker) != NULL) != have_worker) continue;
@@ -113,8 +111,8 @@ int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
 
 static uint32_t next_poll(uint32_t poll, int changed, int pending) {
     if (!pending) return 0;
-    if (changed || poll == 0) return POLL_FIRST_NS;
-    return poll * 2 < POLL_LAST_NS ? poll * 2 : POLL_LAST_NS;
+    if (changed || poll == 0) return PST__POLL_FIRST_NS;
+    return (uint32_t)pst__poll_longer(poll);
 }
 
 /* `seen` is from before the turn: a thread that has found nothing pending says so only if nobody
@@ -129,7 +127,7 @@ static void set_poll(pst__pump *pump, uint64_t seen, int changed, int pending) {
 
 pst_status pst_run_once(pst_runtime *runtime, int *idle) {
     if (runtime == NULL) return PST_EINVAL;
-    const uint64_t poll = pst__load_relaxed(&runtime->pump.poll);
+    const uint64_t poll = pst__load_relaxed(&runtime->pump.poll); /* see set_poll */
     int pending;
     int changed = pst__runtime_help(runtime, PUMP_BUDGET, &pending);
     if (!changed && take_back(&runtime->pump))
@@ -143,6 +141,7 @@ pst_status pst_run_once(pst_runtime *runtime, int *idle) {
 }
 
 int64_t pst_timeout(const pst_runtime *runtime) {
+    /* Relaxed: what is signalled after this look makes the descriptor readable. */
     if (runtime == NULL || pst__load_relaxed(&runtime->pump.signalled)) return 0;
     /* Relaxed: this thread's own turn was the last to change it, or a later one. */
     const uint32_t poll = (uint32_t)pst__load_relaxed(&runtime->pump.poll);

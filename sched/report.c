@@ -1,6 +1,7 @@
 /* Why a wait was in vain: the text names the task, and the one that all others wait for. */
+#include "sched/report.h"
+
 #include "sched/growing.h"
-#include "sched/wait.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -115,8 +116,7 @@ static int describe_gate(pst_graph *graph, char *text) {
 }
 
 static void describe_oldest(pst_graph *graph, char *text) {
-    for (pst_lane *lane = pst__load_acquire(&graph->runtime->lanes); lane != NULL;
-         lane = lane->next)
+    for (pst_lane *lane = pst__runtime_lanes(graph->runtime); lane != NULL; lane = lane->next)
         if (describe_lane(lane, text)) return;
     if (!describe_gate(graph, text))
         (void)snprintf(text, TEXT_BYTES, "a lane that another thread serves");

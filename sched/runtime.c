@@ -9,6 +9,7 @@
 #define DEFAULT_TRACE_RECORDS 65536u
 #define DEFAULT_TASK_CAPACITY 1024u
 #define DRAIN_BUDGET          64u
+#define DRAIN_SLEEP_NS        200000u
 
 /* ---- creation --------------------------------------------------------------------------- */
 
@@ -110,7 +111,7 @@ size_t pst_runtime_error(const pst_runtime *runtime, char *buffer, size_t size) 
 
 pst_status pst_runtime_status(const pst_runtime *runtime) {
     if (runtime == NULL) return PST_EINVAL;
-    /* Acquire: pairs with pst__runtime_stop, so that poison_at is seen as well. */
+    /* Acquire: pairs with the exchange in stop_all, so that poison_at is seen as well. */
     return (pst_status)pst__load_acquire(&runtime->poison);
 }
 
@@ -137,7 +138,7 @@ static int stop_all(pst_runtime *runtime, pst_status status) {
         for (pst_graph *graph = runtime->graphs; graph != NULL; graph = graph->next)
             pst__graph_cancel(graph, status);
     ck_spinlock_unlock(&runtime->lock);
-    for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next)
+    for (pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next)
         pst__lane_notify(lane);
     pst__runtime_wake_waiters(runtime);
     return first;
@@ -161,22 +162,19 @@ int pst__runtime_is_idle(pst_runtime *runtime) {
     return idle;
 }
 
+/* Without the fence of the other waits: a wake-up that is missed costs one short sleep. */
 static void drain(pst_runtime *runtime) {
     while (!pst__runtime_is_idle(runtime)) {
         const uint32_t count = pst__park_count(&runtime->waiting);
         (void)pst__add_acq_rel(&runtime->waiters, 1);
         if (!pst__runtime_help(runtime, DRAIN_BUDGET, NULL) && !pst__runtime_is_idle(runtime))
-            pst__park_wait(&runtime->waiting, count, 200000);
+            pst__park_wait(&runtime->waiting, count, DRAIN_SLEEP_NS);
         (void)pst__sub_acq_rel(&runtime->waiters, 1);
     }
 }
 
-void pst_runtime_destroy(pst_runtime *runtime) {
-    if (runtime == NULL) return;
-    (void)stop_all(runtime, PST_ECANCELED);
-    if (!pst__runtime_is_idle(runtime)) pst__hooks_call(runtime, pst_runtime_status(runtime));
-    drain(runtime);
-    pst__watchdog_stop(runtime);
+/* Threads before what they work on. */
+static void destroy_parts(pst_runtime *runtime) {
     while (runtime->workers != NULL) {
         pst__worker *next = runtime->workers->next;
         pst__worker_destroy(runtime->workers);
@@ -192,6 +190,15 @@ void pst_runtime_destroy(pst_runtime *runtime) {
         pst__lane_destroy(runtime->lanes);
         runtime->lanes = next;
     }
+}
+
+void pst_runtime_destroy(pst_runtime *runtime) {
+    if (runtime == NULL) return;
+    (void)stop_all(runtime, PST_ECANCELED);
+    if (!pst__runtime_is_idle(runtime)) pst__hooks_call(runtime, pst_runtime_status(runtime));
+    drain(runtime);
+    pst__watchdog_stop(runtime);
+    destroy_parts(runtime);
     free_runtime(runtime);
 }
 

@@ -2,6 +2,7 @@
 #ifndef PST_SCHED_RUNTIME_H
 #define PST_SCHED_RUNTIME_H
 
+#include "base/atomic.h"
 #include "base/error.h"
 #include "base/heap.h"
 #include "sched/hooks.h"
@@ -28,7 +29,7 @@ struct pst_runtime {
 
     ck_spinlock_t lock;   /* of the lists below; held for list surgery and for a cancel's walk */
     pst_lane *lanes;      /* newest first; lanes are only added, so readers walk without the lock */
-    pst__worker *workers; /* the same */
+    pst__worker *workers; /* newest first; only the lock's holder looks at them */
     pst_graph *graphs;
     uint64_t graph_ids;
 
@@ -59,6 +60,18 @@ uint64_t pst__runtime_deadline(const pst_runtime *runtime); /* ns; 0: no limit *
  * fence orders that with the look at `waiters`, and pairs with the one in pst__wait_until, which
  * registers first and then looks for what was published. */
 void pst__runtime_wake_waiters(pst_runtime *runtime);
+
+/* The same for each task of a turn, without the fence: a waiter that this look misses is woken when
+ * the lane flushes its count. */
+static inline void pst__runtime_wake_seen_waiters(pst_runtime *runtime) {
+    if (pst__load_relaxed(&runtime->waiters) != 0) pst__runtime_wake_waiters(runtime);
+}
+
+/* The newest lane; the others follow by `next`. Acquire: pairs with the release in pst_lane_create,
+ * so that each lane is found complete. */
+static inline pst_lane *pst__runtime_lanes(const pst_runtime *runtime) {
+    return pst__load_acquire(&runtime->lanes);
+}
 
 /* 1 when no graph has unfinished tasks. */
 int pst__runtime_is_idle(pst_runtime *runtime);

@@ -69,6 +69,10 @@ static void flag_nodes(pst_graph *graph) {
         if (node->lane != NULL && node->lane->asynchronous && node->detail->done != NULL)
             node->flags |= PST__NODE_EVENT;
     }
+}
+
+static void flag_ends_of_edges(pst_graph *graph) {
+    pst__node *nodes = graph->nodes;
     for (size_t i = 0; i < graph->pair_count; i++) {
         pst__node *from = &nodes[graph->pairs[i].from], *to = &nodes[graph->pairs[i].to];
         if (from->lane == to->lane) continue;
@@ -77,8 +81,11 @@ static void flag_nodes(pst_graph *graph) {
         from->flags |= PST__NODE_EVENT;
         if (!pst__is_early(from, to->lane)) from->flags |= PST__NODE_LATE;
     }
+}
+
+static void flag_what_is_waited_for(pst_graph *graph) {
     for (size_t i = 0; i < graph->outer_count; i++) {
-        pst__node *node = &nodes[graph->outer[i].task];
+        pst__node *node = &graph->nodes[graph->outer[i].task];
         if (graph->outer[i].is_wait && node->lane != NULL && node->lane->asynchronous)
             node->flags |= PST__NODE_EVENT;
     }
@@ -121,9 +128,7 @@ static size_t count_lanes(const pst_lane *first) {
 /* A batch for every lane of the runtime, empty where the graph has no task on it. */
 static pst_status make_batches(pst_graph *graph) {
     const pst__heap *heap = &graph->runtime->heap;
-    /* Acquire: pairs with the release in pst_lane_create; later lanes have no task of this graph.
-     */
-    pst_lane *lane = pst__load_acquire(&graph->runtime->lanes);
+    pst_lane *lane = pst__runtime_lanes(graph->runtime); /* later ones have no task of the graph */
     graph->batch_count = count_lanes(lane);
     graph->batch_index_count = 0;
     for (size_t i = 0; i < graph->node_count; i++)
@@ -141,7 +146,7 @@ static pst_status make_batches(pst_graph *graph) {
     return PST_OK;
 }
 
-static void fill_batches(pst_graph *graph) {
+static void count_batches(pst_graph *graph) {
     pst__batch *batch = NULL;
     for (size_t i = 0; i < graph->node_count; i++) {
         const pst__node *node = &graph->nodes[i];
@@ -150,16 +155,25 @@ static void fill_batches(pst_graph *graph) {
             batch = batch_of(graph, node->lane);
         batch->count++;
     }
+}
+
+/* Gives each batch its part of the indices. */
+static void place_batches(pst_graph *graph) {
     const uint32_t *next = graph->batch_indices;
     for (size_t b = 0; b < graph->batch_count; b++) {
         graph->batches[b].indices = next;
         next += graph->batches[b].count;
-        graph->batches[b].cursor = 0;
     }
+}
+
+/* The cursors count what is filled in; each launch sets them back. */
+static void fill_batches(pst_graph *graph) {
+    pst__batch *batch = NULL;
     for (uint32_t i = 0; i < graph->node_count; i++) {
         const pst__node *node = &graph->nodes[i];
         if (!starts_in_batch(node)) continue;
-        if (batch->item.lane != node->lane->leader) batch = batch_of(graph, node->lane);
+        if (batch == NULL || batch->item.lane != node->lane->leader)
+            batch = batch_of(graph, node->lane);
         graph->batch_indices[(size_t)(batch->indices - graph->batch_indices) + batch->cursor++] = i;
     }
 }
@@ -177,10 +191,15 @@ static pst_status make_arrays(pst_graph *graph) {
     if (status != PST_OK) return status;
     find_last(graph);
     flag_nodes(graph);
+    flag_ends_of_edges(graph);
+    flag_what_is_waited_for(graph);
     status = make_events(graph);
     if (status == PST_OK) status = make_batches(graph);
-    if (status == PST_OK) fill_batches(graph);
-    return status;
+    if (status != PST_OK) return status;
+    count_batches(graph);
+    place_batches(graph);
+    fill_batches(graph);
+    return PST_OK;
 }
 
 pst_status pst_graph_seal(pst_graph *graph) {

@@ -149,7 +149,7 @@ static void launched_on_device(pst__advance *advance, pst__node *node, uint64_t 
     into_flight(lane, node);
     pst__node_become(node, number, PST__TASK_LAUNCHED, PST_OK);
     pst__lane_count(lane, node->graph, pst__graph_run(node->graph, number), 1, 0);
-    if (pst__load_relaxed(&lane->runtime->waiters) != 0) pst__runtime_wake_waiters(lane->runtime);
+    pst__runtime_wake_seen_waiters(lane->runtime);
     pst__advance_release(advance, node, PST__WHEN_LAUNCHED, PST_OK);
 }
 
@@ -217,6 +217,8 @@ static int advance_head(pst__advance *advance, pst_lane *queue) {
     }
     take_head(queue);
     const uint64_t number = node->graph->number;
+    /* Relaxed: armed before the launch is published, and the next one's arrivals come after that.
+     */
     pst__store_relaxed(&node->pending, node->predecessors);
     if (node->flags & PST__NODE_GROWING) pst__grown_forget_predecessors(node);
     if (stop < 0)
@@ -231,7 +233,8 @@ static int advance_head(pst__advance *advance, pst_lane *queue) {
 
 /* ---- completions ------------------------------------------------------------------------ */
 
-/* After a poison launched work is given some time to end, and then abandoned. */
+/* After a poison launched work is given some time to end, and then abandoned. Acquire: pairs with
+ * the exchange in pst_runtime_poison, so that its time is seen as well. */
 static int is_abandoned(const pst_runtime *runtime) {
     return pst__load_acquire(&runtime->poison) != PST_OK && runtime->grace_ns != 0 &&
            pst__now() - pst__load_relaxed(&runtime->poison_at) > runtime->grace_ns;

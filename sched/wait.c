@@ -1,21 +1,21 @@
 #include "sched/wait.h"
 
 #include "base/clock.h"
+#include "sched/poll.h"
+#include "sched/report.h"
 
 #include <inttypes.h>
 
 #define HELP_BUDGET 8u  /* launches of a lane between two looks at what is waited for */
 #define VAIN_TURNS  32u /* in vain, from one look at the workers' lanes to the next */
 
-/* Lanes without a worker live by those who wait: they look again after this long, then longer. */
-#define POLL_FIRST_NS 50000u
-#define POLL_LAST_NS  1000000u
-
 /* ---- waiting ---------------------------------------------------------------------------- */
 
+/* Such lanes live by those who wait. Relaxed: a lane that gets its worker now is looked at once too
+ * often. */
 static int has_pumped_lane(const pst_runtime *runtime) {
-    for (const pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next)
-        if (pst__load_acquire(&lane->worker) == NULL &&
+    for (const pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next)
+        if (pst__load_relaxed(&lane->worker) == NULL &&
             (lane->asynchronous || lane->mode != PST_LANE_BORROWED))
             return 1;
     return 0;
@@ -59,7 +59,7 @@ static void sleep_until(pst_runtime *runtime, int (*holds)(const void *), const 
 pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argument),
                            const void *argument) {
     const uint64_t begin = runtime->deadline_ns == 0 ? 0 : pst__now();
-    uint64_t poll_ns = POLL_FIRST_NS;
+    uint64_t poll_ns = PST__POLL_FIRST_NS;
     for (;;) {
         const int woken = help_or_spin(runtime, holds, argument);
         pst__watchdog_pump(runtime);
@@ -73,14 +73,15 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
             timeout = least(timeout, runtime->deadline_ns - spent);
         }
         sleep_until(runtime, holds, argument, timeout);
-        poll_ns = least(poll_ns * 2, POLL_LAST_NS);
+        poll_ns = pst__poll_longer(poll_ns);
     }
 }
 
 /* ---- a task in a launch ----------------------------------------------------------------- */
 
 pst__task_state pst__look(const pst__question *asked, pst_status *status) {
-    /* Acquire: pairs with the release in pst__node_end; who sees the end sees what the task did. */
+    /* Acquire: pairs with the release in pst__node_become; who sees the end sees what the task did.
+     */
     const uint32_t word = pst__load_acquire(&asked->node->word);
     const uint32_t ahead =
         (pst__word_number(word) - (uint32_t)(asked->number & PST__NUMBER_MASK)) & PST__NUMBER_MASK;
@@ -90,6 +91,7 @@ pst__task_state pst__look(const pst__question *asked, pst_status *status) {
     }
     *status = PST_OK;
     if (ahead > PST__NUMBER_MASK / 2) return PST__TASK_PENDING;
+    /* Relaxed: the node's own error comes before its later word, which is acquired above. */
     *status = (pst_status)pst__load_relaxed(&pst__graph_run(asked->graph, asked->number)->status);
     return PST__TASK_DONE;
 }
@@ -103,7 +105,7 @@ static int has_come(const void *argument) {
 
 static pst_status check_number(const pst_launch *launch) {
     const pst_graph *graph = launch->graph;
-    const uint64_t latest = pst__load_acquire(&graph->number);
+    const uint64_t latest = pst__graph_number(graph);
     const int known =
         graph->kind == PST_GRAPH_GROWING
             ? launch->number == 0
@@ -222,7 +224,7 @@ pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed) {
 static int run_is_over(const void *argument) {
     const pst_launch *launch = argument;
     const pst__run *run = pst__graph_run(launch->graph, launch->number);
-    /* A later launch in its place means the same. */
+    /* A later launch in its place means the same. Relaxed: a number to compare. */
     return pst__run_unfinished(launch->graph, run) == 0 ||
            pst__load_relaxed(&run->number) != launch->number;
 }
@@ -236,6 +238,7 @@ pst_status pst_launch_wait(pst_launch launch) {
     if (is_in_vain(graph->runtime, status)) return pst__report_launch_timeout(&launch);
     if (status != PST_OK) return status;
     const pst__run *run = pst__graph_run(graph, launch.number);
+    /* Relaxed: run_is_over has acquired the counters, which the status comes before. */
     return pst__load_relaxed(&run->number) == launch.number
                ? (pst_status)pst__load_relaxed(&run->status)
                : PST_OK;

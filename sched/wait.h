@@ -21,18 +21,4 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
  * this one, and only the launch's own status is still known. */
 pst__task_state pst__look(const pst__question *asked, pst_status *status);
 
-/* ---- report.c: what a wait in vain tells; both return PST_ETIMEDOUT --------------------- */
-
-pst_status pst__report_timeout(const pst__question *asked);
-pst_status pst__report_launch_timeout(const pst_launch *launch);
-
-/* ---- report.c: what the watchdog tells -------------------------------------------------- */
-
-#define PST__REPORT_BYTES 896
-
-/* Of the lane's oldest launched task; the caller owns the lane. */
-void pst__report_overdue(const pst_lane *lane, const pst__node *oldest, char *text, size_t size);
-/* Of a lane whose owner has not come back from a task. */
-void pst__report_stuck_thread(const pst_lane *lane, char *text, size_t size);
-
 #endif

@@ -2,8 +2,8 @@
 
 #include "base/clock.h"
 #include "sched/lane.h"
+#include "sched/report.h"
 #include "sched/thread.h"
-#include "sched/wait.h"
 
 #include <string.h>
 
@@ -30,6 +30,7 @@ static int has_stood_still(pst__still *still, uint64_t count) {
 
 /* The thread that serves the lane may touch its tasks at any time: only the lane can be named. */
 static int look_at_owner(pst_lane *lane, char *text, size_t size) {
+    /* Relaxed: pairs with pst__lane_beat. */
     if (!has_stood_still(&lane->owner_still, pst__load_relaxed(&lane->beats))) return 0;
     pst__report_stuck_thread(lane, text, size);
     return 1;
@@ -58,7 +59,7 @@ static int look_at(pst_lane *lane, char *text, size_t size) {
 
 static void report(pst_runtime *runtime, const char *text) {
     pst__watchdog *watchdog = &runtime->watchdog;
-    (void)pst__add_relaxed(&watchdog->reports, 1);
+    (void)pst__add_relaxed(&watchdog->reports, 1); /* a figure for pst_runtime_get_stats */
     (void)pst__runtime_fail(runtime, PST_ETIMEDOUT, "watchdog: %s", text);
     if (watchdog->poisons) pst_runtime_poison(runtime, PST_ETIMEDOUT, NULL);
 }
@@ -68,11 +69,10 @@ void pst__watchdog_look(pst_runtime *runtime) {
     uint32_t nobody = 0;
     /* Acquires what the last one to look has released below. */
     if (!pst__cas_acq_rel(&runtime->watchdog.looking, &nobody, 1)) return;
-    /* Acquire: pairs with the release in pst_lane_create. */
-    for (pst_lane *lane = pst__load_acquire(&runtime->lanes); lane != NULL; lane = lane->next)
+    for (pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next)
         /* The log hook is called when the lane is free again. */
         if (look_at(lane, text, sizeof text)) report(runtime, text);
-    pst__store_release(&runtime->watchdog.looking, 0);
+    pst__store_release(&runtime->watchdog.looking, 0); /* pairs with the exchange above */
 }
 
 /* ---- who looks -------------------------------------------------------------------------- */
@@ -83,7 +83,8 @@ void pst__watchdog_pump(pst_runtime *runtime) {
     if (watchdog->interval_ns == 0 || pst__load_relaxed(&watchdog->has_thread)) return;
     const uint64_t now = pst__now();
     uint64_t next = pst__load_relaxed(&watchdog->next);
-    /* One of the threads that find a look due takes it. */
+    /* One of the threads that find a look due takes it. Acquire-release only because it is one
+     * operation for all: `looking` orders the looks. */
     if (now < next || !pst__cas_acq_rel(&watchdog->next, &next, now + watchdog->interval_ns))
         return;
     pst__watchdog_look(runtime);
@@ -104,7 +105,8 @@ static void *run(void *argument) {
 pst_status pst__watchdog_start(pst_runtime *runtime) {
     pst__watchdog *watchdog = &runtime->watchdog;
     uint32_t none = 0;
-    /* Of the threads that create lanes together one starts it. */
+    /* Of the threads that create lanes together one starts it. Acquire-release only because it is
+     * one operation for all: pthread_create and _join order the rest. */
     if (watchdog->interval_ns == 0 || !pst__cas_acq_rel(&watchdog->has_thread, &none, 1))
         return PST_OK;
     const int error = pst__thread_start(&watchdog->thread, run, runtime);
@@ -116,8 +118,9 @@ pst_status pst__watchdog_start(pst_runtime *runtime) {
 
 void pst__watchdog_stop(pst_runtime *runtime) {
     pst__watchdog *watchdog = &runtime->watchdog;
+    /* Relaxed: no other thread uses the runtime any more. */
     if (!pst__load_relaxed(&watchdog->has_thread)) return;
-    pst__store_release(&watchdog->stop, 1);
+    pst__store_release(&watchdog->stop, 1); /* pairs with the acquire in run */
     pst__park_wake(&watchdog->park);
     (void)pthread_join(watchdog->thread, NULL);
 }

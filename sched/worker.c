@@ -1,15 +1,12 @@
 #include "sched/worker.h"
 
+#include "sched/poll.h"
 #include "sched/thread.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define TURN_BUDGET 256u /* launches of a lane before the worker looks at the next one */
-
-/* A launch that waits for the outside is asked again after this long, doubling up to the second
- * figure: training needs the cores more than we do. pst_lane_wake ends such a sleep at once. */
-#define POLL_FIRST_NS 50000u
-#define POLL_LAST_NS  1000000u
 
 typedef struct look {
     int changed; /* something was done */
@@ -17,8 +14,8 @@ typedef struct look {
 } look;
 
 /* A helper may have the lane, and what became ready meanwhile is then not seen by anybody: it is
- * asked to wake us when it hands the lane back. The fence orders the request with the second try,
- * and pairs with the one in pst__lane_disown. */
+ * asked to wake us when it hands the lane back (see pst_lane). The fence orders the request with
+ * the second try, and pairs with the one in pst__lane_disown. */
 static int try_own(pst_lane *lane) {
     if (pst__lane_try_own(lane)) return 1;
     pst__store_relaxed(&lane->missed, 1);
@@ -26,7 +23,8 @@ static int try_own(pst_lane *lane) {
     return pst__lane_try_own(lane);
 }
 
-/* Its next turn comes at once, and not behind what another lane does: it may count then. */
+/* Its next turn comes at once, and not behind what another lane does: it may count then. Relaxed: a
+ * lane that is adopted at this moment is known in the next round. */
 static int is_only_lane(const pst__worker *self, const pst_lane *lane) {
     return lane->next_of_worker == NULL && pst__load_relaxed(&self->lanes) == lane;
 }
@@ -62,12 +60,12 @@ static int spin(pst__worker *self) {
 
 static void *run(void *argument) {
     pst__worker *self = argument;
-    uint64_t poll_ns = POLL_FIRST_NS;
+    uint64_t poll_ns = PST__POLL_FIRST_NS;
     (void)pst__track_bind(self->track); /* without memory the trace lacks this track */
     /* Acquire: pairs with the release in pst__worker_destroy. */
     while (!pst__load_acquire(&self->stop)) {
         if (spin(self)) {
-            poll_ns = POLL_FIRST_NS;
+            poll_ns = PST__POLL_FIRST_NS;
             continue;
         }
         /* The count first, then a last look, then the sleep: what comes in between ends it. */
@@ -75,15 +73,22 @@ static void *run(void *argument) {
         look seen = serve(self);
         if (seen.changed || pst__load_acquire(&self->stop)) continue;
         pst__park_wait(&self->park, count, seen.pending ? poll_ns : PST__FOREVER);
-        poll_ns = seen.pending && poll_ns < POLL_LAST_NS ? poll_ns * 2 : poll_ns;
+        if (seen.pending) poll_ns = pst__poll_longer(poll_ns);
     }
     return NULL;
+}
+
+/* Lanes have tracks, too, under their own names. */
+static pst_status create_track(pst__worker *worker, const char *name) {
+    char track[128];
+    (void)snprintf(track, sizeof track, "worker %s", name);
+    return pst__track_create(worker->runtime->trace, PST__TRACK_WORKER, track, &worker->track);
 }
 
 static pst_status fill(pst__worker *worker, const char *name) {
     pst_runtime *runtime = worker->runtime;
     ck_ec_init(&worker->park.count, 0);
-    pst_status status = pst__track_create(runtime->trace, PST__TRACK_WORKER, name, &worker->track);
+    pst_status status = create_track(worker, name);
     if (status == PST_OK) status = pst__watchdog_start(runtime);
     if (status != PST_OK) return status;
     const int error = pst__thread_start(&worker->thread, run, worker);
@@ -116,7 +121,7 @@ void pst__worker_adopt(pst__worker *worker, pst_lane *lane) {
 
 void pst__worker_destroy(pst__worker *worker) {
     pst_runtime *runtime = worker->runtime;
-    pst__store_release(&worker->stop, 1);
+    pst__store_release(&worker->stop, 1); /* pairs with the acquires in run */
     pst__park_wake(&worker->park);
     (void)pthread_join(worker->thread, NULL);
     pst__heap_free(&runtime->heap, worker, sizeof *worker);

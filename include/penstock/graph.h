@@ -57,8 +57,9 @@ typedef struct pst_lane_options {
     pst_lane *order_with;
 } pst_lane_options;
 
-/* A lane lives until its runtime is destroyed. PST_EINVAL, PST_ENOMEM, PST_ESYSTEM, and what the
- * device returns. */
+/* A lane lives until its runtime is destroyed. Any thread; with `order_with` the call waits for the
+ * end of a turn of that lane, no longer. PST_EINVAL, PST_ENOMEM, PST_ESYSTEM, PST_EUNSUPPORTED (a
+ * device of another interface version), and what the device returns. */
 PST_API pst_status pst_lane_create(pst_runtime *runtime, const pst_lane_options *options,
                                    pst_lane **lane);
 PST_API pst_stream *pst_lane_stream(const pst_lane *lane);
@@ -90,7 +91,7 @@ typedef struct pst_task_options {
     size_t size;           /* sizeof(pst_task_options) */
     const char *name;      /* for errors and traces (which copy it); must live as long as the graph;
                               NULL: "" */
-    pst_lane *lane;        /* where it runs; NULL only for gates */
+    pst_lane *lane;        /* where it runs; required, and not BORROWED */
     pst_work work;         /* work.start == NULL makes a task that only orders others */
     const pst_task *after; /* predecessors: edges added with the task */
     size_t after_count;
@@ -105,7 +106,7 @@ typedef struct pst_task_options {
 } pst_task_options;
 
 /* `graph` is owned by the caller until destroyed; it is used by one thread at a time while it is
- * built. */
+ * built. `name` is copied; NULL: "". Any thread. PST_EINVAL, PST_ENOMEM. */
 PST_API pst_status pst_graph_create(pst_runtime *runtime, pst_graph_kind kind, const char *name,
                                     pst_graph **graph);
 
@@ -123,18 +124,21 @@ PST_API pst_status pst_graph_destroy(pst_graph *graph);
  * the device returns. */
 PST_API pst_status pst_graph_add(pst_graph *graph, const pst_task_options *options, pst_task *task);
 
-/* Adds a gate: a task with no work, opened from outside with pst_gate_open. `lane` NULL. In a
- * growing graph it may have no predecessors. */
+/* Adds a gate: a task with no work and no lane, opened from outside with pst_gate_open. `name`
+ * lives as long as the graph; NULL: "". In a sealed graph pst_graph_add_edge can give it
+ * predecessors, in a growing one it has none, and its handle is given back with pst_task_release.
+ * PST_EINVAL, PST_ESTATE, PST_ENOMEM, and a poisoned runtime's status in a growing graph. */
 PST_API pst_status pst_graph_add_gate(pst_graph *graph, const char *name, pst_task *gate);
 
 /* Adds an edge of a graph that is being built: `to` starts after `from`. Both must be of this
- * graph: PST_EINVAL otherwise. Growing graphs take their edges with the task. */
+ * graph: PST_EINVAL otherwise. Growing graphs take their edges with the task. Also PST_ESTATE when
+ * the graph is sealed already or growing, PST_ENOMEM. */
 PST_API pst_status pst_graph_add_edge(pst_graph *graph, pst_task from, pst_task to);
 
 /* The outer thread's own program, in order: "here I open this gate", "here I wait for this task".
  * Sealing checks it together with the edges, so that a wait which can only end after a later
  * opening is found as a cycle and not as a hang. Optional: a graph without these lines is checked
- * for its edges alone. */
+ * for its edges alone. PST_EINVAL (no gate, or no task, of this graph), PST_ESTATE, PST_ENOMEM. */
 PST_API pst_status pst_graph_outer_open(pst_graph *graph, pst_task gate);
 PST_API pst_status pst_graph_outer_wait(pst_graph *graph, pst_task task);
 
@@ -145,7 +149,8 @@ PST_API pst_status pst_graph_outer_wait(pst_graph *graph, pst_task task);
 PST_API pst_status pst_graph_seal(pst_graph *graph);
 PST_API size_t pst_graph_size(const pst_graph *graph); /* tasks and gates */
 
-/* Gives back the caller's handle of a growing graph's task. Zeroed handles are fine. */
+/* Gives back the caller's handle of a growing graph's task, once. Zeroed handles and those of
+ * sealed graphs are fine. Any thread, never blocks. */
 PST_API void pst_task_release(pst_task task);
 
 /* ---- running ---------------------------------------------------------------------------- */
@@ -167,8 +172,10 @@ PST_API pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch);
 
 /* Opens a gate of the current launch (or of a growing graph). `borrowed`: what must come first on
  * the caller's side: an event is recorded on that lane's stream and the gate's successors wait for
- * it; NULL: what the calling thread has done so far. PST_ESTATE when it is open already. Any
- * thread. */
+ * it; NULL: what the calling thread has done so far. PST_EINVAL (no gate of this graph, no borrowed
+ * lane of this runtime), PST_ESTATE when it is open already or the launch is not the current one,
+ * the status of a cancel or poison that came first, and what the device returns: then all behind
+ * the gate ends with that status. Any thread, never blocks. */
 PST_API pst_status pst_gate_open(pst_launch launch, pst_task gate, pst_lane *borrowed);
 
 /* Makes `borrowed` (a BORROWED lane; NULL: the calling thread) wait until the task is done. A

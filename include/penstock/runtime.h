@@ -1,5 +1,6 @@
-/* penstock/runtime.h - the runtime: heap, log, error text, workers' settings. No global state:
- * several runtimes live side by side in one process. */
+/* penstock/runtime.h - the runtime: its options, heap, log and error text, what poisons it, and how
+ * a foreign event loop pumps it. No global state: several runtimes live side by side in one
+ * process. */
 #ifndef PENSTOCK_RUNTIME_H
 #define PENSTOCK_RUNTIME_H
 
@@ -30,7 +31,7 @@ typedef struct pst_runtime_options {
     void *log_context;
     int rank;             /* shown in error texts and traces; 0 if there are no ranks */
     int world_size;       /* 0 counts as 1 */
-    uint32_t spin;        /* a worker's turns before it parks; 0: 2000 */
+    uint32_t spin;        /* turns in vain before a worker or a waiting thread sleeps; 0: 2000 */
     uint64_t deadline_ns; /* how long a wait may take before PST_ETIMEDOUT; 0: no limit */
     size_t trace_records; /* ring size a thread while tracing; 0: 65536 */
     size_t task_capacity; /* tasks a growing graph makes room for at a time; 0: 1024 */

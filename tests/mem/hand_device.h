@@ -112,6 +112,20 @@ static inline void bench_close(bench *b) {
     assert_int_equal(b->hand.allocs, b->hand.frees);
 }
 
+/* The same for each test of a group: *state is the bench. */
+static inline int bench_setup(void **state) {
+    bench *b = malloc(sizeof *b);
+    bench_open(b);
+    *state = b;
+    return 0;
+}
+
+static inline int bench_teardown(void **state) {
+    bench_close(*state);
+    free(*state);
+    return 0;
+}
+
 static inline pst_arena_options arena_options(bench *b) {
     return (pst_arena_options){.size = sizeof(pst_arena_options),
                                .name = "gather",

@@ -18,10 +18,8 @@ static pst_lease acquire_at(pst_arena *arena, size_t offset, size_t bytes) {
 }
 
 static void a_lease_is_aligned_and_as_large_as_asked_for(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     for (size_t bytes = 1; bytes < 5 * UNIT; bytes += 333) {
         pst_lease lease = acquire(arena, bytes);
         assert_int_equal((uintptr_t)lease.memory % UNIT, 0);
@@ -31,14 +29,11 @@ static void a_lease_is_aligned_and_as_large_as_asked_for(void **state) {
         pst_arena_release(arena, &lease, NULL);
     }
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void an_empty_lease_takes_nothing(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     pst_lease lease = acquire(arena, 0);
     assert_null(lease.memory);
     pst_arena_release(arena, &lease, NULL);
@@ -48,14 +43,11 @@ static void an_empty_lease_takes_nothing(void **state) {
     assert_int_equal(stats_of(arena).acquires, 0);
     assert_int_equal(stats_of(arena).reserved, 0);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void the_smallest_piece_that_fits_is_taken(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     pst_lease five = acquire_at(arena, 0, 5 * UNIT);
     (void)acquire_at(arena, 5 * UNIT, UNIT);
     pst_lease three = acquire_at(arena, 6 * UNIT, 3 * UNIT);
@@ -65,7 +57,6 @@ static void the_smallest_piece_that_fits_is_taken(void **state) {
     assert_int_equal(acquire(arena, 3 * UNIT).offset, 6 * UNIT);
     assert_int_equal(acquire(arena, 3 * UNIT).offset, 0);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void released_neighbours_become_one_piece_in_any_order(void **state) {
@@ -89,10 +80,8 @@ static void released_neighbours_become_one_piece_in_any_order(void **state) {
 }
 
 static void it_grows_by_segments_and_by_what_a_larger_request_needs(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     (void)acquire(arena, 10 * UNIT);
     assert_int_equal(stats_of(arena).reserved, 16 * UNIT);
     pst_lease second = acquire(arena, 10 * UNIT);
@@ -102,71 +91,59 @@ static void it_grows_by_segments_and_by_what_a_larger_request_needs(void **state
     assert_int_equal(stats_of(arena).reserved, 132 * UNIT);
     assert_int_equal(stats_of(arena).grows, 3);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void a_lease_never_spans_two_segments(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     assert_int_equal(pst_arena_add_segment(arena, 2 * UNIT), PST_OK);
     assert_int_equal(pst_arena_add_segment(arena, 2 * UNIT), PST_OK);
     assert_int_equal(acquire(arena, 3 * UNIT).offset, 4 * UNIT);
     pst_lease lease;
     assert_int_equal(pst_arena_acquire_at(arena, UNIT, 2 * UNIT, &lease), PST_EBUSY);
-    assert_error_says(b.runtime, "[512, 1536)");
-    assert_error_says(b.runtime, "segment");
+    assert_error_says(b->runtime, "[512, 1536)");
+    assert_error_says(b->runtime, "segment");
     assert_int_equal(acquire(arena, 2 * UNIT).offset, 0);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void the_limit_holds_and_the_error_has_the_sizes(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena_options options = arena_options(&b);
+    bench *b = *state;
+    pst_arena_options options = arena_options(b);
     options.limit_bytes = 20 * UNIT;
     pst_arena *arena;
-    assert_int_equal(pst_arena_create(b.runtime, &options, &arena), PST_OK);
+    assert_int_equal(pst_arena_create(b->runtime, &options, &arena), PST_OK);
     (void)acquire(arena, 15 * UNIT);
     (void)acquire(arena, 3 * UNIT); /* the second segment is cut to the limit */
     assert_int_equal(stats_of(arena).reserved, 20 * UNIT);
     pst_lease lease;
     assert_int_equal(pst_arena_acquire(arena, 2 * UNIT, &lease), PST_ENOMEM);
     assert_null(lease.memory);
-    assert_error_says(b.runtime, "arena gather: no room for 1024 bytes");
-    assert_error_says(b.runtime, "9216 of 10240 reserved");
-    assert_error_says(b.runtime, "largest free piece has 512");
-    assert_error_says(b.runtime, "limit is 10240");
+    assert_error_says(b->runtime, "arena gather: no room for 1024 bytes");
+    assert_error_says(b->runtime, "9216 of 10240 reserved");
+    assert_error_says(b->runtime, "largest free piece has 512");
+    assert_error_says(b->runtime, "limit is 10240");
     assert_int_equal(pst_arena_add_segment(arena, UNIT), PST_ENOMEM);
     assert_int_equal(pst_arena_acquire(arena, SIZE_MAX, &lease), PST_ENOMEM);
     assert_int_equal(stats_of(arena).leased, 18 * UNIT);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void when_the_device_has_no_whole_segment_it_asks_for_what_is_needed(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    b.hand.refuse_from = 10 * UNIT;
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    b->hand.refuse_from = 10 * UNIT;
+    pst_arena *arena = open_arena(b);
     (void)acquire(arena, 2 * UNIT);
     assert_int_equal(stats_of(arena).reserved, 2 * UNIT);
     pst_lease lease;
     assert_int_equal(pst_arena_acquire(arena, 11 * UNIT, &lease), PST_ENOMEM);
-    assert_error_says(b.runtime, "device hand gave no segment of 5632 bytes");
+    assert_error_says(b->runtime, "device hand gave no segment of 5632 bytes");
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void a_planned_piece_lies_where_the_plan_wants_it(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     assert_int_equal(pst_arena_add_segment(arena, 10 * UNIT), PST_OK);
     pst_lease lease = acquire_at(arena, 3 * UNIT, 2 * UNIT - 5);
     assert_int_equal(lease.offset, 3 * UNIT);
@@ -176,100 +153,82 @@ static void a_planned_piece_lies_where_the_plan_wants_it(void **state) {
     assert_ptr_equal((char *)left.memory + 3 * UNIT, lease.memory);
     assert_int_equal(acquire_at(arena, 5 * UNIT, 5 * UNIT).bytes, 5 * UNIT);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void a_planned_piece_that_is_leased_is_busy_and_the_rest_stays_as_it_was(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     pst_lease held = acquire_at(arena, 4 * UNIT, UNIT);
     pst_lease lease;
     assert_int_equal(pst_arena_acquire_at(arena, 2 * UNIT, 4 * UNIT, &lease), PST_EBUSY);
     assert_null(lease.memory);
-    assert_error_says(b.runtime, "arena gather: bytes [1024, 3072)");
+    assert_error_says(b->runtime, "arena gather: bytes [1024, 3072)");
     assert_int_equal(stats_of(arena).leased, UNIT);
     pst_arena_release(arena, &held, NULL);
     assert_int_equal(acquire(arena, 16 * UNIT).offset, 0);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void a_planned_piece_past_the_end_grows_the_arena(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     pst_lease lease = acquire_at(arena, 100 * UNIT, 3 * UNIT);
     assert_int_equal(lease.offset, 100 * UNIT);
     memset(lease.memory, 1, lease.bytes);
     assert_int_equal(stats_of(arena).reserved, 103 * UNIT);
     assert_int_equal(acquire(arena, 100 * UNIT).offset, 0);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void planned_offsets_that_are_none_are_refused(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     pst_lease lease;
     assert_int_equal(pst_arena_acquire_at(arena, 5, UNIT, &lease), PST_EINVAL);
-    assert_error_says(b.runtime, "offset 5");
+    assert_error_says(b->runtime, "offset 5");
     assert_int_equal(pst_arena_acquire_at(arena, SIZE_MAX / UNIT * UNIT, UNIT, &lease), PST_EINVAL);
     assert_int_equal(stats_of(arena).reserved, 0);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void quarantined_pieces_are_never_given_again(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     pst_lease lost = acquire_at(arena, 8 * UNIT, UNIT);
     pst_arena_quarantine(arena, &lost);
     assert_int_equal(stats_of(arena).quarantined, UNIT);
     assert_int_equal(stats_of(arena).leased, 0);
     pst_lease lease;
     assert_int_equal(pst_arena_acquire_at(arena, 8 * UNIT, UNIT, &lease), PST_EBUSY);
-    assert_error_says(b.runtime, "quarantine");
+    assert_error_says(b->runtime, "quarantine");
     assert_int_equal(acquire(arena, 8 * UNIT).offset, 0);
     assert_int_equal(acquire(arena, 7 * UNIT).offset, 9 * UNIT);
     pst_arena_trim(arena);
     assert_int_equal(stats_of(arena).reserved, 16 * UNIT);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void releasing_twice_is_reported_and_changes_nothing(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     pst_lease lease = acquire(arena, UNIT);
     (void)acquire(arena, UNIT);
     pst_lease half = lease;
     half.bytes = 2 * UNIT;
     pst_arena_release(arena, &half, NULL);
-    assert_error_says(b.runtime, "release of bytes [0, 1024)");
+    assert_error_says(b->runtime, "release of bytes [0, 1024)");
     pst_arena_release(arena, &lease, NULL);
     pst_arena_release(arena, &lease, NULL);
-    assert_error_says(b.runtime, "release of bytes [0, 512)");
+    assert_error_says(b->runtime, "release of bytes [0, 512)");
     pst_arena_quarantine(arena, &lease);
-    assert_error_says(b.runtime, "quarantine of bytes [0, 512)");
+    assert_error_says(b->runtime, "quarantine of bytes [0, 512)");
     assert_int_equal(stats_of(arena).leased, UNIT);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void the_peak_is_the_most_that_was_leased_at_once(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     pst_lease one = acquire(arena, 3 * UNIT), other = acquire(arena, UNIT);
     pst_arena_release(arena, &one, NULL);
     (void)acquire(arena, 2 * UNIT);
@@ -280,27 +239,23 @@ static void the_peak_is_the_most_that_was_leased_at_once(void **state) {
     assert_int_equal(stats_of(arena).peak, 2 * UNIT);
     assert_int_equal(stats_of(arena).acquires, 3);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void trimming_frees_unused_segments_from_the_last_one_on(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst_arena *arena = open_arena(b);
     for (size_t i = 0; i < 4; i++)
         assert_int_equal(pst_arena_add_segment(arena, 2 * UNIT), PST_OK);
     pst_lease second = acquire_at(arena, 2 * UNIT, UNIT);
     pst_arena_trim(arena);
     assert_int_equal(stats_of(arena).reserved, 4 * UNIT);
-    assert_int_equal(b.hand.live_bytes, 4 * UNIT);
+    assert_int_equal(b->hand.live_bytes, 4 * UNIT);
     pst_arena_release(arena, &second, NULL);
     pst_arena_trim(arena);
     assert_int_equal(stats_of(arena).reserved, 0);
-    assert_int_equal(b.hand.live_bytes, 0);
+    assert_int_equal(b->hand.live_bytes, 0);
     assert_int_equal(acquire(arena, UNIT).offset, 0);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 typedef struct own_segments {
@@ -324,68 +279,57 @@ static void own_free(void *context, void *memory, size_t bytes) {
 }
 
 static void segments_come_from_the_callers_own_allocator(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
+    bench *b = *state;
     own_segments own = {0};
-    pst_arena_options options = arena_options(&b);
+    pst_arena_options options = arena_options(b);
     options.segment_alloc = own_alloc;
     options.segment_free = own_free;
     options.segment_context = &own;
     pst_arena *arena;
-    assert_int_equal(pst_arena_create(b.runtime, &options, &arena), PST_OK);
+    assert_int_equal(pst_arena_create(b->runtime, &options, &arena), PST_OK);
     (void)acquire(arena, UNIT);
     pst_arena_destroy(arena);
     assert_int_equal(own.allocs, 1);
     assert_int_equal(own.frees, 1);
-    assert_int_equal(b.hand.allocs, 0);
-    bench_close(&b);
+    assert_int_equal(b->hand.allocs, 0);
 }
 
 static void a_segment_that_is_not_aligned_is_given_back(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
+    bench *b = *state;
     own_segments own = {.shift = 8};
-    pst_arena_options options = arena_options(&b);
+    pst_arena_options options = arena_options(b);
     options.segment_alloc = own_alloc;
     options.segment_free = own_free;
     options.segment_context = &own;
     pst_arena *arena;
-    assert_int_equal(pst_arena_create(b.runtime, &options, &arena), PST_OK);
+    assert_int_equal(pst_arena_create(b->runtime, &options, &arena), PST_OK);
     assert_int_equal(pst_arena_add_segment(arena, UNIT), PST_EDEVICE);
-    assert_error_says(b.runtime, "not aligned");
+    assert_error_says(b->runtime, "not aligned");
     assert_int_equal(own.allocs, own.frees);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void options_that_make_no_sense_are_refused(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
+    bench *b = *state;
     pst_arena *arena;
     pst_arena_options options = {0};
-    assert_int_equal(pst_arena_create(b.runtime, &options, &arena), PST_EINVAL);
+    assert_int_equal(pst_arena_create(b->runtime, &options, &arena), PST_EINVAL);
     assert_null(arena);
-    assert_int_equal(pst_arena_create(b.runtime, NULL, &arena), PST_EINVAL);
-    options = arena_options(&b);
+    assert_int_equal(pst_arena_create(b->runtime, NULL, &arena), PST_EINVAL);
+    options = arena_options(b);
     options.segment_alloc = own_alloc;
-    assert_int_equal(pst_arena_create(b.runtime, &options, &arena), PST_EINVAL);
-    assert_error_says(b.runtime, "segment_free");
-    arena = open_arena(&b);
+    assert_int_equal(pst_arena_create(b->runtime, &options, &arena), PST_EINVAL);
+    assert_error_says(b->runtime, "segment_free");
+    arena = open_arena(b);
     assert_int_equal(pst_arena_add_segment(arena, 0), PST_EINVAL);
     pst_arena_destroy(arena);
     pst_arena_destroy(NULL);
-    bench_close(&b);
 }
 
 static void a_trace_counts_the_leased_bytes_under_the_arenas_name(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst__trace *trace = pst__runtime_trace(b.runtime);
-    pst_arena *arena = open_arena(&b);
+    bench *b = *state;
+    pst__trace *trace = pst__runtime_trace(b->runtime);
+    pst_arena *arena = open_arena(b);
     assert_int_equal(pst__trace_start(trace), PST_OK);
     pst_lease lease = acquire(arena, 3 * UNIT);
     pst_arena_release(arena, &lease, NULL);
@@ -400,31 +344,32 @@ static void a_trace_counts_the_leased_bytes_under_the_arenas_name(void **state) 
     assert_non_null(strstr(text, "1536"));
     (void)close(descriptor);
     (void)unlink(path);
-    bench_close(&b);
 }
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, bench_setup, bench_teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_lease_is_aligned_and_as_large_as_asked_for),
-        cmocka_unit_test(an_empty_lease_takes_nothing),
-        cmocka_unit_test(the_smallest_piece_that_fits_is_taken),
+        TEST(a_lease_is_aligned_and_as_large_as_asked_for),
+        TEST(an_empty_lease_takes_nothing),
+        TEST(the_smallest_piece_that_fits_is_taken),
         cmocka_unit_test(released_neighbours_become_one_piece_in_any_order),
-        cmocka_unit_test(it_grows_by_segments_and_by_what_a_larger_request_needs),
-        cmocka_unit_test(a_lease_never_spans_two_segments),
-        cmocka_unit_test(the_limit_holds_and_the_error_has_the_sizes),
-        cmocka_unit_test(when_the_device_has_no_whole_segment_it_asks_for_what_is_needed),
-        cmocka_unit_test(a_planned_piece_lies_where_the_plan_wants_it),
-        cmocka_unit_test(a_planned_piece_that_is_leased_is_busy_and_the_rest_stays_as_it_was),
-        cmocka_unit_test(a_planned_piece_past_the_end_grows_the_arena),
-        cmocka_unit_test(planned_offsets_that_are_none_are_refused),
-        cmocka_unit_test(quarantined_pieces_are_never_given_again),
-        cmocka_unit_test(releasing_twice_is_reported_and_changes_nothing),
-        cmocka_unit_test(the_peak_is_the_most_that_was_leased_at_once),
-        cmocka_unit_test(trimming_frees_unused_segments_from_the_last_one_on),
-        cmocka_unit_test(segments_come_from_the_callers_own_allocator),
-        cmocka_unit_test(a_segment_that_is_not_aligned_is_given_back),
-        cmocka_unit_test(options_that_make_no_sense_are_refused),
-        cmocka_unit_test(a_trace_counts_the_leased_bytes_under_the_arenas_name),
+        TEST(it_grows_by_segments_and_by_what_a_larger_request_needs),
+        TEST(a_lease_never_spans_two_segments),
+        TEST(the_limit_holds_and_the_error_has_the_sizes),
+        TEST(when_the_device_has_no_whole_segment_it_asks_for_what_is_needed),
+        TEST(a_planned_piece_lies_where_the_plan_wants_it),
+        TEST(a_planned_piece_that_is_leased_is_busy_and_the_rest_stays_as_it_was),
+        TEST(a_planned_piece_past_the_end_grows_the_arena),
+        TEST(planned_offsets_that_are_none_are_refused),
+        TEST(quarantined_pieces_are_never_given_again),
+        TEST(releasing_twice_is_reported_and_changes_nothing),
+        TEST(the_peak_is_the_most_that_was_leased_at_once),
+        TEST(trimming_frees_unused_segments_from_the_last_one_on),
+        TEST(segments_come_from_the_callers_own_allocator),
+        TEST(a_segment_that_is_not_aligned_is_given_back),
+        TEST(options_that_make_no_sense_are_refused),
+        TEST(a_trace_counts_the_leased_bytes_under_the_arenas_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,10 +29,8 @@ static void release_behind(pst_arena *arena, pst_event *events, size_t count) {
 }
 
 static void a_piece_in_use_is_given_with_its_event(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_fixed(&b, 2 * UNIT);
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, 2 * UNIT);
     pst_event event = {PST_PENDING};
     pst_lease lease = acquire(arena, 2 * UNIT);
     pst_arena_release(arena, &lease, &event);
@@ -41,14 +39,11 @@ static void a_piece_in_use_is_given_with_its_event(void **state) {
     assert_ptr_equal(lease.after[0], &event);
     assert_int_equal(stats_of(arena).event_waits, 1);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void a_piece_whose_event_is_done_is_given_without_it(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_fixed(&b, UNIT);
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, UNIT);
     pst_event event = {PST_PENDING};
     pst_lease lease = acquire(arena, UNIT);
     pst_arena_release(arena, &lease, &event);
@@ -56,14 +51,11 @@ static void a_piece_whose_event_is_done_is_given_without_it(void **state) {
     assert_int_equal(acquire(arena, UNIT).after_count, 0);
     assert_int_equal(stats_of(arena).event_waits, 0);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void a_free_piece_is_preferred_to_one_that_fits_better_but_waits(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_fixed(&b, 8 * UNIT);
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, 8 * UNIT);
     pst_event event = {PST_PENDING};
     pst_lease lease = acquire(arena, UNIT);
     pst_arena_release(arena, &lease, &event);
@@ -71,14 +63,11 @@ static void a_free_piece_is_preferred_to_one_that_fits_better_but_waits(void **s
     assert_int_equal(lease.offset, UNIT);
     assert_int_equal(lease.after_count, 0);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void of_equal_pieces_that_wait_the_longest_released_is_given_first(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_fixed(&b, 3 * UNIT);
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, 3 * UNIT);
     pst_event events[3] = {{PST_PENDING}, {PST_PENDING}, {PST_PENDING}};
     pst_lease leases[3];
     for (size_t i = 0; i < 3; i++)
@@ -89,14 +78,11 @@ static void of_equal_pieces_that_wait_the_longest_released_is_given_first(void *
     for (size_t i = 0; i < 3; i++)
         assert_ptr_equal(acquire(arena, UNIT).after[0], &events[order[i]]);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void pieces_that_wait_stay_apart_and_merge_when_their_events_are_done(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_fixed(&b, 5 * UNIT);
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, 5 * UNIT);
     pst_event events[5] = {
         {PST_PENDING}, {PST_PENDING}, {PST_PENDING}, {PST_PENDING}, {PST_PENDING}};
     release_behind(arena, events, 5);
@@ -107,14 +93,11 @@ static void pieces_that_wait_stay_apart_and_merge_when_their_events_are_done(voi
     lease = acquire(arena, 5 * UNIT);
     assert_int_equal(lease.after_count, 0);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void neighbours_that_wait_are_taken_together_before_the_arena_grows(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_fixed(&b, 6 * UNIT);
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, 6 * UNIT);
     pst_event events[5] = {
         {PST_PENDING}, {PST_PENDING}, {PST_PENDING}, {PST_PENDING}, {PST_PENDING}};
     release_behind(arena, events, 5);
@@ -124,14 +107,11 @@ static void neighbours_that_wait_are_taken_together_before_the_arena_grows(void 
     assert_int_equal(lease.after_count, 3);
     assert_int_equal(stats_of(arena).grows, 1);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void a_planned_piece_names_each_event_of_what_it_covers_once(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_fixed(&b, 8 * UNIT);
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, 8 * UNIT);
     pst_event shared = {PST_PENDING}, other = {PST_PENDING}, outside = {PST_PENDING};
     pst_event *behind[] = {&outside, &shared, &other, &shared};
     pst_lease leases[4];
@@ -147,32 +127,26 @@ static void a_planned_piece_names_each_event_of_what_it_covers_once(void **state
     assert_int_equal(pst_arena_acquire_at(arena, 2 * UNIT, UNIT, &lease), PST_OK);
     assert_ptr_equal(lease.after[0], &shared);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void a_planned_piece_that_waits_for_too_many_events_is_busy(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_fixed(&b, 5 * UNIT);
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, 5 * UNIT);
     pst_event events[5] = {
         {PST_PENDING}, {PST_PENDING}, {PST_PENDING}, {PST_PENDING}, {PST_PENDING}};
     release_behind(arena, events, 5);
     pst_lease lease;
     assert_int_equal(pst_arena_acquire_at(arena, 0, 5 * UNIT, &lease), PST_EBUSY);
-    assert_error_says(b.runtime, "more events");
+    assert_error_says(b->runtime, "more events");
     events[2].status = PST_OK;
     assert_int_equal(pst_arena_acquire_at(arena, 0, 5 * UNIT, &lease), PST_OK);
     assert_int_equal(lease.after_count, 4);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void a_lease_released_unused_still_waits_for_what_it_named(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_fixed(&b, UNIT);
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, UNIT);
     pst_event event = {PST_PENDING};
     pst_lease lease = acquire(arena, UNIT);
     pst_arena_release(arena, &lease, &event);
@@ -182,14 +156,11 @@ static void a_lease_released_unused_still_waits_for_what_it_named(void **state) 
     assert_int_equal(lease.after_count, 1);
     assert_ptr_equal(lease.after[0], &event);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void a_new_event_takes_the_place_of_those_the_lease_named(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_fixed(&b, UNIT);
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, UNIT);
     pst_event first = {PST_PENDING}, second = {PST_PENDING};
     pst_lease lease = acquire(arena, UNIT);
     pst_arena_release(arena, &lease, &first);
@@ -199,14 +170,11 @@ static void a_new_event_takes_the_place_of_those_the_lease_named(void **state) {
     assert_int_equal(lease.after_count, 1);
     assert_ptr_equal(lease.after[0], &second);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void a_piece_whose_event_fails_goes_to_quarantine(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_fixed(&b, 2 * UNIT);
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, 2 * UNIT);
     pst_event late = {PST_PENDING}, at_once = {PST_EDEVICE};
     pst_lease one = acquire(arena, UNIT), other = acquire(arena, UNIT);
     pst_arena_release(arena, &one, &late);
@@ -215,17 +183,14 @@ static void a_piece_whose_event_fails_goes_to_quarantine(void **state) {
     late.status = PST_EDEVICE;
     pst_lease lease;
     assert_int_equal(pst_arena_acquire(arena, UNIT, &lease), PST_ENOMEM);
-    assert_error_says(b.runtime, "1024 in quarantine");
+    assert_error_says(b->runtime, "1024 in quarantine");
     assert_int_equal(stats_of(arena).quarantined, 2 * UNIT);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
 
 static void a_segment_is_not_freed_while_a_device_may_use_it(void **state) {
-    (void)state;
-    bench b;
-    bench_open(&b);
-    pst_arena *arena = open_fixed(&b, UNIT);
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, UNIT);
     pst_event event = {PST_PENDING};
     pst_lease lease = acquire(arena, UNIT);
     pst_arena_release(arena, &lease, &event);
@@ -235,23 +200,24 @@ static void a_segment_is_not_freed_while_a_device_may_use_it(void **state) {
     pst_arena_trim(arena);
     assert_int_equal(stats_of(arena).reserved, 0);
     pst_arena_destroy(arena);
-    bench_close(&b);
 }
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, bench_setup, bench_teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_piece_in_use_is_given_with_its_event),
-        cmocka_unit_test(a_piece_whose_event_is_done_is_given_without_it),
-        cmocka_unit_test(a_free_piece_is_preferred_to_one_that_fits_better_but_waits),
-        cmocka_unit_test(of_equal_pieces_that_wait_the_longest_released_is_given_first),
-        cmocka_unit_test(pieces_that_wait_stay_apart_and_merge_when_their_events_are_done),
-        cmocka_unit_test(neighbours_that_wait_are_taken_together_before_the_arena_grows),
-        cmocka_unit_test(a_planned_piece_names_each_event_of_what_it_covers_once),
-        cmocka_unit_test(a_planned_piece_that_waits_for_too_many_events_is_busy),
-        cmocka_unit_test(a_lease_released_unused_still_waits_for_what_it_named),
-        cmocka_unit_test(a_new_event_takes_the_place_of_those_the_lease_named),
-        cmocka_unit_test(a_piece_whose_event_fails_goes_to_quarantine),
-        cmocka_unit_test(a_segment_is_not_freed_while_a_device_may_use_it),
+        TEST(a_piece_in_use_is_given_with_its_event),
+        TEST(a_piece_whose_event_is_done_is_given_without_it),
+        TEST(a_free_piece_is_preferred_to_one_that_fits_better_but_waits),
+        TEST(of_equal_pieces_that_wait_the_longest_released_is_given_first),
+        TEST(pieces_that_wait_stay_apart_and_merge_when_their_events_are_done),
+        TEST(neighbours_that_wait_are_taken_together_before_the_arena_grows),
+        TEST(a_planned_piece_names_each_event_of_what_it_covers_once),
+        TEST(a_planned_piece_that_waits_for_too_many_events_is_busy),
+        TEST(a_lease_released_unused_still_waits_for_what_it_named),
+        TEST(a_new_event_takes_the_place_of_those_the_lease_named),
+        TEST(a_piece_whose_event_fails_goes_to_quarantine),
+        TEST(a_segment_is_not_freed_while_a_device_may_use_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,15 +27,41 @@ static float nothing(const rank_state *state, size_t parameter, size_t element) 
     return 0.0f;
 }
 
+/* ---- parts of a step; their callers go on with CHECK_FINE ------------------------------------ */
+
+static void forward_and_backward(rank_state *state, uint64_t step) {
+    forward(state, 1);
+    CHECK_FINE();
+    backward(state, step);
+}
+
+/* A forward, then the begin of a backward whose gradients are there and not reported yet. */
+static void begin_backward(rank_state *state) {
+    forward(state, 1);
+    CHECK_FINE();
+    make_gradients(state, 1);
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+}
+
+static void build_and_begin_backward(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    begin_backward(state);
+}
+
+static void check_who_has_gradients(rank_state *state) {
+    for (size_t p = 0; p < state->model->parameter_count; p++)
+        CHECK(pst_zero_has_gradient(state->engine, state->parameters[p]) ==
+              state->model->shapes[p].trainable);
+}
+
 /* ---- values ---------------------------------------------------------------------------------- */
 
 static void train_twice(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
     for (int pass = 0; pass < 3; pass++) {
-        forward(state, 1);
-        CHECK_FINE();
-        backward(state, 1);
+        forward_and_backward(state, 1);
         CHECK_FINE();
         check_gradients(state, mean_of_step_1);
         CHECK_FINE();
@@ -43,9 +69,7 @@ static void train_twice(rank_state *state) {
         update(state);
         CHECK_FINE();
     }
-    for (size_t p = 0; p < state->model->parameter_count; p++)
-        CHECK(pst_zero_has_gradient(state->engine, state->parameters[p]) ==
-              state->model->shapes[p].trainable);
+    check_who_has_gradients(state);
 }
 
 static void reduces_to_the_mean_in_rank_order(void **unused) {
@@ -74,9 +98,7 @@ static void accumulate(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
     for (uint64_t step = 1; step <= 2; step++) {
-        forward(state, 1);
-        CHECK_FINE();
-        backward(state, step);
+        forward_and_backward(state, step);
         CHECK_FINE();
     }
     check_gradients(state, mean_of_steps_1_and_2);
@@ -91,13 +113,10 @@ static void accumulates_over_two_backwards(void **unused) {
 static void reduce_in_bf16(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
-    forward(state, 1);
+    forward_and_backward(state, 1);
     CHECK_FINE();
-    backward(state, 1);
+    check_who_has_gradients(state);
     CHECK_FINE();
-    for (size_t p = 0; p < state->model->parameter_count; p++)
-        CHECK(pst_zero_has_gradient(state->engine, state->parameters[p]) ==
-              state->model->shapes[p].trainable);
     for (size_t g = 0; g < state->model->group_count; g++)
         for (size_t p = state->model->first[g]; p < state->model->first[g + 1]; p++) {
             pst_parameter_layout layout;
@@ -135,10 +154,8 @@ static void skip_on_the_last_rank(rank_state *state) {
     CHECK_FINE();
     for (int pass = 0; pass < 3; pass++) {
         fresh_targets(state);
-        forward(state, 1);
+        begin_backward(state);
         CHECK_FINE();
-        make_gradients(state, 1);
-        CHECK_OK(pst_zero_begin_backward(state->engine, 1));
         for (size_t g = state->model->group_count; g-- > 0;) {
             if (g == 0 && state->rank == state->world - 1) continue; /* never reached here */
             backward_use(state, g);
@@ -162,10 +179,8 @@ static void skip_everywhere(rank_state *state) {
     CHECK_FINE();
     for (int pass = 0; pass < 3; pass++) {
         fresh_targets(state);
-        forward(state, 1);
+        begin_backward(state);
         CHECK_FINE();
-        make_gradients(state, 1);
-        CHECK_OK(pst_zero_begin_backward(state->engine, 1));
         backward_use(state, 2);
         CHECK_FINE();
         CHECK_OK(pst_zero_end_backward(state->engine));
@@ -191,10 +206,8 @@ static void skip_the_frozen(rank_state *state) {
     const uint64_t expected[] = {6, 3, 3}; /* eager; then group 2 is kept for the backward */
     for (int pass = 0; pass < 3; pass++) {
         uint64_t before = stats_of(state).gathers;
-        forward(state, 1);
+        begin_backward(state);
         CHECK_FINE();
-        make_gradients(state, 1);
-        CHECK_OK(pst_zero_begin_backward(state->engine, 1));
         backward_use(state, 2);
         CHECK_FINE();
         CHECK_OK(pst_zero_end_backward(state->engine));
@@ -241,12 +254,8 @@ static void frozen_groups_may_come_back_into_the_backward(void **unused) {
 /* ---- orders ---------------------------------------------------------------------------------- */
 
 static void report_in_another_order(rank_state *state) {
-    build_engine(state);
+    build_and_begin_backward(state);
     CHECK_FINE();
-    forward(state, 1);
-    CHECK_FINE();
-    make_gradients(state, 1);
-    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
     size_t groups = state->model->group_count;
     size_t shift = (size_t)state->rank; /* every rank another one */
     for (size_t i = 0; i < groups; i++) {
@@ -270,12 +279,8 @@ static void ranks_may_report_in_different_orders(void **unused) {
 }
 
 static void hold_back(rank_state *state) {
-    build_engine(state);
+    build_and_begin_backward(state);
     CHECK_FINE();
-    forward(state, 1);
-    CHECK_FINE();
-    make_gradients(state, 1);
-    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
     report(state, 0); /* its turn is last */
     CHECK_FINE();
     CHECK(state->consumed[0] == 0);
@@ -302,12 +307,8 @@ static float twice_on_even_ranks(const rank_state *state, size_t parameter, size
 }
 
 static void report_late(rank_state *state) {
-    build_engine(state);
+    build_and_begin_backward(state);
     CHECK_FINE();
-    forward(state, 1);
-    CHECK_FINE();
-    make_gradients(state, 1);
-    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
     for (size_t g = 3; g-- > 0;) {
         report(state, g);
         CHECK_FINE();
@@ -329,9 +330,7 @@ static void a_second_report_adds_even_if_one_rank_has_none(void **unused) {
 static void backward_twice(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
-    forward(state, 1);
-    CHECK_FINE();
-    backward(state, 1);
+    forward_and_backward(state, 1);
     CHECK_FINE();
     backward(state, 1);
     CHECK_FINE();
@@ -383,12 +382,8 @@ static void accumulates_without_communication(void **unused) {
 }
 
 static void break_off(rank_state *state) {
-    build_engine(state);
+    build_and_begin_backward(state);
     CHECK_FINE();
-    forward(state, 1);
-    CHECK_FINE();
-    make_gradients(state, 1);
-    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
     report(state, 2); /* in a bucket, not flushed */
     CHECK_FINE();
     report(state, 0); /* waits for its turn */
@@ -413,9 +408,7 @@ static void a_backward_that_was_broken_off_is_forgotten(void **unused) {
 static void count_reduces(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
-    forward(state, 1);
-    CHECK_FINE();
-    backward(state, 1);
+    forward_and_backward(state, 1);
     CHECK_FINE();
     check_gradients(state, mean_of_step_1);
     CHECK_FINE();

@@ -1,72 +1,6 @@
 /* A device with streams of its own: what is launched is not done, order is the streams' business.
  */
-#include "tests/sched/queue_device.h"
-
-typedef struct fixture {
-    queue_device queue;
-    pst_runtime *runtime;
-    pst_lane *gather, *reduce, *compute, *host;
-    pst_graph *graph;
-    trail launched, ran;
-} fixture;
-
-static void note(void *context, void *argument) {
-    fixture *f = context;
-    f->ran.names[f->ran.length++] = ((step *)argument)->name;
-}
-
-static int setup(void **state) {
-    fixture *f = calloc(1, sizeof *f);
-    queue_open(&f->queue);
-    f->queue.ran = note;
-    f->queue.ran_context = f;
-    f->runtime = open_runtime(20000);
-    f->gather = open_queue_lane(f->runtime, &f->queue, "gather", PST_LANE_PUMPED);
-    f->reduce = open_queue_lane(f->runtime, &f->queue, "reduce", PST_LANE_PUMPED);
-    f->compute = open_queue_lane(f->runtime, &f->queue, "compute", PST_LANE_BORROWED);
-    f->host = open_lane(f->runtime, "host", PST_LANE_PUMPED);
-    f->graph = open_graph(f->runtime, PST_GRAPH_SEALED, "step");
-    *state = f;
-    return 0;
-}
-
-static int teardown(void **state) {
-    fixture *f = *state;
-    f->queue.fail_query = f->queue.fail_record = PST_OK;
-    queue_drain(&f->queue);
-    pst_runtime_destroy(f->runtime);
-    assert_int_equal(f->queue.live_events, 0);
-    queue_close(&f->queue);
-    free(f);
-    return 0;
-}
-
-static pst_task add_quiet(fixture *f, pst_graph *graph, pst_lane *lane, step *self, pst_task a,
-                          pst_task b) {
-    const pst_task given[] = {a, b};
-    pst_task after[2], task;
-    pst_task_options options = step_options(self, lane);
-    self->where = &f->launched;
-    options.done = NULL;
-    for (size_t i = 0; i < 2; i++)
-        if (given[i].graph != NULL) after[options.after_count++] = given[i];
-    options.after = after;
-    assert_ok(pst_graph_add(graph, &options, &task));
-    return task;
-}
-
-static void turns(fixture *f, int count) {
-    for (int i = 0; i < count; i++)
-        (void)pst_run_once(f->runtime, NULL);
-}
-
-static void finish(fixture *f) {
-    int idle = 0;
-    while (!idle) {
-        queue_drain(&f->queue);
-        (void)pst_run_once(f->runtime, &idle);
-    }
-}
+#include "tests/sched/queue_fixture.h"
 
 static void tasks_are_launched_before_their_predecessors_are_done(void **state) {
     fixture *f = *state;
@@ -337,78 +271,6 @@ static void a_growing_graphs_gate_does_the_same(void **state) {
     assert_ok(pst_graph_destroy(growing));
 }
 
-static void a_wait_gives_the_stream_the_wait_and_returns(void **state) {
-    fixture *f = *state;
-    step a = {.name = "a"}, after = {.name = "after"};
-    pst_task ta = add_quiet(f, f->graph, f->gather, &a, NO_TASK, NO_TASK);
-    assert_ok(pst_graph_outer_wait(f->graph, ta));
-    assert_ok(pst_graph_seal(f->graph));
-    pst_launch launch;
-    assert_ok(pst_graph_launch(f->graph, &launch));
-    assert_ok(pst_task_wait(launch, ta, f->compute));
-    assert_int_equal(f->ran.length, 0); /* launched by the waiting thread itself, and not done */
-    const pst_work work = {step_start, NULL, &after};
-    assert_ok(queue_launch(&f->queue.device, pst_lane_stream(f->compute), &work));
-    while (queue_step(&f->queue, pst_lane_stream(f->compute)))
-        fail_msg("the stream did not wait");
-    finish(f);
-    assert_ran(&f->ran, "a", "after");
-}
-
-static void a_wait_that_comes_before_the_launch_is_counted_as_late(void **state) {
-    fixture *f = *state;
-    step a = {.name = "a"};
-    pst_runtime_stats stats;
-    pst_launch launch;
-    pst_task ta = add_quiet(f, f->graph, f->gather, &a, NO_TASK, NO_TASK);
-    assert_ok(pst_graph_seal(f->graph));
-    for (uint64_t late = 0; late < 2; late++) {
-        assert_ok(pst_graph_launch(f->graph, &launch));
-        if (late == 0) turns(f, 1);
-        assert_ok(pst_task_wait(launch, ta, f->compute));
-        pst_runtime_get_stats(f->runtime, &stats);
-        assert_int_equal(stats.late_launches, late);
-        assert_int_equal(stats.late_launch_ns > 0, late);
-        finish(f);
-    }
-}
-
-static void a_wait_that_nobody_foresaw_gets_its_event_late(void **state) {
-    fixture *f = *state;
-    step a = {.name = "a"};
-    pst_task ta = add_quiet(f, f->graph, f->gather, &a, NO_TASK, NO_TASK);
-    assert_ok(pst_graph_seal(f->graph));
-    pst_launch launch;
-    assert_ok(pst_graph_launch(f->graph, &launch));
-    assert_null(pst_task_event(launch, ta));
-    turns(f, 1);
-    pst_event *event = pst_task_event(launch, ta);
-    assert_non_null(event);
-    assert_status(queue_event_query(&f->queue.device, event), PST_PENDING);
-    finish(f);
-    assert_ok(queue_event_query(&f->queue.device, event));
-}
-
-static void a_streams_first_waits_are_its_after_events(void **state) {
-    fixture *f = *state;
-    step a = {.name = "a", .where = &f->launched};
-    pst_event *lease;
-    assert_ok(queue_event_create(&f->queue.device, 0, &lease));
-    assert_ok(queue_event_record(&f->queue.device, lease, pst_lane_stream(f->compute)));
-    pst_task_options options = step_options(&a, f->gather);
-    options.after_events = &lease;
-    options.after_event_count = 1;
-    assert_ok(pst_graph_add(f->graph, &options, NULL));
-    assert_ok(pst_graph_seal(f->graph));
-    assert_ok(pst_graph_launch(f->graph, NULL));
-    turns(f, 1);
-    assert_int_equal(a.runs, 1);
-    while (queue_step(&f->queue, pst_lane_stream(f->gather)))
-        fail_msg("the stream did not wait for the lease's last use");
-    finish(f);
-    queue_event_destroy(&f->queue.device, lease);
-}
-
 static void a_late_edge_of_a_growing_graph_waits_for_the_event(void **state) {
     fixture *f = *state;
     pst_graph *growing = open_graph(f->runtime, PST_GRAPH_GROWING, "eager");
@@ -426,86 +288,6 @@ static void a_late_edge_of_a_growing_graph_waits_for_the_event(void **state) {
     assert_ran(&f->ran, "a", "b");
     pst_task_release(tb);
     assert_ok(pst_graph_destroy(growing));
-}
-
-static void a_launch_that_fails_cancels_what_is_behind_it(void **state) {
-    fixture *f = *state;
-    step a = {.name = "a", .result = PST_EDEVICE}, b = {.name = "b"}, c = {.name = "c"};
-    pst_task ta = add_step(f->graph, f->gather, &a, NO_TASK, NO_TASK, NO_TASK);
-    (void)add_step(f->graph, f->reduce, &b, ta, NO_TASK, NO_TASK);
-    (void)add_step(f->graph, f->reduce, &c, NO_TASK, NO_TASK, NO_TASK);
-    assert_ok(pst_graph_seal(f->graph));
-    pst_launch launch;
-    assert_ok(pst_graph_launch(f->graph, &launch));
-    finish(f);
-    assert_status(pst_launch_wait(launch), PST_EDEVICE);
-    assert_int_equal(a.reported, PST_EDEVICE);
-    assert_int_equal(b.reported, PST_EDEVICE);
-    assert_int_equal(c.reported, PST_OK);
-    assert_int_equal(b.runs, 0);
-    assert_ok(pst_runtime_status(f->runtime));
-}
-
-static void a_failure_after_the_launch_poisons_the_runtime(void **state) {
-    fixture *f = *state;
-    step a = {.name = "broken"}, b = {.name = "b"};
-    pst_task ta = add_step(f->graph, f->gather, &a, NO_TASK, NO_TASK, NO_TASK);
-    (void)add_step(f->graph, f->host, &b, ta, NO_TASK, NO_TASK);
-    assert_ok(pst_graph_seal(f->graph));
-    pst_launch launch;
-    assert_ok(pst_graph_launch(f->graph, &launch));
-    f->queue.fail_query = PST_EDEVICE;
-    turns(f, 4);
-    assert_status(pst_runtime_status(f->runtime), PST_EDEVICE);
-    assert_error(f->runtime, "rank 3", "lane gather", "task broken");
-    assert_int_equal(a.reported, PST_EDEVICE);
-    assert_int_equal(b.reported, PST_EDEVICE);
-    assert_int_equal(a.callbacks + b.callbacks, 2);
-    assert_status(pst_launch_wait(launch), PST_EDEVICE);
-    assert_status(pst_graph_launch(f->graph, NULL), PST_EDEVICE);
-}
-
-static void an_event_that_cannot_be_recorded_poisons_the_runtime(void **state) {
-    fixture *f = *state;
-    step a = {.name = "a"}, b = {.name = "b"};
-    pst_task ta = add_step(f->graph, f->gather, &a, NO_TASK, NO_TASK, NO_TASK);
-    (void)add_step(f->graph, f->reduce, &b, ta, NO_TASK, NO_TASK);
-    assert_ok(pst_graph_seal(f->graph));
-    assert_ok(pst_graph_launch(f->graph, NULL));
-    f->queue.fail_record = PST_EDEVICE;
-    turns(f, 4);
-    assert_status(pst_runtime_status(f->runtime), PST_EDEVICE);
-    assert_int_equal(a.callbacks, 1);
-    assert_int_equal(b.callbacks, 1);
-    assert_int_equal(b.runs, 0);
-}
-
-static void no_event_at_seal_leaves_the_graph_unsealed(void **state) {
-    fixture *f = *state;
-    step a = {.name = "a"};
-    (void)add_step(f->graph, f->gather, &a, NO_TASK, NO_TASK, NO_TASK);
-    f->queue.fail_create = PST_ENOMEM;
-    assert_status(pst_graph_seal(f->graph), PST_ENOMEM);
-    f->queue.fail_create = PST_OK;
-    assert_ok(pst_graph_seal(f->graph));
-    assert_ok(pst_graph_launch(f->graph, NULL));
-    finish(f);
-    assert_int_equal(a.callbacks, 1);
-}
-
-static void no_event_for_an_added_task_adds_nothing(void **state) {
-    fixture *f = *state;
-    pst_graph *graph = NULL;
-    step a = {.name = "a"};
-    assert_ok(pst_graph_create(f->runtime, PST_GRAPH_GROWING, "growing", &graph));
-    const pst_task_options options = step_options(&a, f->gather);
-    f->queue.fail_create = PST_EDEVICE;
-    assert_status(pst_graph_add(graph, &options, NULL), PST_EDEVICE);
-    assert_error(f->runtime, "growing", "task a", "device error");
-    f->queue.fail_create = PST_OK;
-    assert_ok(pst_graph_add(graph, &options, NULL));
-    finish(f);
-    assert_int_equal(a.callbacks, 1);
 }
 
 static void workers_see_the_end_of_what_they_launched(void **state) {
@@ -541,16 +323,7 @@ int main(void) {
         TEST(a_host_task_behind_a_gate_starts_when_the_callers_stream_is_there),
         TEST(gates_that_pass_out_of_order_end_by_their_own_events),
         TEST(a_growing_graphs_gate_does_the_same),
-        TEST(a_wait_gives_the_stream_the_wait_and_returns),
-        TEST(a_wait_that_comes_before_the_launch_is_counted_as_late),
-        TEST(a_wait_that_nobody_foresaw_gets_its_event_late),
-        TEST(a_streams_first_waits_are_its_after_events),
         TEST(a_late_edge_of_a_growing_graph_waits_for_the_event),
-        TEST(a_launch_that_fails_cancels_what_is_behind_it),
-        TEST(a_failure_after_the_launch_poisons_the_runtime),
-        TEST(an_event_that_cannot_be_recorded_poisons_the_runtime),
-        TEST(no_event_at_seal_leaves_the_graph_unsealed),
-        TEST(no_event_for_an_added_task_adds_nothing),
         TEST(workers_see_the_end_of_what_they_launched),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

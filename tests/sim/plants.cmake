@@ -61,7 +61,7 @@ penstock_plant(no_look_before_sleep sched/worker.c "" 5000
 penstock_plant(loop_not_signalled sched/pump.c "" 5000
   "if (descriptor >= 0) make_readable(descriptor);" "")
 penstock_plant(loop_not_polled sched/pump.c "" 5000
-  "if (changed || poll == 0) return POLL_FIRST_NS;" "if (!changed) return 0;")
+  "if (changed || poll == 0) return PST__POLL_FIRST_NS;" "if (!changed) return 0;")
 penstock_plant(blind_watchdog sched/watchdog.c "" 5000
   "return ++still->looks > LOOKS;" "return 0;")
 penstock_plant(never_abandoned sched/turn.c "" 5000

@@ -1,0 +1,18 @@
+/* What a wait in vain and the watchdog tell. */
+#ifndef PST_SCHED_REPORT_H
+#define PST_SCHED_REPORT_H
+
+#include "sched/wait.h"
+
+/* The deadline of a wait has passed: both leave a text and return PST_ETIMEDOUT. */
+pst_status pst__report_timeout(const pst__question *asked);
+pst_status pst__report_launch_timeout(const pst_launch *launch);
+
+#define PST__REPORT_BYTES 896
+
+/* The watchdog's text on the lane's oldest launched task; the caller owns the lane. */
+void pst__report_overdue(const pst_lane *lane, const pst__node *oldest, char *text, size_t size);
+/* The same on a lane whose owner has not come back from a task. */
+void pst__report_stuck_thread(const pst_lane *lane, char *text, size_t size);
+
+#endif
