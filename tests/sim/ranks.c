@@ -25,6 +25,7 @@ typedef struct program {
     fault_kind fault;
     int world, steps, at_rank, at_step, at_group; /* the fault is there */
     uint32_t spin;
+    int silent_rank, silent_group; /* -1: none; this rank has no gradients for this group */
     int is_traced, has_watchdog;
     int kept_memory; /* an engine said that it could not free all */
     rank_state states[COMMS_RANKS];
@@ -70,6 +71,9 @@ static void draw_program(program *self, uint64_t seed) {
     comms_begin(random_next(&random), self->fault == FAULT_COMM);
     system_begin(random_once_in(&random, 2) ? 8 : 0, 0);
     leases_begin();
+    self->silent_rank =
+        random_once_in(&random, 2) ? (int)random_below(&random, (uint32_t)self->world) : -1;
+    self->silent_group = (int)random_below(&random, (uint32_t)self->model.group_count);
 }
 
 /* ---- a rank ----------------------------------------------------------------------------- */
@@ -122,7 +126,28 @@ static int meet_fault(rank_state *state, int step, int group) {
 }
 
 static float mean(const rank_state *state, size_t parameter, size_t element) {
-    return mean_gradient(state->world, 15, state->version, parameter, element);
+    const program *self = state->argument;
+    const size_t *first = state->model->first + self->silent_group;
+    unsigned have = 15;
+    if (self->silent_rank >= 0 && parameter >= first[0] && parameter < first[1])
+        have &= ~(1u << self->silent_rank);
+    return mean_gradient(state->world, have, state->version, parameter, element);
+}
+
+/* What follows a group that is not reported is reduced by end_backward. */
+static void backward_of(rank_state *state) {
+    const program *self = state->argument;
+    make_gradients(state, state->version);
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    for (size_t g = state->model->group_count; g-- > 0;) {
+        begin_use(state, g);
+        CHECK_FINE();
+        if (state->rank != self->silent_rank || (int)g != self->silent_group) report(state, g);
+        CHECK_FINE();
+        end_use(state, g);
+        CHECK_FINE();
+    }
+    CHECK_OK(pst_zero_end_backward(state->engine));
 }
 
 static void train_step(rank_state *state, int step) {
@@ -134,7 +159,7 @@ static void train_step(rank_state *state, int step) {
     }
     CHECK_OK(pst_zero_end_forward(state->engine));
     fresh_targets(state);
-    backward(state, state->version);
+    backward_of(state);
     CHECK_FINE();
     if (state->world != 3) check_gradients(state, mean); /* a third is not exact */
     CHECK_FINE();
