@@ -119,8 +119,8 @@ pst_status pst__cuda_stream_wait32(pst_device *device, pst_stream *stream, const
     return status;
 }
 
-/* A write orders what is before it in the stream; those right behind it need not do so again. */
-static CUstreamBatchMemOpParams operation_of(const pst_flag_step *step, int follows_write) {
+/* Each write orders what is before it in the stream: the driver refuses writes that do not. */
+static CUstreamBatchMemOpParams operation_of(const pst_flag_step *step) {
     CUstreamBatchMemOpParams made;
     memset(&made, 0, sizeof made);
     if (step->is_wait) {
@@ -132,8 +132,7 @@ static CUstreamBatchMemOpParams operation_of(const pst_flag_step *step, int foll
         made.writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
         made.writeValue.address = pst__cuda_address(step->address);
         made.writeValue.value = step->value;
-        made.writeValue.flags =
-            follows_write ? CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER : CU_STREAM_WRITE_VALUE_DEFAULT;
+        made.writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
     }
     return made;
 }
@@ -146,7 +145,7 @@ static pst_status enqueue_steps(pst__cuda *cuda, const pst_stream *stream,
     for (size_t done = 0; done < count && status == PST_OK; done += MOST) {
         const size_t part = count - done < MOST ? count - done : MOST;
         for (size_t i = 0; i < part; i++)
-            operations[i] = operation_of(&steps[done + i], i > 0 && !steps[done + i - 1].is_wait);
+            operations[i] = operation_of(&steps[done + i]);
         status = pst__cuda_call(cuda, cuStreamBatchMemOp,
                                 (stream->native, (unsigned)part, operations, 0),
                                 "stream %p, %zu flags", (void *)stream->native, part);

@@ -104,17 +104,14 @@ CUresult CUDAAPI cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cu
     return fake_end(fake_enqueue(stream, &made));
 }
 
-/* A write may leave out its ordering where another write is right before it. */
-static int operation_is_good(const CUstreamBatchMemOpParams *all, unsigned i) {
-    const CUstreamBatchMemOpParams *given = &all[i];
+/* As on a GPU (H200, driver 580): a write that leaves out its ordering is refused. */
+static int operation_is_good(const CUstreamBatchMemOpParams *given) {
     const CUdeviceptr address = given->waitValue.address;
-    const int follows = i > 0 && all[i - 1].operation == CU_STREAM_MEM_OP_WRITE_VALUE_32;
     if (address % 4 != 0 || !fake_reaches(address, 4)) return 0;
     if (given->operation == CU_STREAM_MEM_OP_WAIT_VALUE_32)
         return given->waitValue.flags == CU_STREAM_WAIT_VALUE_GEQ;
     return given->operation == CU_STREAM_MEM_OP_WRITE_VALUE_32 &&
-           (given->writeValue.flags == CU_STREAM_WRITE_VALUE_DEFAULT ||
-            (follows && given->writeValue.flags == CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER));
+           given->writeValue.flags == CU_STREAM_WRITE_VALUE_DEFAULT;
 }
 
 CUresult CUDAAPI cuStreamBatchMemOp_v2(CUstream stream, unsigned count,
@@ -122,7 +119,7 @@ CUresult CUDAAPI cuStreamBatchMemOp_v2(CUstream stream, unsigned count,
     CALL(cuStreamBatchMemOp, stream);
     if (count == 0 || count > 256 || flags != 0) return fake_end(CUDA_ERROR_INVALID_VALUE);
     for (unsigned i = 0; i < count; i++)
-        if (!operation_is_good(all, i)) return fake_end(CUDA_ERROR_INVALID_VALUE);
+        if (!operation_is_good(&all[i])) return fake_end(CUDA_ERROR_INVALID_VALUE);
     CUresult result = CUDA_SUCCESS;
     for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
         const int waits = all[i].operation == CU_STREAM_MEM_OP_WAIT_VALUE_32;
