@@ -3,6 +3,8 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import torch
+from models import DEVICE
 from ranks import World
 
 
@@ -13,6 +15,8 @@ class Worlds:
         self.worlds: dict[int, World] = {}
 
     def __call__(self, size: int) -> World:
+        if DEVICE == "cuda" and size > torch.cuda.device_count():
+            pytest.skip(f"{size} ranks want a GPU each, {torch.cuda.device_count()} are here")
         if size not in self.worlds or not self.worlds[size].alive:
             self.worlds[size] = World(size)
         return self.worlds[size]

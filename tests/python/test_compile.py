@@ -4,7 +4,7 @@ import penstock
 import pytest
 import torch
 from equality import train_both
-from models import CheckpointedInside, Net, make
+from models import DEVICE, CheckpointedInside, Net, make
 
 
 class CompiledBlocks(Net):
@@ -72,7 +72,7 @@ def graphs_of_a_block():
     for block in model.blocks[:1]:
         block.compile(backend=backend, fullgraph=True)
     for step in range(3):
-        model(torch.ones(2, 5) + step).sum().backward()
+        model(torch.ones(2, 5, device=DEVICE) + step).sum().backward()
     penstock.close(model)
     return len(graphs)
 
@@ -86,7 +86,7 @@ def train_compiled_whole():
     rank = torch.distributed.get_rank()
     plain, model = make(Net), penstock.shard(make(Net))
     compiled = torch.compile(model, backend="aot_eager")
-    x = torch.ones(2, 5) + rank
+    x = torch.ones(2, 5, device=DEVICE) + rank
     for _ in range(2):
         loss = compiled(x).square().sum()
         loss.backward()

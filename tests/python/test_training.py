@@ -66,10 +66,10 @@ def accumulate_then_use_part():
 
     accumulate_reference(reference, 0)
     for r in range(size):
-        (reference.blocks[0](torch.ones(2, 7) + r).square().mean() / size).backward()
+        (reference.blocks[0](torch.ones(2, 7, device=models.DEVICE) + r).square().mean() / size).backward()
     with penstock.no_sync(sharded):
         loss_of(sharded, 0, rank).backward()
-    sharded.blocks[0](torch.ones(2, 7) + rank).square().mean().backward()
+    sharded.blocks[0](torch.ones(2, 7, device=models.DEVICE) + rank).square().mean().backward()
     finish(reference, sharded)
 
 
