@@ -66,7 +66,8 @@ def accumulate_then_use_part():
 
     accumulate_reference(reference, 0)
     for r in range(size):
-        (reference.blocks[0](torch.ones(2, 7, device=models.DEVICE) + r).square().mean() / size).backward()
+        inputs = torch.ones(2, 7, device=models.DEVICE) + r
+        (reference.blocks[0](inputs).square().mean() / size).backward()
     with penstock.no_sync(sharded):
         loss_of(sharded, 0, rank).backward()
     sharded.blocks[0](torch.ones(2, 7, device=models.DEVICE) + rank).square().mean().backward()

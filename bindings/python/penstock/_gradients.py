@@ -197,7 +197,7 @@ def _offer_old_gradient(engine: Engine, group: Group) -> None:
         return
     flat = _flat_of(group, [gradient for _, gradient in old])
     if flat is None:
-        flat = torch.zeros(group.gradient_elements, dtype=group.dtype)
+        flat = torch.zeros(group.gradient_elements, dtype=group.dtype, device=group.shard.device)
     shared = flat.untyped_storage()._cdata
     shown = {parameter for parameter, _ in old}
     for parameter, gradient in old:
@@ -215,7 +215,7 @@ def _flat_of(group: Group, gradients: list[torch.Tensor]) -> torch.Tensor | None
     for gradient in gradients:
         storage = gradient.untyped_storage()
         if storage._cdata == group.gradient.cdata:
-            return torch.empty(0, dtype=group.dtype).set_(
+            return torch.empty(0, dtype=group.dtype, device=group.shard.device).set_(
                 storage, 0, (group.gradient_elements,), (1,)
             )
     return None
