@@ -184,7 +184,7 @@ def _show_gradient(engine: Engine, group: Group) -> None:
         return
     group.gradient = StorageWeakRef(flat.untyped_storage())
     for parameter in group.trainable:
-        if engine.native.has_gradient(parameter.index):
+        if parameter.sharded.requires_grad and engine.native.has_gradient(parameter.index):
             rows = _region(group, parameter, flat)
             parameter.sharded.grad = engine.world.as_sharded(rows, parameter.shape)
 
