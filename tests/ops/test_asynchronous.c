@@ -388,8 +388,10 @@ static void fail_after_launch(rank_state *state) {
     for (int i = 0; i < 40 && status == PST_OK; i++)
         status = bare_step(state);
     CHECK(is_trouble(status));
-    /* Which communicator a rank hears of first is a matter of time. */
-    CHECK(text_has(state, "a peer is gone") || text_has(state, "aborted"));
+    /* Which communicator a rank hears of first is a matter of time, and on a slow machine its own
+     * deadline comes before both. */
+    CHECK(text_has(state, "a peer is gone") || text_has(state, "aborted") ||
+          text_has(state, "has not come in"));
     CHECK(pst_zero_begin_forward(state->engine, 1) == pst_runtime_status(state->runtime));
     pst_zero_destroy(state->engine);
     state->engine = NULL;
