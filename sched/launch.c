@@ -24,7 +24,8 @@ static int is_launched(const pst_graph *graph) {
     return graph->last_count > 0;
 }
 
-#define COUNT_PATIENCE 20000 /* looks: some milliseconds */
+/* Looks, some tens of milliseconds: a worker on the same processor may have to wait that long. */
+#define COUNT_PATIENCE 100000
 
 /* A lane counts what it has launched when it has nothing more to do, or its worker goes on to
  * another lane. What is launched and not counted will be in a moment, unless the caller itself is
