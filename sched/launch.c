@@ -6,17 +6,11 @@
 
 /* ---- starting --------------------------------------------------------------------------- */
 
-static int is_counted(pst_graph *graph) {
-    /* Acquire: pairs with pst__run_count; the previous runs' tasks are out of the way. */
-    return pst__load_acquire(&pst__graph_run(graph, graph->number)->unlaunched) == 0 &&
-           pst__load_acquire(&pst__graph_run(graph, graph->number + 1)->unfinished) == 0;
-}
-
-/* Whoever has waited for the last tasks knows that they are launched, and with them all others.
- * Relaxed: the counts say what is seen of the tasks, this only says that they will come. */
-static int is_launched(const pst_graph *graph) {
+/* Every task leads to one without successors, and that is launched after it. Acquire: pairs with
+ * the release in pst__node_become; all that the lanes did with the tasks before is seen. */
+static int last_are_launched(const pst_graph *graph) {
     for (uint32_t i = 0; i < graph->last_count; i++) {
-        const uint32_t word = pst__load_relaxed(&graph->nodes[graph->last[i]].word);
+        const uint32_t word = pst__load_acquire(&graph->nodes[graph->last[i]].word);
         if (pst__word_number(word) != (graph->number & PST__NUMBER_MASK) ||
             pst__word_state(word) < PST__TASK_LAUNCHED)
             return 0;
@@ -24,15 +18,25 @@ static int is_launched(const pst_graph *graph) {
     return graph->last_count > 0;
 }
 
-/* Looks, some tens of milliseconds: a worker on the same processor may have to wait that long. */
-#define COUNT_PATIENCE 100000
+/* By the lanes' counts, which come late, or by the last tasks themselves, if they are few. Acquire:
+ * pairs with pst__run_count. */
+static int is_launched(pst_graph *graph) {
+    return pst__load_acquire(&pst__graph_run(graph, graph->number)->unlaunched) == 0 ||
+           last_are_launched(graph);
+}
 
-/* A lane counts what it has launched when it has nothing more to do, or its worker goes on to
- * another lane. What is launched and not counted will be in a moment, unless the caller itself is
- * in that lane's turn, in the start of a task, or other tasks keep the lane busy. */
-static void await_counts(pst_graph *graph) {
-    if (graph->number == 0 || is_counted(graph) || !is_launched(graph)) return;
-    for (int i = 0; i < COUNT_PATIENCE && !is_counted(graph); i++)
+/* The run whose place the next one takes. Acquire: as above. */
+static int place_is_free(pst_graph *graph) {
+    return pst__load_acquire(&pst__graph_run(graph, graph->number + 1)->unfinished) == 0;
+}
+
+#define PLACE_PATIENCE 20000 /* looks: some milliseconds */
+
+/* A lane counts the ends in a run before its first launch in the next one, but shows that launch
+ * first: who has seen it may be some instructions too early. */
+static void await_place(pst_graph *graph) {
+    if (place_is_free(graph) || !is_launched(graph)) return;
+    for (int i = 0; i < PLACE_PATIENCE && !place_is_free(graph); i++)
         (void)sched_yield();
 }
 
@@ -40,10 +44,10 @@ static void await_counts(pst_graph *graph) {
 static pst_status begin_run(pst_graph *graph) {
     pst_runtime *runtime = graph->runtime;
     pst__run *run = pst__graph_run(graph, graph->number + 1);
-    const int counted = is_counted(graph);
+    const int may_begin = is_launched(graph) && place_is_free(graph);
     pst_status poison = pst_runtime_status(runtime);
     if (poison != PST_OK) return poison;
-    if (!counted) return PST_EBUSY;
+    if (!may_begin) return PST_EBUSY;
     /* Relaxed: the number's release publishes them. */
     const uint32_t count = (uint32_t)graph->node_count;
     pst__store_relaxed(&run->number, graph->number + 1);
@@ -69,7 +73,7 @@ pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch) {
     if (launch != NULL) *launch = (pst_launch){NULL, 0};
     if (graph == NULL) return PST_EINVAL;
     if (graph->kind != PST_GRAPH_SEALED || !graph->sealed) return refuse(graph, PST_ESTATE);
-    await_counts(graph);
+    await_place(graph);
     ck_spinlock_lock(&graph->lock);
     pst_status status = begin_run(graph);
     ck_spinlock_unlock(&graph->lock);

@@ -165,9 +165,8 @@ typedef struct pst_launch {
 /* Starts run k+1. PST_EBUSY (without an error text) until every task of run k is launched and every
  * task of run k-1 has ended, PST_ESTATE when not sealed, or a poisoned runtime's status. It is not
  * busy after pst_launch_wait, nor after pst_task_wait on the tasks without successors (at most 16
- * of them): lanes count what they launched when they have nothing more to do, and the call waits
- * for lanes that are about to, some tens of milliseconds at most. The callback of a run's last task
- * may call it. Does not allocate. `launch` may be NULL. One thread at a time. */
+ * of them; the call may wait a few milliseconds for a lane that still has to count the run before).
+ * The callback of a run's last task may call it. Does not allocate. `launch` may be NULL. One thread at a time. */
 PST_API pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch);
 
 /* Opens a gate of the current launch (or of a growing graph). `borrowed`: what must come first on

@@ -14,7 +14,7 @@ endfunction()
 
 # ---- launches --------------------------------------------------------------------------------
 penstock_model_plant(launch_over_unlaunched sched/launch.c launch_over_launch
-  "pst__load_acquire(&pst__graph_run(graph, graph->number)->unlaunched) == 0 &&" "1 &&")
+  "is_launched(graph) && place_is_free(graph);" "place_is_free(graph);")
 penstock_model_plant(launch_after_poison sched/launch.c poison_and_launch
   "    pst_status poison = pst_runtime_status(runtime);\n    if (poison != PST_OK) return poison;\n" "")
 penstock_model_plant(poisoned_graph_restarted sched/growing.c poison_and_add
