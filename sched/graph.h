@@ -131,6 +131,10 @@ void pst__detail_fill(pst__detail *detail, const pst_task_options *options);
 /* Ends what is not launched of the current launch with `status`. Any thread. */
 void pst__graph_cancel(pst_graph *graph, pst_status status);
 
+/* Its part of the gates: those that are closed end with `status`. The caller holds the graph's
+ * lock. */
+void pst__gates_cancel(pst_graph *graph, pst_status status);
+
 /* ---- sealing ---------------------------------------------------------------------------- */
 
 /* PST_ECYCLE with the cycle's names in the error text. */

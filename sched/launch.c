@@ -1,4 +1,4 @@
-/* Starting a launch, opening gates, canceling. */
+/* Starting a launch, canceling it. */
 #include "sched/growing.h"
 
 #include <inttypes.h>
@@ -91,117 +91,7 @@ pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch) {
     return PST_OK;
 }
 
-/* ---- gates ------------------------------------------------------------------------------ */
-
-/* Whoever gets the gate from pending to open in this launch is the one who opens it. */
-static int claim(pst__node *gate, uint64_t number) {
-    uint32_t seen = pst__load_relaxed(&gate->word); /* a guess: the exchange below is what counts */
-    const uint32_t open = pst__word(number, PST__TASK_OPEN, PST_OK);
-    do {
-        if (pst__word_number(seen) == pst__word_number(open) &&
-            pst__word_state(seen) != PST__TASK_PENDING)
-            return 0;
-        /* Acquire-release against the other claimants: the loser finds the winner's opening. */
-    } while (!pst__cas_acq_rel(&gate->word, &seen, open));
-    return 1;
-}
-
-/* The opening is a predecessor that has come. */
-static void opened(pst__node *gate, pst_status status) {
-    pst__advance advance = {.lane = NULL};
-    pst__advance_arrive(&advance, gate, 1, status);
-    pst__advance_finish(&advance);
-}
-
-/* Records where the caller's stream stands. Only the claimant touches the gate's detail. */
-static pst_status record_on(pst_lane *borrowed, pst__detail *detail) {
-    pst_device *device = borrowed->device;
-    if (detail->event != NULL && detail->event_device != device) {
-        detail->event_device->ops->event_destroy(detail->event_device, detail->event);
-        detail->event = NULL;
-    }
-    pst_status status = PST_OK;
-    if (detail->event == NULL) status = device->ops->event_create(device, 0, &detail->event);
-    if (status != PST_OK) return status;
-    detail->event_device = device;
-    detail->event_lane = borrowed;
-    status = device->ops->event_record(device, detail->event, borrowed->stream);
-    detail->event_recorded = status == PST_OK;
-    return status;
-}
-
-static pst_status check_gate(const pst_launch *launch, const pst__node *gate,
-                             const pst_lane *borrowed) {
-    pst_graph *graph = launch->graph;
-    if (gate == NULL || !(gate->flags & PST__NODE_GATE))
-        return pst__runtime_fail(graph->runtime, PST_EINVAL,
-                                 "graph %s: what is to be opened is no gate of this graph",
-                                 graph->name);
-    if (launch->number != pst__graph_number(graph) ||
-        (graph->kind == PST_GRAPH_SEALED && launch->number == 0))
-        return pst__runtime_fail(
-            graph->runtime, PST_ESTATE,
-            "graph %s: gate %s can only be opened in the current launch %" PRIu64
-            ", not in %" PRIu64,
-            graph->name, pst__node_name(gate), graph->number, launch->number);
-    if (borrowed != NULL &&
-        (borrowed->mode != PST_LANE_BORROWED || borrowed->runtime != graph->runtime))
-        return pst__runtime_fail(graph->runtime, PST_EINVAL,
-                                 "gate %s: lane %s is not a borrowed lane of this runtime",
-                                 pst__node_name(gate), borrowed->name);
-    return PST_OK;
-}
-
-pst_status pst_gate_open(pst_launch launch, pst_task task, pst_lane *borrowed) {
-    if (launch.graph == NULL) return PST_EINVAL;
-    pst_graph *graph = launch.graph;
-    pst__node *gate = pst__graph_node(graph, task);
-    pst_status status = check_gate(&launch, gate, borrowed);
-    if (status != PST_OK) return status;
-    if (!claim(gate, launch.number)) {
-        /* Relaxed: it only chooses between two refusals. */
-        const pst_status stop = (pst_status)pst__load_relaxed(&graph->stop);
-        return stop < 0 ? stop
-                        : pst__runtime_fail(graph->runtime, PST_ESTATE,
-                                            "graph %s: gate %s is open already", graph->name,
-                                            pst__node_name(gate));
-    }
-    if (gate->flags & PST__NODE_GROWING) {
-        ck_spinlock_lock(&graph->lock);
-        pst__grown_delist_gate(gate);
-        ck_spinlock_unlock(&graph->lock);
-    }
-    gate->detail->event_recorded = 0;
-    if (borrowed != NULL && borrowed->asynchronous) status = record_on(borrowed, gate->detail);
-    if (status != PST_OK)
-        (void)pst__runtime_fail(graph->runtime, status,
-                                "graph %s: gate %s could not be recorded on lane %s: %s: %s",
-                                graph->name, pst__node_name(gate), borrowed->name,
-                                pst_status_text(status), pst__device_text(borrowed->device));
-    opened(gate, status);
-    return status;
-}
-
 /* ---- canceling -------------------------------------------------------------------------- */
-
-static void cancel_sealed_gates(pst_graph *graph, pst_status status) {
-    for (size_t i = 0; i < graph->gate_count; i++) {
-        pst__node *gate = &graph->nodes[graph->gates[i]];
-        if (!claim(gate, graph->number)) continue;
-        gate->detail->event_recorded = 0;
-        opened(gate, status);
-    }
-}
-
-static void cancel_grown_gates(pst_graph *graph, pst_status status) {
-    for (pst__grown *gate = graph->open_gates, *next; gate != NULL; gate = next) {
-        next = gate->next;
-        if (!claim(&gate->node, 0)) continue;
-        pst__grown_delist_gate(&gate->node);
-        gate->detail.event_recorded = 0;
-        opened(&gate->node, status);
-    }
-}
 
 void pst__graph_cancel(pst_graph *graph, pst_status status) {
     ck_spinlock_lock(&graph->lock);
@@ -210,10 +100,7 @@ void pst__graph_cancel(pst_graph *graph, pst_status status) {
     if (pst__run_unfinished(graph, run) != 0) {
         /* Relaxed: tasks that are being launched at this moment may see it or not. */
         if (pst__load_relaxed(&graph->stop) == PST_OK) pst__store_relaxed(&graph->stop, status);
-        if (graph->kind == PST_GRAPH_SEALED)
-            cancel_sealed_gates(graph, status);
-        else
-            cancel_grown_gates(graph, status);
+        pst__gates_cancel(graph, status);
     }
     ck_spinlock_unlock(&graph->lock);
 }

@@ -1,10 +1,9 @@
-/* A lane's turn: what has arrived, what is done, what can be launched. */
+/* A lane's turn: what has arrived, what can be launched, what the host's work has done. */
+#include "sched/failed.h"
+#include "sched/flights.h"
 #include "sched/growing.h"
 #include "sched/order.h"
 #include "sched/trace_hooks.h"
-
-#include <inttypes.h>
-#include <stdio.h>
 
 /* Launches on a lane that has ever more of them, until what is done there is asked about: the
  * questions cost the device's driver more than a launch costs us. */
@@ -86,52 +85,6 @@ static pst_status call_launch(const pst__node *node, const pst_lane *lane) {
     return lane->device->ops->launch(lane->device, lane->stream, &work);
 }
 
-/* What the work itself or its device has said about it. */
-static void get_reason(const pst_lane *lane, char *reason, size_t size) {
-    pst_runtime *runtime = lane->runtime;
-    if (pst__load_relaxed(&runtime->error.count) != lane->texts)
-        (void)pst__error_get(&runtime->error, reason, size);
-    else
-        (void)snprintf(reason, size, "%s", pst__device_text(lane->device));
-}
-
-/* In a poisoned runtime the text of the poison stays: what fails now fails because of it. */
-static void report_failure(const pst__node *node, const pst_lane *lane, pst_status status) {
-    pst_runtime *runtime = lane->runtime;
-    char reason[512], text[PST__ERROR_BYTES];
-    get_reason(lane, reason, sizeof reason);
-    (void)snprintf(text, sizeof text,
-                   "lane %s: task %s (ticket %" PRIu64 ") of graph %s failed: %s%s%s", lane->name,
-                   pst__node_name(node), pst__node_ticket(node), node->graph->name,
-                   pst_status_text(status), reason[0] == '\0' ? "" : ": ", reason);
-    if (pst_runtime_status(runtime) == PST_OK)
-        (void)pst__runtime_fail(runtime, status, "%s", text);
-    else
-        pst__log(&runtime->error, PST_LOG_ERROR, "rank %d: %s", runtime->rank, text);
-}
-
-/* Relaxed: what this thread writes itself is what it asks about. */
-static void note_texts(pst_lane *lane) {
-    lane->texts = pst__load_relaxed(&lane->runtime->error.count);
-}
-
-static void end_failed(pst__advance *advance, pst__node *node, uint64_t number, pst_status status,
-                       pst__phase phase) {
-    report_failure(node, advance->lane, status);
-    pst__node_end(advance, node, number, PST__TASK_FAILED, status, phase);
-}
-
-static void into_flight(pst_lane *lane, pst__node *node) {
-    node->detail->flight_next = NULL;
-    if (lane->flight_first == NULL)
-        lane->flight_first = node;
-    else
-        lane->flight_last->detail->flight_next = node;
-    lane->flight_last = node;
-    /* Gates come when they have passed, which need not be the order of their records. */
-    if (node->detail->event_recorded && node->lane != NULL) lane->newest = node;
-}
-
 /* The device has it. Its event is recorded before successors may ask their streams to wait. */
 static void launched_on_device(pst__advance *advance, pst__node *node, uint64_t number) {
     pst_lane *lane = advance->lane;
@@ -142,11 +95,11 @@ static void launched_on_device(pst__advance *advance, pst__node *node, uint64_t 
         /* The work runs and nobody can tell when it ends: nothing after it is in order. */
         pst_runtime_poison(lane->runtime, status, "an event could not be recorded");
         if (node->detail->launched_at != 0) pst__hook_failed(lane, node);
-        end_failed(advance, node, number, status, PST__ALL);
+        pst__fail_node(advance, node, number, status, PST__ALL);
         return;
     }
     node->detail->event_recorded = (node->flags & PST__NODE_EVENT) != 0;
-    into_flight(lane, node);
+    pst__flights_add(lane, node);
     pst__node_become(node, number, PST__TASK_LAUNCHED, PST_OK);
     pst__lane_count(lane, node->graph, pst__graph_run(node->graph, number), 1, 0);
     pst__runtime_wake_seen_waiters(lane->runtime);
@@ -189,7 +142,7 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
         status = PST_EINVAL;
     if (status < 0) {
         if (begin != 0) pst__hook_failed(lane, node);
-        end_failed(advance, node, number, status, PST__ALL);
+        pst__fail_node(advance, node, number, status, PST__ALL);
     } else if (lane->asynchronous) {
         launched_on_device(advance, node, number);
     } else if (status == PST_PENDING) {
@@ -206,7 +159,7 @@ static int advance_head(pst__advance *advance, pst_lane *queue) {
     pst_lane *lane = advance->lane;
     pst__node *node = head_of(queue);
     if (node == NULL) return 0;
-    note_texts(lane);
+    pst__note_texts(lane);
     const pst_status stop = stop_of(node);
     const pst_status waits = is_in_flight(node) ? PST_PENDING
                              : stop < 0         ? PST_OK
@@ -224,28 +177,22 @@ static int advance_head(pst__advance *advance, pst_lane *queue) {
     if (stop < 0)
         pst__node_end(advance, node, number, PST__TASK_CANCELED, stop, PST__ALL);
     else if (waits < 0)
-        end_failed(advance, node, number, waits, PST__ALL);
+        pst__fail_node(advance, node, number, waits, PST__ALL);
     else
         launch(advance, node, number);
     if (advance->gates.first != NULL) pst__advance_finish(advance);
     return 1;
 }
 
-/* ---- completions ------------------------------------------------------------------------ */
-
-/* After a poison launched work is given some time to end, and then abandoned. Acquire: pairs with
- * the exchange in pst_runtime_poison, so that its time is seen as well. */
-static int is_abandoned(const pst_runtime *runtime) {
-    return pst__load_acquire(&runtime->poison) != PST_OK && runtime->grace_ns != 0 &&
-           pst__now() - pst__load_relaxed(&runtime->poison_at) > runtime->grace_ns;
-}
+/* ---- a host task's end ------------------------------------------------------------------------
+ */
 
 static int end_current(pst__advance *advance) {
     pst_lane *lane = advance->lane;
     pst__node *node = lane->current;
-    note_texts(lane);
+    pst__note_texts(lane);
     pst_status status = lane->device->ops->progress(lane->device, lane->stream);
-    if (status == PST_PENDING && is_abandoned(lane->runtime))
+    if (status == PST_PENDING && pst__is_abandoned(lane->runtime))
         status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
     if (status == PST_PENDING) {
         lane->needs_poll = 1;
@@ -257,119 +204,11 @@ static int end_current(pst__advance *advance) {
     if (node->detail->launched_at != 0)
         pst__hook_done(lane, node, node->detail->launched_at, pst__now());
     if (status < 0)
-        end_failed(advance, node, number, status, PST__ALL);
+        pst__fail_node(advance, node, number, status, PST__ALL);
     else
         pst__node_end(advance, node, number, PST__TASK_DONE, PST_OK, PST__ALL);
     pst__advance_finish(advance);
     return 1;
-}
-
-static pst_event *event_in_flight(const pst_lane *lane, const pst__node *node) {
-    if (node->detail->event_recorded) return node->detail->event;
-    return node == lane->tail ? lane->tail_event : NULL;
-}
-
-static void end_oldest(pst__advance *advance, pst_status status) {
-    pst_lane *lane = advance->lane;
-    pst__node *node = lane->flight_first;
-    const uint64_t number = node->lane == NULL ? node->graph->number : pst__word_number(node->word);
-    lane->flight_first = node->detail->flight_next;
-    lane->ends++;
-    if (node == lane->tail) lane->tail = NULL;
-    if (node == lane->newest) lane->newest = NULL;
-    if (node == lane->mark) lane->mark = NULL;
-    if (node->detail->launched_at != 0) pst__hook_done_on_device(lane, node, number);
-    pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
-                  PST__WHEN_DONE);
-}
-
-static pst__node *find_watched(const pst_lane *lane) {
-    pst__node *node = lane->flight_first;
-    while (node != NULL && event_in_flight(lane, node) == NULL)
-        node = node->detail->flight_next;
-    return node;
-}
-
-/* A failure after the launch: what the device did from there on is unknown. */
-static void lose_flights(pst__advance *advance, pst_status status) {
-    pst_lane *lane = advance->lane;
-    lane->watched = NULL;
-    report_failure(lane->flight_first, lane, status);
-    pst_runtime_poison(lane->runtime, status, NULL);
-    while (lane->flight_first != NULL)
-        end_oldest(advance, status);
-    pst__advance_finish(advance);
-}
-
-/* The last tasks in flight have no event of their own: one for all of them is recorded, when
- * nothing can be launched behind them for now. */
-static void mark_tail(pst__advance *advance) {
-    pst_lane *lane = advance->lane;
-    if (lane->flight_first == NULL || lane->tail != NULL ||
-        lane->flight_last->detail->event_recorded)
-        return;
-    const pst_device_ops *ops = lane->device->ops;
-    pst_status status = ops->event_record(lane->device, lane->tail_event, lane->stream);
-    if (status < 0)
-        lose_flights(advance, status);
-    else
-        lane->tail = lane->newest = lane->flight_last;
-}
-
-/* What the device says of a task in flight. */
-static pst_status ask(pst_lane *lane, const pst__node *node) {
-    note_texts(lane);
-    const pst_status status =
-        lane->device->ops->event_query(lane->device, event_in_flight(lane, node));
-    if (status != PST_PENDING || !is_abandoned(lane->runtime)) return status;
-    return (pst_status)pst__load_relaxed(&lane->runtime->poison);
-}
-
-/* The tasks up to `last` are done, or it has failed. */
-static void end_up_to(pst__advance *advance, const pst__node *last, pst_status status) {
-    pst_lane *lane = advance->lane;
-    lane->watched = NULL;
-    if (status < 0) {
-        lose_flights(advance, status);
-        return;
-    }
-    for (const pst__node *ended = NULL; ended != last;) {
-        ended = lane->flight_first;
-        end_oldest(advance, PST_OK);
-    }
-    pst__advance_finish(advance);
-}
-
-/* From the oldest on, as there is time; if the newest is done, those between are not asked about: a
- * question costs as much as many launches. */
-static int end_flights(pst__advance *advance) {
-    pst_lane *lane = advance->lane;
-    const pst__node *newest = lane->newest;
-    int ended = 0;
-    for (;; ended = 1) {
-        if (lane->watched == NULL) lane->watched = find_watched(lane);
-        const pst__node *last = lane->watched;
-        if (last == NULL) return ended;
-        const pst_status status = ask(lane, last);
-        if (status == PST_PENDING) {
-            lane->needs_poll = 1;
-            return ended;
-        }
-        if (status == PST_OK && !ended && newest != NULL && newest != last &&
-            ask(lane, newest) == PST_OK)
-            last = newest;
-        end_up_to(advance, last, status);
-    }
-}
-
-/* Between launches: one question, about the task that was the newest at the last one. So the tasks
- * in flight are at most those that the device has not done and two rounds of launches. */
-static int end_marked_flights(pst__advance *advance) {
-    pst_lane *lane = advance->lane;
-    const pst_status status = lane->mark == NULL ? PST_PENDING : ask(lane, lane->mark);
-    if (status != PST_PENDING) end_up_to(advance, lane->mark, status);
-    if (lane->mark == NULL) lane->mark = lane->newest;
-    return status != PST_PENDING;
 }
 
 /* ---- the turn --------------------------------------------------------------------------- */
@@ -380,7 +219,7 @@ static void gates_into_flight(pst_lane *lane) {
     while (lane->ready.first != NULL) {
         pst__node *gate = lane->ready.first;
         pst__fifo_remove_first(&lane->ready);
-        into_flight(lane, gate);
+        pst__flights_add(lane, gate);
     }
 }
 
@@ -396,7 +235,7 @@ static int ask_after_launches(pst__advance *advance, uint32_t launched) {
     lane->unasked += launched;
     if (launched > 0 && lane->unasked < ASK_EVERY) return 0;
     lane->unasked = 0;
-    return launched == 0 ? end_flights(advance) : end_marked_flights(advance);
+    return launched == 0 ? pst__flights_end(advance) : pst__flights_end_marked(advance);
 }
 
 int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
@@ -406,11 +245,11 @@ int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
     if (lane->current != NULL) changed |= end_current(&advance);
     if (lane->mode == PST_LANE_BORROWED) {
-        changed |= end_flights(&advance);
+        changed |= pst__flights_end(&advance);
     } else {
         const uint32_t launched = launch_some(&advance, queue, budget);
         changed |= ask_after_launches(&advance, launched) | (launched > 0);
-        mark_tail(&advance);
+        pst__flights_mark_tail(&advance);
         if (lane->current != NULL) lane->needs_poll = 1;
     }
     if (lane->flight_first != NULL) lane->needs_poll = 1;

@@ -28,7 +28,7 @@ penstock_model_plant(hook_still_runs sched/hooks.c hook_removed
   "while (pst__load_acquire(&hook->running))" "while (0)")
 
 # ---- gates -----------------------------------------------------------------------------------
-penstock_model_plant(gate_touched_after_its_end sched/launch.c growing_gate_and_destroy
+penstock_model_plant(gate_touched_after_its_end sched/gate.c growing_gate_and_destroy
   "    opened(gate, status);\n    return status;"
   "    opened(gate, status);\n    gate->detail->event_recorded = 0;\n    return status;")
 
@@ -45,7 +45,7 @@ penstock_model_plant(late_event_not_recorded sched/lane.c late_wait
   "if (in_flight && !detail->event_recorded) {" "if (0) {")
 penstock_model_plant(launched_in_flight sched/turn.c flight_over_flight
   "return pst__word_state(node->word) == PST__TASK_LAUNCHED;" "return 0;")
-penstock_model_plant(flights_not_asked sched/turn.c flight_over_flight
+penstock_model_plant(flights_not_asked sched/flights.c flight_over_flight
   "lane->device->ops->event_query(lane->device, event_in_flight(lane, node));" "PST_OK;")
 
 # ---- foreign loops ---------------------------------------------------------------------------

@@ -19,7 +19,7 @@ endfunction()
 penstock_plant(two_owners sched/pump.c "" 5000
   "if (!pst__lane_try_own(lane)) {"
   "int busy = (int)pst__load_relaxed(&lane->owned); pst__store_relaxed(&lane->owned, 1); if (busy) {")
-penstock_plant(gate_opened_twice sched/launch.c "" 5000
+penstock_plant(gate_opened_twice sched/gate.c "" 5000
   "} while (!pst__cas_acq_rel(&gate->word, &seen, open));"
   "} while (pst__load_relaxed(&gate->word) != seen); pst__store_release(&gate->word, open);")
 penstock_plant(no_callback_of_canceled sched/advance.c "and has ended" 5000
@@ -64,7 +64,7 @@ penstock_plant(loop_not_polled sched/pump.c "" 5000
   "if (changed || poll == 0) return PST__POLL_FIRST_NS;" "if (!changed) return 0;")
 penstock_plant(blind_watchdog sched/watchdog.c "" 5000
   "return ++still->looks > LOOKS;" "return 0;")
-penstock_plant(never_abandoned sched/turn.c "" 5000
+penstock_plant(never_abandoned sched/flights.c "" 5000
   "return pst__load_acquire(&runtime->poison) != PST_OK && runtime->grace_ns != 0 &&"
   "return 0 &&")
 
