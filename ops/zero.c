@@ -116,17 +116,15 @@ static void abort_on_poison(void *engine, pst_status status) {
     (void)abort_comms(engine, status);
 }
 
-/* What is opened to peers is the device's own memory, which can be shared. */
-static pst_status create_arena(pst_zero *engine, const char *name, int is_opened,
-                               pst_arena **arena) {
+static pst_status create_arena(pst_zero *engine, const char *name, pst_arena **arena) {
     const pst_zero_options *options = &engine->options;
-    pst_arena_options wanted = {
-        .size = sizeof wanted, .name = name, .device = engine->device, .kind = PST_MEMORY_DEVICE};
-    if (!is_opened) {
-        wanted.segment_alloc = options->segment_alloc;
-        wanted.segment_free = options->segment_free;
-        wanted.segment_context = options->segment_context;
-    }
+    const pst_arena_options wanted = {.size = sizeof wanted,
+                                      .name = name,
+                                      .device = engine->device,
+                                      .kind = PST_MEMORY_DEVICE,
+                                      .segment_alloc = options->segment_alloc,
+                                      .segment_free = options->segment_free,
+                                      .segment_context = options->segment_context};
     return pst_arena_create(engine->runtime, &wanted, arena);
 }
 
@@ -140,8 +138,6 @@ static pst_status find_compute(pst_zero *engine) {
 
 static pst_status build(pst_zero *engine) {
     const pst_zero_options *options = &engine->options;
-    int is_opened = options->gather_comm->ops->open_memory != NULL ||
-                    options->reduce_comm->ops->open_memory != NULL;
     engine->device = options->device;
     engine->asynchronous = !(engine->device->ops->caps & PST_DEVICE_STREAM_IS_WORKER);
     engine->world = (size_t)options->gather_comm->size;
@@ -153,9 +149,9 @@ static pst_status build(pst_zero *engine) {
     pst_status status = find_compute(engine);
     if (status == PST_OK)
         status = pst_graph_create(engine->runtime, PST_GRAPH_GROWING, engine->name, &engine->graph);
-    if (status == PST_OK) status = create_arena(engine, "gathered", 0, &engine->gathered);
-    if (status == PST_OK) status = create_arena(engine, "staging", 0, &engine->staging);
-    if (status == PST_OK) status = create_arena(engine, "sources", is_opened, &engine->sources);
+    if (status == PST_OK) status = create_arena(engine, "gathered", &engine->gathered);
+    if (status == PST_OK) status = create_arena(engine, "staging", &engine->staging);
+    if (status == PST_OK) status = create_arena(engine, "sources", &engine->sources);
     if (status == PST_OK)
         status = engine->device->ops->event_create(engine->device, 0, &engine->shards_ready);
     if (status == PST_OK)

@@ -44,8 +44,9 @@ pst_dtype dtype_of(at::ScalarType type) {
 // ---- life -------------------------------------------------------------------------------------
 
 Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
-               const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce)
-    : runtime_(std::move(runtime)) {
+               const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce,
+               SegmentMaker segments)
+    : runtime_(std::move(runtime)), segments_(std::make_unique<Segments>(std::move(segments))) {
     try {
         comms_ = std::make_unique<Comms>(*runtime_, gather, reduce, options.communicator,
                                          options.verify);
@@ -60,6 +61,11 @@ Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
         zero.prefetch_ahead = options.prefetch_ahead;
         zero.prefetch_bytes = options.prefetch_bytes;
         zero.bucket_bytes = options.bucket_bytes;
+        if (*segments_) {
+            zero.segment_alloc = Segments::alloc;
+            zero.segment_free = Segments::free;
+            zero.segment_context = segments_.get();
+        }
         zero.gradient_target = gradient_target;
         zero.gradients_consumed = gradients_consumed;
         zero.callback_context = this;
@@ -77,6 +83,7 @@ Engine::~Engine() {
 void Engine::destroy() {
     pst_zero_destroy(engine_);
     comms_.reset();
+    segments_.reset();
     for (Group &group : groups_)
         unbind(group);
     engine_ = nullptr;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comms.hpp"
+#include "segments.hpp"
 
 #include <penstock/zero.h>
 
@@ -32,7 +33,8 @@ class Engine {
   public:
     // Both groups, for this engine alone, or neither: then the world is this one process.
     Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
-           const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce);
+           const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce,
+           SegmentMaker segments);
     ~Engine();
     Engine(const Engine &) = delete;
     Engine &operator=(const Engine &) = delete;
@@ -99,6 +101,7 @@ class Engine {
 
     std::shared_ptr<Runtime> runtime_;
     std::unique_ptr<Comms> comms_;
+    std::unique_ptr<Segments> segments_;
     pst_zero *engine_ = nullptr;
     std::vector<Group> groups_;
 };

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 namespace py = pybind11;
@@ -79,11 +80,12 @@ std::shared_ptr<Engine> create_engine(std::shared_ptr<Runtime> runtime, std::str
                                       const std::optional<ProcessGroup> &gather,
                                       const std::optional<ProcessGroup> &reduce,
                                       uint32_t prefetch_ahead, size_t prefetch_bytes,
-                                      size_t bucket_bytes, bool verify) {
+                                      size_t bucket_bytes, bool verify, SegmentMaker segments) {
     const EngineOptions options{std::move(name), std::move(communicator), stage,
                                 prefetch_ahead,  prefetch_bytes,          bucket_bytes,
                                 verify};
-    return std::make_shared<Engine>(std::move(runtime), options, gather, reduce);
+    return std::make_shared<Engine>(std::move(runtime), options, gather, reduce,
+                                    std::move(segments));
 }
 
 // Everything that may wait, or that moves much memory, runs without the interpreter's lock.
@@ -93,7 +95,7 @@ void bind_engine(py::module_ &module) {
         .def(py::init(&create_engine), py::kw_only(), py::arg("runtime"), py::arg("name"),
              py::arg("communicator"), py::arg("stage"), py::arg("gather"), py::arg("reduce"),
              py::arg("prefetch_ahead"), py::arg("prefetch_bytes"), py::arg("bucket_bytes"),
-             py::arg("verify"))
+             py::arg("verify"), py::arg("segments"))
         .def("destroy", &Engine::destroy, Unlocked())
         .def("communicator", &Engine::communicator)
         .def("add_parameter", &Engine::add_parameter)

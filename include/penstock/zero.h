@@ -60,7 +60,9 @@ typedef struct pst_zero_options {
     size_t bucket_bytes;     /* of gradients a rank's chunk that travel together; 0: 8 MiB */
     size_t part_bytes;       /* of a rank's chunk of a group's gradients: what is more travels in
                                 parts, so that buckets stay small; 0: 128 MiB */
-    pst_status (*segment_alloc)(void *context, size_t bytes, void **memory); /* see memory.h */
+    /* See memory.h. Called by the threads that call the engine. Where a communicator opens memory
+     * to peers, it is memory that the device's memory_export takes. */
+    pst_status (*segment_alloc)(void *context, size_t bytes, void **memory);
     void (*segment_free)(void *context, void *memory, size_t bytes);
     void *segment_context;
     /* Where the reduced gradient of this group goes: memory of layout.gradient_bytes that lives

@@ -1,6 +1,8 @@
 # ruff: noqa: N999
 """The extension module: the C engine with tensors in place of pointers."""
 
+from collections.abc import Callable
+
 import torch
 from torch.distributed import ProcessGroup
 
@@ -50,6 +52,7 @@ class Engine:
         prefetch_bytes: int,
         bucket_bytes: int,
         verify: bool,
+        segments: Callable[[int], torch.Tensor] | None,
     ) -> None: ...
     def destroy(self) -> None: ...
     def communicator(self) -> str: ...

@@ -15,6 +15,7 @@ from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
 from penstock._gradients import Backward
 from penstock._hooks import install
+from penstock._memory import segment_maker
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World, stream_of
 
@@ -108,6 +109,7 @@ def shard(
         prefetch_bytes=prefetch_bytes or 0,
         bucket_bytes=bucket_bytes,
         verify=verify,
+        segments=segment_maker(device),
     )
     try:
         units = _make_units(model, find_blocks(model, blocks), native)

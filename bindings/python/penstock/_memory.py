@@ -1,0 +1,45 @@
+"""Memory of engines on GPUs that torch's allocator counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch.cuda.memory import CUDAPluggableAllocator
+
+from penstock import _C
+
+
+def segment_maker(device: torch.device) -> Callable[[int], torch.Tensor] | None:
+    """Make what makes an engine's segments: tensors of a pool that the engine has for itself.
+
+    They are in torch's figures (``torch.cuda.memory_allocated`` and its kin), an allocation that
+    does not fit frees torch's cached blocks first, and other processes can map them. The pool's
+    memory goes back to the GPU when the last tensor and the maker are gone.
+
+    Parameters
+    ----------
+    device : torch.device
+        Of the engine.
+
+    Returns
+    -------
+    callable, optional
+        From a number of bytes to a tensor that begins where its segment does; None on the CPU.
+    """
+    if device.type != "cuda":
+        return None
+    # Blocks are not split: a peer that maps one finds it at the begin.
+    pool = torch.cuda.MemPool(_exportable().allocator(), no_split=True)
+
+    def make(size: int) -> torch.Tensor:
+        with torch.cuda.use_mem_pool(pool, device):
+            return torch.empty(size, dtype=torch.uint8, device=device)
+
+    return make
+
+
+@cache
+def _exportable() -> CUDAPluggableAllocator:
+    return CUDAPluggableAllocator(_C.__file__, "penstock_segment_alloc", "penstock_segment_free")

@@ -1,0 +1,46 @@
+// Segments of an engine's arenas that are tensors of torch's, so that its allocator counts them.
+#pragma once
+
+#include <penstock/status.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <unordered_map>
+
+namespace penstock {
+
+// A tensor of so many bytes of memory that other processes can map, at the begin of what torch has
+// got from penstock_segment_alloc. Empty: segments come from the device itself.
+using SegmentMaker = std::function<at::Tensor(size_t)>;
+
+class Segments {
+  public:
+    explicit Segments(SegmentMaker make) : make_(std::move(make)) {}
+    // Tensors that the engine has left behind, because something may still write to them, stay.
+    ~Segments();
+    Segments(const Segments &) = delete;
+    Segments &operator=(const Segments &) = delete;
+
+    explicit operator bool() const {
+        return static_cast<bool>(make_);
+    }
+    // As pst_zero_options wants them; the context is the object.
+    static pst_status alloc(void *context, size_t bytes, void **memory);
+    static void free(void *context, void *memory, size_t bytes);
+
+  private:
+    SegmentMaker make_;
+    std::unordered_map<void *, at::Tensor> held_;
+};
+
+} // namespace penstock
+
+// Where such memory comes from: the functions that torch.cuda.memory.CUDAPluggableAllocator asks
+// for by name. Device memory of the device cuda, which any number of processes can map.
+extern "C" {
+__attribute__((visibility("default"))) void *penstock_segment_alloc(ssize_t bytes, int device,
+                                                                    void *stream);
+__attribute__((visibility("default"))) void penstock_segment_free(void *memory, size_t bytes,
+                                                                  int device, void *stream);
+}

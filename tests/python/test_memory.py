@@ -1,0 +1,71 @@
+"""On GPUs the memory of an engine is torch's: its figures count it, and closing gives it back."""
+
+import gc
+
+import penstock
+import pytest
+import torch
+from equality import sgd, world
+from models import DEVICE, Net, loss_of, make
+
+on_gpus = pytest.mark.skipif(
+    DEVICE != "cuda",
+    reason="engines take memory from torch on GPUs only: PENSTOCK_TEST_DEVICE=cuda",
+)
+
+
+def settle():
+    """Forget what nobody uses any more, and return what torch and the driver count."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
+
+
+def train_and_close(stage, communicator):
+    rank, _ = world()
+    before = settle()
+    sharded = penstock.shard(make(Net), stage=stage, communicator=communicator)
+    optimizer = sgd(sharded.parameters())
+    torch.cuda.reset_peak_memory_stats()
+    for step in range(3):
+        loss_of(sharded, step, rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    arena = penstock.stats(sharded).arena_reserved
+    assert arena > 0
+    assert torch.cuda.memory_allocated() >= before[0] + arena
+    assert torch.cuda.memory_reserved() >= before[1] + arena
+    assert torch.cuda.max_memory_allocated() >= before[0] + arena
+    penstock.close(sharded)
+    del sharded, optimizer
+    return before, settle()
+
+
+def count_memory(stage, communicator):
+    train_and_close(stage, communicator)  # what torch and the driver keep for good
+    (allocated, reserved, free), after = train_and_close(stage, communicator)
+    assert after[:2] == (allocated, reserved)
+    assert after[2] >= free - (8 << 20), "closing leaves memory with the driver"
+
+
+@on_gpus
+@pytest.mark.parametrize("communicator", ["ce", "nccl"])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_torch_counts_what_an_engine_has(worlds, stage, communicator):
+    worlds(2).run(count_memory, stage, communicator)
+
+
+def run_out_of_memory():
+    """A segment that does not fit first frees what torch has cached."""
+    model = torch.nn.Linear(1 << 15, 1 << 15, bias=False, device=DEVICE)  # 4 GiB
+    sharded = penstock.shard(model)
+    hoard = torch.empty(settle()[2] - (1 << 30), dtype=torch.uint8, device=DEVICE)
+    del hoard  # torch keeps it, and the driver has next to nothing left
+    sharded(torch.ones(1, 1 << 15, device=DEVICE)).sum().backward()
+    penstock.close(sharded)
+
+
+@on_gpus
+def test_a_segment_makes_torch_free_its_cache(worlds):
+    worlds(2).run(run_out_of_memory)
