@@ -14,13 +14,25 @@
 #define DEFAULT_PART_BYTES   ((size_t)128 << 20)
 #define GLANCE_NS            5000000u
 
+/* Before a hook changes anything. */
+static pst_status check_compute(pst_zero *engine) {
+    pst_device *device = engine->device;
+    if (device->ops->stream_ready == NULL) return PST_OK;
+    pst_status status = device->ops->stream_ready(device, engine->compute);
+    if (status == PST_OK) return PST_OK;
+    const char *text = device->ops->error_text != NULL ? device->ops->error_text(device) : NULL;
+    return pst__zero_fail(engine, status, "compute takes no work now: %s",
+                          text != NULL ? text : pst_status_text(status));
+}
+
 pst_status pst__zero_check(pst_zero *engine, uint32_t group) {
     if (engine == NULL) return PST_EINVAL;
     if (!engine->sealed)
         return pst__zero_fail(engine, PST_ESTATE, "%s", "call pst_zero_seal first");
     if (group != PST__NO_GROUP && group >= engine->group_count)
         return pst__zero_fail(engine, PST_EINVAL, "there is no group %u", group);
-    return pst_runtime_status(engine->runtime);
+    pst_status status = pst_runtime_status(engine->runtime);
+    return status == PST_OK ? check_compute(engine) : status;
 }
 
 pst_status pst__zero_record(pst_zero *engine, pst_event *event) {

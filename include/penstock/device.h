@@ -176,6 +176,10 @@ typedef struct pst_device_ops {
      * scale and accumulate mean nothing. What comes of NaNs is not said. */
     pst_status (*maximum)(pst_device *device, pst_stream *stream, const pst_sum *maximum);
 
+    /* (optional) PST_OK if a stream of the caller's takes work now, else why not, as stream_wait
+     * would return it; enqueues nothing. Left out: it always does. */
+    pst_status (*stream_ready)(pst_device *device, pst_stream *stream);
+
     /* (optional) text of the last error this device returned to the calling thread */
     const char *(*error_text)(pst_device *device);
     void (*destroy)(pst_device *device);

@@ -87,6 +87,7 @@ static const pst_device_ops cuda_ops = {
     .sum = sum,
     .fill = fill,
     .maximum = maximum,
+    .stream_ready = pst__cuda_stream_ready,
     .error_text = pst__cuda_error_text,
     .destroy = destroy,
 };

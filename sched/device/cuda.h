@@ -114,6 +114,7 @@ pst_status pst__cuda_stream_create(pst_device *device, int priority, pst_stream 
 pst_status pst__cuda_stream_wrap(pst_device *device, void *native, pst_stream **stream);
 void pst__cuda_stream_destroy(pst_device *device, pst_stream *stream);
 pst_status pst__cuda_launch(pst_device *device, pst_stream *stream, const pst_work *work);
+pst_status pst__cuda_stream_ready(pst_device *device, pst_stream *stream);
 pst_status pst__cuda_stream_wait(pst_device *device, pst_stream *stream, pst_event *event);
 pst_status pst__cuda_stream_write32(pst_device *device, pst_stream *stream, uint32_t *address,
                                     uint32_t value);

@@ -79,6 +79,14 @@ pst_status pst__cuda_launch(pst_device *device, pst_stream *stream, const pst_wo
     return status;
 }
 
+pst_status pst__cuda_stream_ready(pst_device *device, pst_stream *stream) {
+    pst__cuda *cuda = pst__cuda_of(device);
+    CUcontext previous;
+    const pst_status status = pst__cuda_enter_stream(cuda, stream, &previous);
+    if (status == PST_OK) pst__cuda_leave(cuda, previous);
+    return status;
+}
+
 pst_status pst__cuda_stream_wait(pst_device *device, pst_stream *stream, pst_event *event) {
     pst__cuda *cuda = pst__cuda_of(device);
     CUcontext previous;

@@ -82,6 +82,15 @@ class Engine:
 
     # ---- forward ------------------------------------------------------------------------------
 
+    def refuse_capture(self) -> None:
+        """Raise an error inside a CUDA-graph capture: what a hook does is in no graph."""
+        if self.world.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise PenstockError(
+                "ESTATE",
+                f"a sharded unit of {self.name} runs under CUDA-graph capture, and its "
+                "communication cannot be captured: capture what lies inside of units, or outside",
+            )
+
     def enter(self, unit: Unit) -> None:
         """Note that a unit's forward begins; the outermost one begins a pass."""
         if unit is self.root or self.depth == 0:

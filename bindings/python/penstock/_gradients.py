@@ -49,6 +49,7 @@ class Backward:
 
     def begin(self) -> None:
         """Begin a backward, unless one runs; it ends with autograd's outermost graph."""
+        self._engine.refuse_capture()
         if self._running:
             self._check_running()
             return

@@ -102,6 +102,7 @@ def _before_forward(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Arguments:
+    engine.refuse_capture()
     use = Use(engine, unit, recomputed=torch._C._current_graph_task_id() != -1)
     if use.recomputed:
         engine.backward.hold(unit)
