@@ -7,6 +7,7 @@
 #include "ops/layout.h"
 #include "ops/order.h"
 #include "ops/plan.h"
+#include "ops/stalls.h"
 #include "ops/states.h"
 
 #include <penstock/zero.h>
@@ -27,7 +28,8 @@ typedef struct pst__parameter {
 enum { PST__NOT_AGREED = 0, PST__NOT_REPORTED, PST__REPORTED_FIRST };
 
 typedef struct pst__group {
-    char *name, *wait_name;
+    char *name;
+    const char *wait_name; /* interned */
     pst_dtype dtype, gather_dtype, reduce_dtype;
     pst__layout layout;
 
@@ -183,6 +185,7 @@ struct pst_zero {
     pst_segment *hash_segments;
     uint64_t *hashes; /* for agreements of plans: own one and everybody's, for each kind */
 
+    pst__stalls stalls;
     pst_zero_stats stats;
 };
 

@@ -150,8 +150,7 @@ pst_status pst__gather_issue(pst_zero *engine, uint32_t index, size_t offset, in
 pst_status pst__gather_wait(pst_zero *engine, pst__group *group) {
     pst_status status = PST_OK;
     if (group->gather != NULL)
-        status =
-            pst__operation_wait(group->gather, group->wait_name, &engine->stats.exposed_gather_ns);
+        status = pst__operation_wait(group->gather, group->wait_name, PST__GATHER_LANE);
     if (status == PST_OK) status = pst_runtime_status(engine->runtime);
     if (status != PST_OK) return status;
     status = pst__gather_state_step(&group->state, PST__STEP_WAIT);

@@ -55,8 +55,10 @@ void pst__operation_give(pst_zero *engine, pst__operation *operation);
 /* Submits it: staging, ticket, the events that it waits for. On failure it is given back. */
 pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_event *const *after,
                                  size_t after_count);
-/* Compute waits for it; adds what was really waited to the stats and traces it as `name`. */
-pst_status pst__operation_wait(pst__operation *operation, const char *name, uint64_t *exposed);
+/* Compute waits for it; adds what was really waited to the stats of this direction, and traces it
+ * as `name`. */
+pst_status pst__operation_wait(pst__operation *operation, const char *name,
+                               pst__lane_index direction);
 /* Blocks until it is over, so that the host can read what it wrote. */
 pst_status pst__operation_wait_end(const pst__operation *operation);
 /* Blocks until it is launched, so that its memory can be given back; on the host device, over. */

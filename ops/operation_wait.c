@@ -56,7 +56,8 @@ static pst_status wait_on_stream(pst__operation *operation) {
                           operation->work.collective.name);
 }
 
-static pst_status wait_on_host(pst__operation *operation, const char *name, uint64_t *exposed) {
+static pst_status wait_on_host(pst__operation *operation, const char *name,
+                               pst__lane_index direction) {
     pst_zero *engine = operation->engine;
     pst_launch launch = {engine->graph, 0};
     int was_over = pst_task_test(launch, operation->task) != PST_PENDING;
@@ -64,20 +65,28 @@ static pst_status wait_on_host(pst__operation *operation, const char *name, uint
     pst_status status = pst_task_wait(launch, operation->task, engine->options.compute);
     if (!was_over) {
         uint64_t end = pst__now();
-        *exposed += end - begin;
-        trace_wait(engine, operation, name, begin, end);
+        *(direction == PST__GATHER_LANE ? &engine->stats.exposed_gather_ns
+                                        : &engine->stats.exposed_reduce_ns) += end - begin;
+        /* On an asynchronous device this is no wait of compute's: stalls tells of those. */
+        if (!engine->asynchronous) trace_wait(engine, operation, name, begin, end);
     }
     if (status < 0 && status != PST_ETIMEDOUT) let_callback_run(operation);
     return pst__operation_lost(engine, status);
 }
 
-pst_status pst__operation_wait(pst__operation *operation, const char *name, uint64_t *exposed) {
+pst_status pst__operation_wait(pst__operation *operation, const char *name,
+                               pst__lane_index direction) {
     pst_zero *engine = operation->engine;
     if (operation->is_waited) return PST_OK;
     int on_stream = engine->asynchronous && pst__operation_is_launched(operation);
     if (engine->asynchronous && !on_stream) engine->stats.late_launches++;
+    const pst__stall *stall =
+        pst__stall_begin(&engine->stalls, name, operation->work.collective.ticket,
+                         direction == PST__GATHER_LANE ? &engine->stats.device_gather_ns
+                                                       : &engine->stats.device_reduce_ns);
     pst_status status =
-        on_stream ? wait_on_stream(operation) : wait_on_host(operation, name, exposed);
+        on_stream ? wait_on_stream(operation) : wait_on_host(operation, name, direction);
+    pst__stall_end(&engine->stalls, stall);
     operation->is_waited = status == PST_OK;
     return status;
 }

@@ -184,8 +184,7 @@ static pst_status wait_all(pst_zero *engine) {
     for (pst__operation *operation = queue->oldest; operation != NULL;
          operation = operation->next) {
         if (engine->asynchronous && operation->work.collective.kind != PST_REDUCE_SCATTER) continue;
-        pst_status status =
-            pst__operation_wait(operation, "wait gradients", &engine->stats.exposed_reduce_ns);
+        pst_status status = pst__operation_wait(operation, "wait gradients", PST__REDUCE_LANE);
         if (status != PST_OK) return status;
     }
     return pst_runtime_status(engine->runtime);

@@ -2,6 +2,7 @@
 #include "ops/engine.h"
 
 #include "mem/options.h"
+#include "sched/runtime.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -47,7 +48,6 @@ static void free_group(pst_zero *engine, pst__group *group) {
     pst__heap_free(heap, group->sources, group->layout.member_count * sizeof *group->sources);
     pst__layout_free(heap, &group->layout);
     pst__heap_free_text(heap, group->name);
-    pst__heap_free_text(heap, group->wait_name);
     if (group->released != NULL)
         engine->device->ops->event_destroy(engine->device, group->released);
 }
@@ -97,10 +97,11 @@ static pst_status name_group(pst_zero *engine, pst__group *group, const char *na
     char *wait_name = pst__heap_alloc(engine->heap, bytes);
     if (wait_name == NULL) return PST_ENOMEM;
     (void)snprintf(wait_name, bytes, "wait %s", name);
-    group->wait_name = wait_name;
+    /* A trace may be written when the engine is gone. */
+    group->wait_name = pst__trace_intern(pst__runtime_trace(engine->runtime), wait_name);
+    pst__heap_free(engine->heap, wait_name, bytes);
     group->name = pst__heap_text(engine->heap, name);
-    if (group->name == NULL) return PST_ENOMEM;
-    return PST_OK;
+    return group->wait_name == NULL || group->name == NULL ? PST_ENOMEM : PST_OK;
 }
 
 static pst_status take_members(pst_zero *engine, pst__group *group,

@@ -84,6 +84,10 @@ static pst_status open_memory(pst_zero *engine, pst_comm *comm, const pst_lease 
                           sources->bytes, comm->ops->error_text(comm));
 }
 
+/* A peer maps all or nothing of what an allocator has taken from the device, and allocators take
+ * more than what is asked for where that is little. */
+#define LEAST_OPENED ((size_t)16 << 20)
+
 /* On an asynchronous device all sources lie in one segment, at the same offsets on all ranks. */
 static pst_status alloc_sources(pst_zero *engine) {
     pst_lease whole;
@@ -92,6 +96,7 @@ static pst_status alloc_sources(pst_zero *engine) {
     for (size_t i = 0; i < engine->group_count; i++)
         bytes += pst__round_up(copy_bytes(engine, &engine->groups[i]), PST_ARENA_ALIGNMENT);
     if (bytes == 0) return PST_OK;
+    if (engine->options.segment_alloc != NULL && bytes < LEAST_OPENED) bytes = LEAST_OPENED;
     pst_status status = pst_arena_add_segment(engine->sources, bytes);
     if (status == PST_OK) status = pst_arena_acquire_at(engine->sources, 0, bytes, &whole);
     if (status != PST_OK) return status;

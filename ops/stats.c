@@ -2,8 +2,11 @@
 
 #include <string.h>
 
-void pst_zero_get_stats(const pst_zero *engine, pst_zero_stats *stats) {
+void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats) {
+    pst__stalls_collect(&engine->stalls);
     *stats = engine->stats;
+    stats->timed_waits = engine->stalls.measured;
+    stats->untimed_waits = engine->stalls.missed;
     stats->exposed_ns = stats->exposed_gather_ns + stats->exposed_reduce_ns;
     pst_arena_stats arena;
     pst_arena_get_stats(engine->gathered, &arena);
@@ -16,5 +19,6 @@ void pst_zero_reset_stats(pst_zero *engine) {
     memset(&engine->stats, 0, sizeof engine->stats);
     engine->stats.plan_peak = peak;
     engine->stats.plan_lower_bound = bound;
+    engine->stalls.measured = engine->stalls.missed = 0;
     pst_arena_reset_peak(engine->gathered);
 }

@@ -159,6 +159,11 @@ static pst_status build(pst_zero *engine) {
     if (engine->name == NULL) return PST_ENOMEM;
     engine->options.name = engine->name;
     pst_status status = find_compute(engine);
+    engine->stalls = (pst__stalls){.heap = engine->heap,
+                                   .device = engine->device,
+                                   .compute = engine->compute,
+                                   .trace = pst__runtime_trace(engine->runtime),
+                                   .is_wanted = options->time_waits};
     if (status == PST_OK)
         status = pst_graph_create(engine->runtime, PST_GRAPH_GROWING, engine->name, &engine->graph);
     if (status == PST_OK) status = create_arena(engine, "gathered", &engine->gathered);
@@ -234,6 +239,7 @@ void pst__zero_free(pst_zero *engine) {
     pst__seal_free(engine);
     pst__record_free(engine);
     pst__operation_free_all(engine);
+    pst__stalls_free(&engine->stalls);
     pst_arena_destroy(engine->gathered);
     pst_arena_destroy(engine->staging);
     pst_arena_destroy(engine->sources);

@@ -69,6 +69,7 @@ Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
         zero.gradient_target = gradient_target;
         zero.gradients_consumed = gradients_consumed;
         zero.callback_context = this;
+        zero.time_waits = options.time_waits;
         check(pst_zero_create(runtime_->get(), &zero, &engine_));
     } catch (...) {
         destroy();

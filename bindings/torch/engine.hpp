@@ -24,6 +24,7 @@ struct EngineOptions {
     uint32_t prefetch_ahead = 0;
     size_t prefetch_bytes = 0, bucket_bytes = 0;
     bool verify = true;
+    bool time_waits = false;
 };
 
 using Operation = std::tuple<int, uint32_t, bool, size_t>; // kind, group, in backward, bytes

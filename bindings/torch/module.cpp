@@ -42,6 +42,11 @@ py::dict stats_dict(const pst_zero_stats &stats) {
     PST_PUT(bucket_peak);
     PST_PUT(plan_peak);
     PST_PUT(plan_lower_bound);
+    PST_PUT(late_launches);
+    PST_PUT(device_gather_ns);
+    PST_PUT(device_reduce_ns);
+    PST_PUT(timed_waits);
+    PST_PUT(untimed_waits);
 #undef PST_PUT
     return result;
 }
@@ -80,10 +85,12 @@ std::shared_ptr<Engine> create_engine(std::shared_ptr<Runtime> runtime, std::str
                                       const std::optional<ProcessGroup> &gather,
                                       const std::optional<ProcessGroup> &reduce,
                                       uint32_t prefetch_ahead, size_t prefetch_bytes,
-                                      size_t bucket_bytes, bool verify, SegmentMaker segments) {
-    const EngineOptions options{std::move(name), std::move(communicator), stage,
-                                prefetch_ahead,  prefetch_bytes,          bucket_bytes,
-                                verify};
+                                      size_t bucket_bytes, bool verify, bool time_waits,
+                                      SegmentMaker segments) {
+    const EngineOptions options{std::move(name), std::move(communicator),
+                                stage,           prefetch_ahead,
+                                prefetch_bytes,  bucket_bytes,
+                                verify,          time_waits};
     return std::make_shared<Engine>(std::move(runtime), options, gather, reduce,
                                     std::move(segments));
 }
@@ -95,7 +102,7 @@ void bind_engine(py::module_ &module) {
         .def(py::init(&create_engine), py::kw_only(), py::arg("runtime"), py::arg("name"),
              py::arg("communicator"), py::arg("stage"), py::arg("gather"), py::arg("reduce"),
              py::arg("prefetch_ahead"), py::arg("prefetch_bytes"), py::arg("bucket_bytes"),
-             py::arg("verify"), py::arg("segments"))
+             py::arg("verify"), py::arg("time_waits"), py::arg("segments"))
         .def("destroy", &Engine::destroy, Unlocked())
         .def("communicator", &Engine::communicator)
         .def("add_parameter", &Engine::add_parameter)

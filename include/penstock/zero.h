@@ -61,7 +61,8 @@ typedef struct pst_zero_options {
     size_t part_bytes;       /* of a rank's chunk of a group's gradients: what is more travels in
                                 parts, so that buckets stay small; 0: 128 MiB */
     /* See memory.h. Called by the threads that call the engine. Where a communicator opens memory
-     * to peers, it is memory that the device's memory_export takes. */
+     * to peers, it is asked for 16 MiB or more at once, and gives memory that the device's
+     * memory_export takes, of that size rounded up as the device rounds it. */
     pst_status (*segment_alloc)(void *context, size_t bytes, void **memory);
     void (*segment_free)(void *context, void *memory, size_t bytes);
     void *segment_context;
@@ -74,6 +75,8 @@ typedef struct pst_zero_options {
      * device: behind what the compute stream was given so far). */
     void (*gradients_consumed)(void *context, uint32_t group);
     void *callback_context;
+    int time_waits; /* 1: device_gather_ns and device_reduce_ns of the stats are taken all the time;
+                       0: while the runtime is traced */
 } pst_zero_options;
 
 PST_API pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *options,
@@ -235,8 +238,15 @@ typedef struct pst_zero_stats {
     size_t arena_peak, arena_reserved, bucket_peak;
     size_t plan_peak, plan_lower_bound; /* of the training plan; 0 before it */
     uint64_t late_launches; /* asynchronous devices: waits for a collective not launched by then */
+    /* Asynchronous devices with timed events, see options.time_waits: how long the compute stream
+     * stood still for gathers and reductions, by the device's own clock, from an event before each
+     * wait to one behind it; so a wait for what is there already counts with the few microseconds
+     * that two events are apart. Of waits that the device has passed; reading them never blocks. */
+    uint64_t device_gather_ns, device_reduce_ns;
+    uint64_t timed_waits;   /* that these are the sum of */
+    uint64_t untimed_waits; /* that are missing in them: too many at once, or an event failed */
 } pst_zero_stats;
-PST_API void pst_zero_get_stats(const pst_zero *engine, pst_zero_stats *stats);
+PST_API void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats);
 PST_API void pst_zero_reset_stats(pst_zero *engine);
 
 #ifdef __cplusplus

@@ -12,6 +12,7 @@ typedef struct engine_rank {
 } engine_rank;
 
 static engine_rank engines[RANKS];
+static int time_waits;
 
 static pst_status give_target(void *context, uint32_t group, void **memory, int *accumulate) {
     (void)group;
@@ -45,7 +46,8 @@ static pst_status create_engine(engine_rank *self) {
                                       .bucket_bytes = 4096,
                                       .gradient_target = give_target,
                                       .gradients_consumed = consumed,
-                                      .callback_context = self};
+                                      .callback_context = self,
+                                      .time_waits = time_waits};
     if (status == PST_OK) status = pst_zero_create(rank->runtime, &options, &self->engine);
     return status;
 }
@@ -71,12 +73,16 @@ static void *build(void *argument) {
     return NULL;
 }
 
-static void *step(void *argument) {
-    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
+static void begin_use(engine_rank *self) {
     void *memory = NULL;
     self->status = pst_zero_begin_forward(self->engine, 0);
     if (self->status == PST_OK) self->status = pst_zero_gather(self->engine, 0);
     if (self->status == PST_OK) self->status = pst_zero_wait(self->engine, 0, &memory);
+}
+
+static void *step(void *argument) {
+    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
+    begin_use(self);
     if (self->status == PST_OK) self->status = pst_zero_release(self->engine, 0);
     if (self->status == PST_OK) self->status = pst_zero_end_forward(self->engine);
     return NULL;
@@ -135,9 +141,71 @@ static void hooks_under_capture_are_refused(void **state) {
     on_ranks(world, RANKS, destroy);
 }
 
+/* Until the device has passed all that the rank's stream was given. */
+static void pass_stream(nccl_rank *rank) {
+    assert_int_equal(until_over(rank), PST_OK);
+}
+
+static pst_zero_stats stats_of(int rank) {
+    pst_zero_stats stats;
+    pst_zero_get_stats(engines[rank].engine, &stats);
+    return stats;
+}
+
+/* Rank 0 waits for a gather that rank 1 begins only later: its stream stands still meanwhile. */
+static void waits_of_the_compute_stream_are_timed(void **state) {
+    nccl_world *world = *state;
+    nccl_rank *first = &world->ranks[0];
+    const struct timespec pause = {0, 5 * MILLISECONDS};
+    time_waits = 1;
+    create_comms(world);
+    on_ranks(world, RANKS, build);
+    all_are_well();
+    begin_use(&engines[0]);
+    assert_int_equal(query(first), PST_PENDING); /* it has come to the wait */
+    assert_int_equal(stats_of(0).timed_waits, 0);
+    (void)nanosleep(&pause, NULL);
+    begin_use(&engines[1]);
+    all_are_well();
+    for (int i = 0; i < RANKS; i++)
+        pass_stream(&world->ranks[i]);
+    const pst_zero_stats stats = stats_of(0);
+    assert_int_equal(stats.timed_waits, 1);
+    assert_int_equal(stats.untimed_waits, 0);
+    assert_true(stats.device_gather_ns >= 5 * MILLISECONDS);
+    assert_int_equal(stats.device_reduce_ns, 0);
+    pst_zero_reset_stats(engines[0].engine);
+    assert_int_equal(stats_of(0).timed_waits, 0);
+    assert_int_equal(stats_of(0).device_gather_ns, 0);
+    on_ranks(world, RANKS, destroy);
+}
+
+static void waits_are_timed_where_that_is_asked_for_alone(void **state) {
+    nccl_world *world = *state;
+    time_waits = 0;
+    create_comms(world);
+    on_ranks(world, RANKS, build);
+    all_are_well();
+    on_ranks(world, RANKS, step);
+    all_are_well();
+    for (int i = 0; i < RANKS; i++)
+        pass_stream(&world->ranks[i]);
+    assert_int_equal(stats_of(0).timed_waits + stats_of(0).untimed_waits, 0);
+    assert_int_equal(pst_trace_start(world->ranks[0].runtime), PST_OK);
+    on_ranks(world, RANKS, step);
+    all_are_well();
+    for (int i = 0; i < RANKS; i++)
+        pass_stream(&world->ranks[i]);
+    assert_int_equal(stats_of(0).timed_waits, 1);
+    on_ranks(world, RANKS, destroy);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(hooks_under_capture_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(waits_of_the_compute_stream_are_timed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(waits_are_timed_where_that_is_asked_for_alone, set_up,
+                                        tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

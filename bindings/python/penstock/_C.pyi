@@ -52,6 +52,7 @@ class Engine:
         prefetch_bytes: int,
         bucket_bytes: int,
         verify: bool,
+        time_waits: bool,
         segments: Callable[[int], torch.Tensor] | None,
     ) -> None: ...
     def destroy(self) -> None: ...

@@ -39,6 +39,7 @@ def shard(
     bucket_bytes: int = _BUCKET_BYTES,
     timeout: float | timedelta = 600.0,
     verify: bool = True,
+    time_waits: bool = False,
 ) -> Model:
     """Shard a model over its ranks, in place.
 
@@ -79,6 +80,9 @@ def shard(
     verify : bool
         Whether ranks compare each operation before they begin it. Without it, ranks that take
         different paths through the model may crash or mix up data.
+    time_waits : bool
+        On GPUs: whether `penstock.stats` has how long the compute stream stands still for
+        communication, which costs two events a wait. In a `penstock.trace` they are taken anyway.
 
     Returns
     -------
@@ -109,6 +113,7 @@ def shard(
         prefetch_bytes=prefetch_bytes or 0,
         bucket_bytes=bucket_bytes,
         verify=verify,
+        time_waits=time_waits,
         segments=segment_maker(device),
     )
     try:

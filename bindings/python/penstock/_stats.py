@@ -22,7 +22,16 @@ class Stats:
     reduces, reduce_bytes : int
         Reduce-scatters issued, and bytes of the whole gradients.
     exposed_ns, exposed_gather_ns, exposed_reduce_ns : int
-        Nanoseconds in which the compute waited for communication.
+        Nanoseconds in which the calling thread waited for communication: on the CPU this is what
+        the compute waited. On GPUs it is a wait for launches alone.
+    device_gather_ns, device_reduce_ns : int
+        On GPUs, with ``time_waits`` or in a trace: nanoseconds in which the compute stream stood
+        still for communication, by the GPU's clock, as far as the GPU has come. A wait for what is
+        there already counts with the few microseconds between two events.
+    timed_waits, untimed_waits : int
+        Waits that these are the sum of, and waits that could not be timed.
+    late_launches : int
+        On GPUs: waits for a collective that was not launched by then.
     forwards, backwards, planned_passes, deviations, prefetches : int
         Passes; those that ran by a plan; those that left it; groups gathered ahead.
     arena_peak, arena_reserved, bucket_peak : int
@@ -49,6 +58,11 @@ class Stats:
     bucket_peak: int
     plan_peak: int
     plan_lower_bound: int
+    late_launches: int
+    device_gather_ns: int
+    device_reduce_ns: int
+    timed_waits: int
+    untimed_waits: int
 
 
 def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:
