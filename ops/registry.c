@@ -78,6 +78,36 @@ static pst_status check_member(pst_zero *engine, const pst_group_options *option
     return PST_OK;
 }
 
+/* What the devices' kernels convert and sum; all else is only moved. */
+static int is_computed(pst_dtype dtype) {
+    return dtype == PST_FLOAT32 || dtype == PST_FLOAT64 || dtype == PST_FLOAT16 ||
+           dtype == PST_BFLOAT16;
+}
+
+static int has_trainable(const pst_zero *engine, const pst_group_options *options) {
+    for (size_t i = 0; i < options->parameter_count; i++)
+        if (engine->parameters[options->parameters[i]].trainable) return 1;
+    return 0;
+}
+
+static pst_status check_dtypes(pst_zero *engine, const pst_group_options *options) {
+    int is_computable = is_computed(options->dtype);
+    if (options->gather_dtype != options->dtype &&
+        !(is_computable && is_computed(options->gather_dtype)))
+        return pst__zero_fail(engine, PST_EUNSUPPORTED,
+                              "group '%s': shards of %s cannot be converted to %s; gather them as "
+                              "they are",
+                              options->name, pst_dtype_name(options->dtype),
+                              pst_dtype_name(options->gather_dtype));
+    if (has_trainable(engine, options) && !(is_computable && is_computed(options->reduce_dtype)))
+        return pst__zero_fail(engine, PST_EUNSUPPORTED,
+                              "group '%s': gradients of %s shards cannot be summed in %s; freeze "
+                              "the parameters, or train floats of 16 bits or more",
+                              options->name, pst_dtype_name(options->dtype),
+                              pst_dtype_name(options->reduce_dtype));
+    return PST_OK;
+}
+
 static pst_status check_group(pst_zero *engine, const pst_group_options *options) {
     if (options->parameters == NULL || options->parameter_count == 0)
         return pst__zero_fail(engine, PST_EINVAL, "group '%s' has no parameters", options->name);
@@ -89,7 +119,7 @@ static pst_status check_group(pst_zero *engine, const pst_group_options *options
         pst_status status = check_member(engine, options, i);
         if (status != PST_OK) return status;
     }
-    return PST_OK;
+    return check_dtypes(engine, options);
 }
 
 static pst_status name_group(pst_zero *engine, pst__group *group, const char *name) {

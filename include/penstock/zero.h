@@ -99,12 +99,15 @@ typedef struct pst_group_options {
     const uint32_t *parameters;
     size_t parameter_count;
     pst_dtype dtype;        /* of the shards */
-    pst_dtype gather_dtype; /* of the gathered parameters */
-    pst_dtype reduce_dtype; /* in which gradients travel; they are summed in fp32 */
+    pst_dtype gather_dtype; /* of the gathered parameters: `dtype`, whatever that is, or another one
+                               where both are floats of 16 bits or more */
+    pst_dtype reduce_dtype; /* in which gradients travel; they are summed in fp32. Where a parameter
+                               is trainable, it and `dtype` are floats of 16 bits or more */
 } pst_group_options;
 
 /* A parameter may be in several groups of different gather_dtype: it has one state for each
- * (parameter, gather dtype). PST_EINVAL, PST_ENOMEM, PST_ESTATE once sealed. */
+ * (parameter, gather dtype). PST_EINVAL, PST_EUNSUPPORTED (the dtypes), PST_ENOMEM, PST_ESTATE once
+ * sealed. */
 PST_API pst_status pst_zero_add_parameter(pst_zero *engine, const pst_parameter_options *options,
                                           uint32_t *parameter);
 PST_API pst_status pst_zero_add_group(pst_zero *engine, const pst_group_options *options,

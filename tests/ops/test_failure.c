@@ -329,6 +329,14 @@ static void bad_registry(rank_state *state) {
     CHECK_OK(pst_zero_add_group(state->engine, &group, &index));
     group.gather_dtype = PST_DTYPE_COUNT;
     CHECK(pst_zero_add_group(state->engine, &group, &index) == PST_EINVAL);
+    group.dtype = PST_FLOAT8_E4M3;
+    group.gather_dtype = PST_FLOAT16;
+    CHECK(pst_zero_add_group(state->engine, &group, &index) == PST_EUNSUPPORTED);
+    CHECK(text_has(state, "'again': shards of float8_e4m3 cannot be converted to float16"));
+    group.gather_dtype = PST_FLOAT8_E4M3;
+    CHECK(pst_zero_add_group(state->engine, &group, &index) == PST_EUNSUPPORTED);
+    CHECK(text_has(state, "gradients of float8_e4m3 shards cannot be summed in float32"));
+    group.dtype = PST_FLOAT32;
     pst_parameter_options huge = {
         .size = sizeof huge, .name = "huge", .rows = SIZE_MAX / 2, .row_elements = 8};
     CHECK_OK(pst_zero_add_parameter(state->engine, &huge, &parameters[0]));

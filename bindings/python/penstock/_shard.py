@@ -233,7 +233,7 @@ def _group_of(unit: Unit, dtype: torch.dtype) -> Group:
 def _set_dtypes(
     group: Group, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
 ) -> None:
-    if group.dtype.is_floating_point:
+    if group.dtype.is_floating_point and group.dtype.itemsize > 1:  # float8 is moved as it is
         group.gather_dtype = param_dtype or group.dtype
         group.reduce_dtype = reduce_dtype or group.gather_dtype
 
