@@ -67,7 +67,10 @@ static void read_times(pst__stalls *stalls, const pst__stall *stall) {
         stalls->missed++;
         return;
     }
-    if (end < begin) end = begin; /* the clock was set anew between them */
+    /* The device's clock may have been set anew between two readings. */
+    if (begin < stalls->last_end) begin = stalls->last_end;
+    if (end < begin) end = begin;
+    stalls->last_end = end;
     stalls->measured++;
     *stall->total += end - begin;
     trace_stall(stalls, stall, begin, end);

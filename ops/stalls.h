@@ -26,6 +26,7 @@ typedef struct pst__stalls {
     pst__track *track; /* made at the first traced one */
     pst__stall *ring;  /* made at the first use */
     size_t first, count;
+    uint64_t last_end; /* waits of a stream follow one another */
     uint64_t measured, missed;
 } pst__stalls;
 

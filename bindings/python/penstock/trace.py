@@ -266,12 +266,13 @@ def report(path: PathLike) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``ranks``: for each rank ``span_us``; ``exposed_us``, the time in which a thread was in a
-        slice whose name begins with "wait", and ``exposed_share`` of the span; ``steps``, the
-        number of slices named "step", and ``exposed_step_us``, the median exposed time in one
-        (None without steps); ``lanes``, for each lane ``busy_us``, ``busy_share`` of the span,
-        ``count`` and ``bytes`` of its tasks. ``longest``: the ten longest slices of lanes.
-        ``overwritten``: records that the rings could not keep.
+        ``ranks``: for each rank ``span_us``; ``exposed_us``, the time in which a thread, or the
+        compute stream of a GPU, was in a slice whose name begins with "wait", and
+        ``exposed_share`` of the span; ``steps``, the number of slices named "step", and
+        ``exposed_step_us``, the median exposed time in one (None without steps); ``lanes``, for
+        each lane ``busy_us``, ``busy_share`` of the span, ``count`` and ``bytes`` of its tasks.
+        ``longest``: the ten longest slices of lanes. ``overwritten``: records that the rings could
+        not keep.
 
     Raises
     ------
