@@ -4,13 +4,14 @@
 
 #include <map>
 #include <mutex>
+#include <new>
 #include <utility>
 
 namespace penstock {
 
 Segments::~Segments() {
     if (held_.empty()) return;
-    new std::pair<SegmentMaker, decltype(held_)>(std::move(make_), std::move(held_));
+    new (std::nothrow) std::pair<SegmentMaker, decltype(held_)>(std::move(make_), std::move(held_));
 }
 
 pst_status Segments::alloc(void *context, size_t bytes, void **memory) {
