@@ -23,7 +23,7 @@ pst_status Segments::alloc(void *context, size_t bytes, void **memory) {
         self.held_.emplace(*memory, made.alias());
         return PST_OK;
     } catch (const std::exception &) {
-        return PST_ENOMEM; // torch has tried to make room before it raised
+        return PST_ENOMEM;
     }
 }
 
@@ -73,7 +73,7 @@ void *penstock_segment_alloc(ssize_t bytes, int ordinal, void *) {
     void *memory = nullptr;
     if (device == nullptr || device->ops->alloc(device, PST_MEMORY_DEVICE,
                                                 static_cast<size_t>(bytes), &memory) != PST_OK)
-        return nullptr; // torch makes room and asks again, or raises
+        return nullptr; // torch raises an OutOfMemoryError
     return memory;
 }
 

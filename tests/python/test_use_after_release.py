@@ -32,7 +32,7 @@ def test_eager_code_raises(kept):
         lambda w: w.sum(),
         lambda w: w.clone(),
         lambda w: w.tolist(),
-        lambda w: w.detach().numpy(),
+        lambda w: w.detach().cpu().numpy(),
         lambda w: torch.nn.functional.linear(torch.ones(1, 7), w),
         lambda w: w.data_ptr(),
     ):

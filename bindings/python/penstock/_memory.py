@@ -14,9 +14,9 @@ from penstock import _C
 def segment_maker(device: torch.device) -> Callable[[int], torch.Tensor] | None:
     """Make what makes an engine's segments: tensors of a pool that the engine has for itself.
 
-    They are in torch's figures (``torch.cuda.memory_allocated`` and its kin), an allocation that
-    does not fit frees torch's cached blocks first, and other processes can map them. The pool's
-    memory goes back to the GPU when the last tensor and the maker are gone.
+    They are in torch's figures (``torch.cuda.memory_allocated`` and its kin), and other processes
+    can map them. What torch has cached is freed for one that finds no room. The pool's memory goes
+    back to the GPU when the last tensor and the maker are gone.
 
     Parameters
     ----------
@@ -33,9 +33,16 @@ def segment_maker(device: torch.device) -> Callable[[int], torch.Tensor] | None:
     # Blocks are not split: a peer that maps one finds it at the begin.
     pool = torch.cuda.MemPool(_exportable().allocator(), no_split=True)
 
-    def make(size: int) -> torch.Tensor:
+    def allocate(size: int) -> torch.Tensor:
         with torch.cuda.use_mem_pool(pool, device):
             return torch.empty(size, dtype=torch.uint8, device=device)
+
+    def make(size: int) -> torch.Tensor:
+        try:
+            return allocate(size)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()  # which torch does by itself outside of such pools only
+            return allocate(size)
 
     return make
 
