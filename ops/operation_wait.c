@@ -56,6 +56,7 @@ static pst_status wait_on_stream(pst__operation *operation) {
                           operation->work.collective.name);
 }
 
+/* name NULL: untraced. */
 static pst_status wait_on_host(pst__operation *operation, const char *name,
                                pst__lane_index direction) {
     pst_zero *engine = operation->engine;
@@ -67,8 +68,7 @@ static pst_status wait_on_host(pst__operation *operation, const char *name,
         uint64_t end = pst__now();
         *(direction == PST__GATHER_LANE ? &engine->stats.exposed_gather_ns
                                         : &engine->stats.exposed_reduce_ns) += end - begin;
-        /* On an asynchronous device this is no wait of compute's: stalls tells of those. */
-        if (!engine->asynchronous) trace_wait(engine, operation, name, begin, end);
+        if (name != NULL) trace_wait(engine, operation, name, begin, end);
     }
     if (status < 0 && status != PST_ETIMEDOUT) let_callback_run(operation);
     return pst__operation_lost(engine, status);
@@ -84,8 +84,10 @@ pst_status pst__operation_wait(pst__operation *operation, const char *name,
         pst__stall_begin(&engine->stalls, name, operation->work.collective.ticket,
                          direction == PST__GATHER_LANE ? &engine->stats.device_gather_ns
                                                        : &engine->stats.device_reduce_ns);
+    /* What the stream waits, if that is timed, and else what the host waits for it. */
+    const char *traced = stall == NULL ? name : NULL;
     pst_status status =
-        on_stream ? wait_on_stream(operation) : wait_on_host(operation, name, direction);
+        on_stream ? wait_on_stream(operation) : wait_on_host(operation, traced, direction);
     pst__stall_end(&engine->stalls, stall);
     operation->is_waited = status == PST_OK;
     return status;

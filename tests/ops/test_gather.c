@@ -146,6 +146,15 @@ static int file_has(const char *path, const char *part) {
     return strstr(text, part) != NULL;
 }
 
+/* Where the device tells times, waits are traced when it has passed them. */
+static void pass_waits(rank_state *state) {
+    if (is_on_host(state) || !(device_of(state)->ops->caps & PST_DEVICE_TIMED_EVENTS)) return;
+    while (stats_of(state).timed_waits < stats_of(state).gathers)
+        (void)pst_run_once(state->runtime, NULL);
+    CHECK(stats_of(state).untimed_waits == 0);
+    CHECK(stats_of(state).device_gather_ns > 0);
+}
+
 /* Pumped: nothing runs before the wait, so every wait is a real one. */
 static void trace_waits(rank_state *state) {
     char path[] = "/tmp/penstock-trace-XXXXXX";
@@ -157,6 +166,7 @@ static void trace_waits(rank_state *state) {
     CHECK_OK(pst_trace_start(state->runtime));
     forward(state, 0);
     CHECK_FINE();
+    pass_waits(state);
     CHECK_OK(pst_trace_stop(state->runtime));
     CHECK_OK(pst_trace_write(state->runtime, path));
     int found = file_has(path, "\"wait g0\"") && file_has(path, "\"wait g2\"");

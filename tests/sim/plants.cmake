@@ -73,8 +73,9 @@ penstock_plant(links_not_freed sched/growing.c "was not freed" 5000
   "    free_links(graph, task);\n    ck_stack_push" "    ck_stack_push")
 penstock_plant(half_made_lane sched/lane.c "was not freed" 5000
   "        pst__lane_destroy(lane);\n        return status;" "        return status;")
-penstock_plant(wait_name_not_written ops/registry.c "was freed as" 20000
-  "    (void)snprintf(wait_name, bytes, \"wait %s\", name);\n" "")
+penstock_plant(wait_name_freed_as_more ops/registry.c "was freed as" 20000
+  "pst__heap_free(engine->heap, wait_name, bytes);"
+  "pst__heap_free(engine->heap, wait_name, bytes + 64);")
 penstock_plant(open_bucket_forgotten ops/pass.c "was not freed" 20000
   "if (status != PST_OK) pst__reduce_abandon(engine);" "")
 penstock_plant(refused_operation_forgotten ops/operation.c "was not freed" 20000

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from penstock._engine import engine_of
@@ -42,5 +43,8 @@ def trace(model: nn.Module | PathLike | None = None, path: PathLike | None = Non
     try:
         yield own
     finally:
+        if engine.world.device.type == "cuda":
+            torch.cuda.synchronize(engine.world.device)  # what is in flight belongs to it
+            engine.native.stats()  # reads what was timed
         engine.runtime.trace_stop()
     engine.runtime.trace_write(own)
