@@ -36,7 +36,10 @@ static void check(CUresult result, const char *what) {
 
 static void find(void *library, const char *name, void *entry) {
     void *found = dlsym(library, name);
-    if (found == NULL) fprintf(stderr, "the driver lacks %s\n", name), exit(1);
+    if (found == NULL) {
+        fprintf(stderr, "the driver lacks %s\n", name);
+        exit(1);
+    }
     memcpy(entry, &found, sizeof found);
 }
 
