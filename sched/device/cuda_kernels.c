@@ -69,6 +69,13 @@ static unsigned block_bytes_for(const pst__cuda *cuda, size_t bytes) {
     return share >= MOST ? MOST : (unsigned)(share / STEP + 1) * STEP;
 }
 
+/* So large that there are no more than `most` blocks (0: any number). */
+static unsigned limited_block_bytes(const pst__cuda *cuda, size_t bytes, unsigned most) {
+    const unsigned free = block_bytes_for(cuda, bytes);
+    const size_t share = most == 0 ? 0 : (bytes / most / 4096 + 1) * 4096;
+    return share <= free ? free : share < UINT32_MAX ? (unsigned)share : UINT32_MAX / 4096 * 4096;
+}
+
 static size_t blocks_of(size_t bytes, unsigned block_bytes) {
     return (bytes + block_bytes - 1) / block_bytes;
 }
@@ -211,7 +218,7 @@ static pst_status launch_sum(pst__cuda *cuda, CUfunction kernel, CUstream stream
         .source_count = (unsigned)sum->source_count,
         .accumulate = sum->accumulate != 0,
         .action = action,
-        .block_bytes = block_bytes_for(cuda, work),
+        .block_bytes = limited_block_bytes(cuda, work, sum->max_blocks),
     };
     for (size_t k = 0; k < sum->source_count; k++)
         arguments.source[k] = sum->sources[k];

@@ -116,6 +116,84 @@ template <typename T, unsigned N> struct alignas(N * sizeof(T)) pack {
     T at[N];
 };
 
+/* A vector is one access: by instructions of its own, as the compiler takes vectors apart that are
+ * made of small elements. */
+template <unsigned BYTES> struct words {
+    typedef pack<unsigned, BYTES / sizeof(unsigned)> type;
+};
+template <> struct words<2> {
+    typedef unsigned short type;
+};
+
+#ifdef PST_CUDA_EMULATED
+template <typename W> static W read_words(const W *from) {
+    return *from;
+}
+template <typename W> static void write_words(W *to, const W &given) {
+    *to = given;
+}
+#else
+static __device__ __forceinline__ pack<unsigned, 4> read_words(const pack<unsigned, 4> *from) {
+    pack<unsigned, 4> w;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
+                 : "l"(from));
+    return w;
+}
+static __device__ __forceinline__ pack<unsigned, 2> read_words(const pack<unsigned, 2> *from) {
+    pack<unsigned, 2> w;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(w.at[0]), "=r"(w.at[1]) : "l"(from));
+    return w;
+}
+static __device__ __forceinline__ pack<unsigned, 1> read_words(const pack<unsigned, 1> *from) {
+    return *from;
+}
+static __device__ __forceinline__ unsigned short read_words(const unsigned short *from) {
+    return *from;
+}
+
+static __device__ __forceinline__ void write_words(pack<unsigned, 4> *to,
+                                                   const pack<unsigned, 4> &w) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(w.at[0]), "r"(w.at[1]), "r"(w.at[2]), "r"(w.at[3])
+                 : "memory");
+}
+static __device__ __forceinline__ void write_words(pack<unsigned, 2> *to,
+                                                   const pack<unsigned, 2> &w) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};"
+                 :
+                 : "l"(to), "r"(w.at[0]), "r"(w.at[1])
+                 : "memory");
+}
+static __device__ __forceinline__ void write_words(pack<unsigned, 1> *to,
+                                                   const pack<unsigned, 1> &w) {
+    *to = w;
+}
+static __device__ __forceinline__ void write_words(unsigned short *to, unsigned short w) {
+    *to = w;
+}
+#endif
+
+template <typename T, unsigned N> union vector {
+    pack<T, N> elements;
+    typename words<N * sizeof(T)>::type moved;
+};
+
+template <unsigned N, typename T>
+static __device__ __forceinline__ pack<T, N> read_vector(const T *from) {
+    vector<T, N> found;
+    found.moved = read_words((const typename words<N * sizeof(T)>::type *)from);
+    return found.elements;
+}
+
+template <unsigned N, typename T>
+static __device__ __forceinline__ void write_vector(T *to, const pack<T, N> &elements) {
+    vector<T, N> given;
+    given.elements = elements;
+    write_words((typename words<N * sizeof(T)>::type *)to, given.moved);
+}
+
 /* ---- ranges ----------------------------------------------------------------------------- */
 
 /* Part `index` of `count` things that are handed out in parts of `share`. */
@@ -211,7 +289,7 @@ static __device__ __forceinline__ void convert_vectors(D *to, const S *from, uns
         for (unsigned r = 0; r < ROUND; r++) {
             const unsigned number = i + r * PST_CUDA_THREADS;
             at[r] = number < skip_at ? number : number + skip;
-            if (number < count) in[r] = ((const pack<S, N> *)from)[at[r]];
+            if (number < count) in[r] = read_vector<N>(from + (address)at[r] * N);
         }
 #pragma unroll
         for (unsigned r = 0; r < ROUND; r++) {
@@ -219,7 +297,7 @@ static __device__ __forceinline__ void convert_vectors(D *to, const S *from, uns
 #pragma unroll
             for (unsigned e = 0; e < N; e++)
                 store(out.at[e], load<W>(in[r].at[e]) * scale);
-            if (i + r * PST_CUDA_THREADS < count) ((pack<D, N> *)to)[at[r]] = out;
+            if (i + r * PST_CUDA_THREADS < count) write_vector<N>(to + (address)at[r] * N, out);
         }
     }
 }
@@ -318,7 +396,7 @@ static __device__ __forceinline__ void sum_vectors(const pst_cuda_sum &sum, addr
 #pragma unroll
     for (unsigned v = 0; v < V; v++) {
         if (sum.accumulate && v < valid)
-            out[v] = *(const pack<D, N> *)((const D *)sum.destination + index + v * stride);
+            out[v] = read_vector<N>((const D *)sum.destination + index + v * stride);
 #pragma unroll
         for (unsigned e = 0; e < N; e++)
             total[v][e] = sum.source_count == 0 ? (W)0 : -(W)0;
@@ -331,7 +409,7 @@ static __device__ __forceinline__ void sum_vectors(const pst_cuda_sum &sum, addr
             for (unsigned v = 0; v < V; v++)
                 if (k + r < sum.source_count && v < valid)
                     in[r][v] =
-                        *(const pack<S, N> *)((const S *)sum.source[k + r] + index + v * stride);
+                        read_vector<N>((const S *)sum.source[k + r] + index + v * stride);
 #pragma unroll
         for (unsigned r = 0; r < ROUND; r++)
 #pragma unroll
@@ -348,7 +426,7 @@ static __device__ __forceinline__ void sum_vectors(const pst_cuda_sum &sum, addr
             if (sum.accumulate) total[v][e] += load<W>(out[v].at[e]);
             store(out[v].at[e], total[v][e]);
         }
-        if (v < valid) *(pack<D, N> *)((D *)sum.destination + index + v * stride) = out[v];
+        if (v < valid) write_vector<N>((D *)sum.destination + index + v * stride, out[v]);
     }
 }
 
