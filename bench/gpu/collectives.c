@@ -16,6 +16,7 @@ typedef struct slot {
     pst_reduce_piece piece;
     void *staging;
     size_t staging_bytes;
+    pst_event *filled;        /* its bucket */
     pst_event *pulled, *over; /* its first part, and all of it */
     uint64_t ticket;
 } slot;
@@ -24,7 +25,8 @@ struct collectives {
     pst_runtime *runtime;
     pst_device *device;
     pst_comm *comm;
-    pst_stream *stream;  /* the caller's */
+    pst_stream *stream;  /* the caller's: copies into buckets */
+    pst_stream *lane;    /* collectives */
     pst_stream *summing; /* second parts of reductions */
     int one_sided;       /* registered memory only */
     size_t gap;          /* bytes at the end of a chunk that are not reduced */
@@ -77,8 +79,10 @@ static pst_status create_comm(collectives *own, const char *name, const pst_exch
 static pst_status create_slots(collectives *own) {
     const pst_device_ops *ops = own->device->ops;
     pst_status status = ops->stream_create(own->device, 0, &own->summing);
+    if (status == PST_OK) status = ops->stream_create(own->device, 0, &own->lane);
     for (int i = 0; status == PST_OK && i < IN_FLIGHT; i++) {
-        status = ops->event_create(own->device, 0, &own->slots[i].pulled);
+        status = ops->event_create(own->device, 0, &own->slots[i].filled);
+        if (status == PST_OK) status = ops->event_create(own->device, 0, &own->slots[i].pulled);
         if (status == PST_OK) status = ops->event_create(own->device, 0, &own->slots[i].over);
     }
     return status;
@@ -125,10 +129,12 @@ void collectives_close(collectives *own) {
     if (own->comm != NULL) own->comm->ops->destroy(own->comm);
     for (int i = 0; i < IN_FLIGHT; i++) {
         free_staging(own, &own->slots[i]);
+        ops->event_destroy(own->device, own->slots[i].filled);
         ops->event_destroy(own->device, own->slots[i].pulled);
         ops->event_destroy(own->device, own->slots[i].over);
     }
     ops->stream_destroy(own->device, own->summing);
+    ops->stream_destroy(own->device, own->lane);
     if (own->stream != NULL) ops->stream_destroy(own->device, own->stream);
     if (own->memory != NULL)
         ops->free(own->device, PST_MEMORY_DEVICE, own->memory, own->memory_bytes);
@@ -153,20 +159,23 @@ static pst_status grow_staging(collectives *own, slot *slot) {
     return PST_OK;
 }
 
+/* Behind what is on the caller's stream. */
 static pst_status launch(collectives *own, slot *slot) {
     const pst_device_ops *ops = own->device->ops;
     slot->work.comm = own->comm;
     slot->work.collective.ticket = slot->ticket = ++own->tickets;
     pst_status status = grow_staging(own, slot);
+    if (status == PST_OK) status = ops->event_record(own->device, slot->filled, own->stream);
+    if (status == PST_OK) status = ops->stream_wait(own->device, own->lane, slot->filled);
     own->work = pst_collective_as_work(&slot->work);
-    return status == PST_OK ? ops->launch(own->device, own->stream, &own->work) : status;
+    return status == PST_OK ? ops->launch(own->device, own->lane, &own->work) : status;
 }
 
 /* The second part runs beside the next collective. */
 static pst_status launch_sum(collectives *own, slot *slot) {
     const pst_device_ops *ops = own->device->ops;
     own->work = pst_combine_as_work(&slot->work);
-    pst_status status = ops->event_record(own->device, slot->pulled, own->stream);
+    pst_status status = ops->event_record(own->device, slot->pulled, own->lane);
     if (status == PST_OK) status = ops->stream_wait(own->device, own->summing, slot->pulled);
     if (status == PST_OK) status = ops->launch(own->device, own->summing, &own->work);
     if (status == PST_OK) status = ops->event_record(own->device, slot->over, own->summing);
@@ -185,7 +194,10 @@ int collectives_gather(collectives *own, const void *source, size_t chunk, void 
                                                       .destination = destination,
                                                       .segments = own->segments,
                                                       .segment_count = (size_t)own->comm->size}};
-    return failed(own, launch(own, slot));
+    pst_status status = launch(own, slot);
+    if (status == PST_OK)
+        status = own->device->ops->event_record(own->device, slot->over, own->lane);
+    return failed(own, status);
 }
 
 /* The slot's last use is over here, and its bucket has been read by the others. */
@@ -227,7 +239,7 @@ int collectives_reduce(collectives *own, const void *gradients, size_t chunk, vo
     if (status == PST_OK) status = launch(own, slot);
     if (status == PST_OK)
         status = apart ? launch_sum(own, slot)
-                       : own->device->ops->event_record(own->device, slot->over, own->stream);
+                       : own->device->ops->event_record(own->device, slot->over, own->lane);
     return failed(own, status);
 }
 
