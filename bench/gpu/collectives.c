@@ -28,7 +28,7 @@ struct collectives {
     pst_stream *stream;  /* the caller's: copies into buckets */
     pst_stream *lane;    /* collectives */
     pst_stream *summing; /* second parts of reductions */
-    int one_sided;       /* registered memory only */
+    int one_sided;       /* registered memory only, and scaling with the sum */
     size_t gap;          /* bytes at the end of a chunk that are not reduced */
     void *memory;
     size_t memory_bytes;
@@ -65,9 +65,11 @@ static int failed(collectives *own, pst_status status) {
 
 static pst_status create_comm(collectives *own, const char *name, const pst_exchange *exchange) {
     pst_nccl_options options = {.size = sizeof options, .name = name};
-    if (strcmp(name, "ce") == 0) {
+    pst_ce_options by_engines = {.size = sizeof by_engines, .name = name};
+    if (strncmp(name, "ce", 2) == 0) {
         own->one_sided = 1;
-        return pst_ce_create(own->runtime, own->device, exchange, NULL, &own->comm);
+        (void)sscanf(name, "ce-%u-blocks", &by_engines.sum_blocks);
+        return pst_ce_create(own->runtime, own->device, exchange, &by_engines, &own->comm);
     }
     options.nonblocking = strcmp(name, "nccl-nonblocking") == 0;
     if (strcmp(name, "nccl-gaps") == 0) own->gap = 512;
@@ -211,7 +213,7 @@ static pst_status wait_for_slot(collectives *own, slot *slot) {
 static pst_status fill_bucket(collectives *own, void *bucket, const void *gradients, size_t bytes) {
     pst_cast cast = {bucket, gradients, bytes / 2, PST_BFLOAT16, PST_BFLOAT16};
     return own->device->ops->cast_scale_copy(own->device, own->stream, &cast, 1,
-                                             1.0 / own->comm->size);
+                                             own->one_sided ? 1.0 : 1.0 / own->comm->size);
 }
 
 int collectives_reduce(collectives *own, const void *gradients, size_t chunk, void *buckets,
@@ -227,15 +229,17 @@ int collectives_reduce(collectives *own, const void *gradients, size_t chunk, vo
                                      .destination = target,
                                      .destination_dtype = PST_FLOAT32,
                                      .accumulate = 1};
-    slot->work = (pst_collective_work){.collective = {.kind = PST_REDUCE_SCATTER,
-                                                      .name = "reduce",
-                                                      .dtype = PST_BFLOAT16,
-                                                      .source = bucket,
-                                                      .source_bytes = reduced,
-                                                      .stride = chunk,
-                                                      .pieces = &slot->piece,
-                                                      .piece_count = 1},
-                                       .combine_apart = apart};
+    slot->work =
+        (pst_collective_work){.collective = {.kind = PST_REDUCE_SCATTER,
+                                             .name = "reduce",
+                                             .dtype = PST_BFLOAT16,
+                                             .source = bucket,
+                                             .source_bytes = reduced,
+                                             .stride = chunk,
+                                             .scale = own->one_sided ? 1.0 / own->comm->size : 1,
+                                             .pieces = &slot->piece,
+                                             .piece_count = 1},
+                              .combine_apart = apart};
     if (status == PST_OK) status = launch(own, slot);
     if (status == PST_OK)
         status = apart ? launch_sum(own, slot)
