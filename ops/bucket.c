@@ -3,13 +3,21 @@
 #include "ops/engine.h"
 #include "ops/operation.h"
 
+/* Sums in fp32 are scaled themselves, so that gradients of the same dtype are copied as they are.
+ * Gradients in float16 are scaled first: they might not fit it otherwise. */
+static int scales_when_summing(pst_zero *engine, pst_dtype dtype) {
+    return pst__queue_of(engine, PST__REDUCE_LANE)->sum_lane != NULL && dtype != PST_FLOAT16;
+}
+
 static pst_status flush(pst_zero *engine, pst_dtype dtype) {
     pst__open_bucket *open = &engine->open[dtype];
     pst__operation *operation = open->operation;
     if (operation == NULL) return PST_OK;
     pst_bucket bucket;
     pst_status status = pst_buckets_flush(engine->buckets, dtype, &bucket);
-    if (status == PST_OK) status = pst__zero_record(engine, operation->ready);
+    if (status == PST_OK)
+        status = engine->device->ops->event_record(engine->device, operation->ready,
+                                                   engine->filling.stream);
     if (status != PST_OK) return status;
     pst_collective *collective = &operation->work.collective;
     collective->kind = PST_REDUCE_SCATTER;
@@ -19,7 +27,7 @@ static pst_status flush(pst_zero *engine, pst_dtype dtype) {
     collective->source_bytes = bucket.used_bytes;
     collective->stride = bucket.stride;
     collective->pieces = operation->pieces;
-    collective->scale = 1.0;
+    collective->scale = scales_when_summing(engine, dtype) ? 1.0 / (double)engine->world : 1.0;
     operation->bucket = bucket.id;
     operation->has_bucket = 1;
     size_t bytes = open->whole_bytes;
@@ -73,7 +81,8 @@ static pst_status wait_for_bucket(pst_zero *engine) {
 static pst_status take_slot(pst_zero *engine, pst_dtype dtype, size_t count, pst_slot *slot) {
     size_t bytes = count * pst_dtype_size(dtype);
     for (;;) {
-        pst_status status = pst_buckets_slot(engine->buckets, dtype, bytes, engine->compute, slot);
+        pst_status status =
+            pst_buckets_slot(engine->buckets, dtype, bytes, engine->filling.stream, slot);
         if (status == PST_EBUSY)
             status = flush(engine, dtype);
         else if (status == PST_PENDING)
@@ -117,8 +126,10 @@ static pst_status copy_in(pst_zero *engine, const pst__group *group, pst__part p
     size_t count =
         pst__layout_casts(&group->layout, engine->world, part, slot->memory, slot->stride, sources,
                           dtype, group->reduce_dtype, engine->casts);
-    pst_status status = device->ops->cast_scale_copy(device, engine->compute, engine->casts, count,
-                                                     1.0 / (double)engine->world);
+    const double scale =
+        scales_when_summing(engine, group->reduce_dtype) ? 1.0 : 1.0 / (double)engine->world;
+    pst_status status =
+        device->ops->cast_scale_copy(device, engine->filling.stream, engine->casts, count, scale);
     if (status == PST_OK) return PST_OK;
     return pst__zero_fail(engine, status, "group '%s': copying its %s gradients failed",
                           group->name, pst_dtype_name(dtype));
@@ -144,12 +155,13 @@ pst_status pst__bucket_fill(pst_zero *engine, uint32_t index, const void *const 
                             pst_dtype dtype, int accumulate) {
     pst__group *group = &engine->groups[index];
     size_t most = pst__part_elements(engine, group), left = group->layout.gradient_elements;
-    pst_status status = PST_OK;
+    pst_status status = pst__fill_begin(engine);
     for (pst__part part = {0, 0}; status == PST_OK && left > 0; left -= part.count) {
         part.first += part.count;
         part.count = left < most ? left : most;
         status = fill_part(engine, group, part, sources, dtype, accumulate);
     }
+    if (status == PST_OK) status = pst__fill_end(engine);
     if (status != PST_OK) return status;
     return pst__record(engine, PST_ZERO_REDUCE, index, group->layout.gradient_bytes_whole);
 }

@@ -12,9 +12,6 @@
  * numbers, so that it counts as beyond. */
 #define FAR_AHEAD (UINT32_C(1) << 30)
 
-/* Pulls of less go without turns. */
-#define TURN_BYTES ((size_t)1 << 20)
-
 static pst__ce *ce_of(const pst_comm *comm) {
     return comm->context;
 }
@@ -243,7 +240,8 @@ static pst__ce *ce_create(const pst__meeting_place *place, pst_device *device,
     ce->device = device;
     ce->no_verify = options->no_verify;
     ce->first_sequence = options->first_sequence;
-    ce->turn_bytes = options->turn_bytes == 0 ? TURN_BYTES : options->turn_bytes;
+    ce->turn_bytes = options->turn_bytes == 0 ? SIZE_MAX : options->turn_bytes;
+    ce->sum_blocks = options->sum_blocks;
     ce->flag_memory = options->flags_on_device ? PST_MEMORY_DEVICE : PST_MEMORY_SHARED;
     ce->flags = (pst__flags){.device = device, .rank = ce->comm.rank, .size = ce->comm.size};
     ck_spinlock_init(&ce->lock);

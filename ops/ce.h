@@ -20,6 +20,7 @@ typedef struct pst__ce {
     int no_verify;
     uint32_t first_sequence;
     size_t turn_bytes;
+    unsigned sum_blocks;
 
     pst__link link;
     pst__boards boards;

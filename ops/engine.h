@@ -126,6 +126,16 @@ typedef struct pst__presence {
     int is_open;              /* to be read */
 } pst__presence;
 
+/* Copies of gradients into buckets; see fill.c. */
+typedef struct pst__filling {
+    pst_stream *stream; /* compute, or: */
+    pst_stream *own;
+    pst_event *reached; /* compute, by the latest gradients */
+    pst_event *filled;  /* their copies */
+    int is_apart;       /* compute does not wait for `filled` yet */
+    uint32_t pending;   /* the group that was copied last and is not told yet, or PST__NO_GROUP */
+} pst__filling;
+
 struct pst_zero {
     pst_runtime *runtime;
     const pst__heap *heap;
@@ -152,6 +162,7 @@ struct pst_zero {
     uint64_t gather_ticket;                      /* of the last gather */
     pst_event *shards_ready; /* compute's last write to shards or communication copies */
     pst_event *reached;      /* compute's position, for the host to wait for */
+    pst__filling filling;
 
     pst__parameter *parameters;
     size_t parameter_count, parameter_capacity;
@@ -236,6 +247,18 @@ pst_status pst__backward_reported(pst_zero *engine);
 pst_status pst__backward_finish(pst_zero *engine);
 /* Of the order that this backward follows, for comparing. */
 uint64_t pst__backward_hash(const pst_zero *engine);
+
+/* ---- fill.c ---------------------------------------------------------------------------------- */
+pst_status pst__fill_create(pst_zero *engine);
+void pst__fill_destroy(pst_zero *engine);
+/* Around the copies of a group's gradients: behind what compute was given so far. */
+pst_status pst__fill_begin(pst_zero *engine);
+pst_status pst__fill_end(pst_zero *engine);
+/* Compute waits for the copies that have begun. */
+pst_status pst__fill_join(pst_zero *engine);
+/* The caller is told that this group's gradients are not needed any more, once compute has been made
+ * to wait for their copies: now, or by the next join. */
+void pst__fill_consumed(pst_zero *engine, uint32_t group);
 
 /* ---- bucket.c -------------------------------------------------------------------------------- */
 /* How many elements of a rank's chunk of the group's gradients travel at once, at most. */

@@ -17,11 +17,6 @@ static pst_status ask_target(pst_zero *engine, uint32_t index, int *accumulate) 
                           "group '%s': gradient_target gave no memory", group->name);
 }
 
-static void consumed(pst_zero *engine, uint32_t index) {
-    if (engine->options.gradients_consumed != NULL)
-        engine->options.gradients_consumed(engine->options.callback_context, index);
-}
-
 static pst_status reduce_group(pst_zero *engine, uint32_t index) {
     pst__group *group = &engine->groups[index];
     int accumulate = 0, has_sources = group->reported;
@@ -30,7 +25,7 @@ static pst_status reduce_group(pst_zero *engine, uint32_t index) {
         status =
             pst__bucket_fill(engine, index, has_sources ? group->sources : NULL,
                              has_sources ? group->sources_dtype : group->reduce_dtype, accumulate);
-    if (status == PST_OK && has_sources) consumed(engine, index);
+    if (status == PST_OK && has_sources) pst__fill_consumed(engine, index);
     return status;
 }
 
@@ -93,7 +88,7 @@ pst_status pst__reduce_report(pst_zero *engine, uint32_t index, const void *cons
     pst__group *group = &engine->groups[index];
     if (group->layout.gradient_elements == 0) { /* nothing to send, but to be known */
         note_presence(engine, group, sources);
-        consumed(engine, index);
+        pst__fill_consumed(engine, index);
         return PST_OK;
     }
     if (engine->order.first_uses[index] == 0)
@@ -147,7 +142,7 @@ static pst_status reduce_round(pst_zero *engine, uint32_t round) {
             pst__bucket_fill(engine, index, own == NULL ? NULL : own->sources,
                              own == NULL ? engine->groups[index].reduce_dtype : own->dtype, 1);
         if (status != PST_OK) return status;
-        if (own != NULL) consumed(engine, index);
+        if (own != NULL) pst__fill_consumed(engine, index);
     }
     return PST_OK;
 }
@@ -167,6 +162,7 @@ static pst_status reduce_late(pst_zero *engine) {
     for (uint32_t round = 0; status == PST_OK && round < rounds; round++)
         status = reduce_round(engine, round);
     if (status == PST_OK) status = pst__bucket_flush_all(engine);
+    if (status == PST_OK) status = pst__fill_join(engine);
     return pst__reduce_give_up(engine, status);
 }
 
@@ -192,6 +188,7 @@ static pst_status wait_all(pst_zero *engine) {
 
 pst_status pst__reduce_end(pst_zero *engine) {
     pst_status status = pst__reduce_give_up(engine, pst__bucket_flush_all(engine));
+    if (status == PST_OK) status = pst__reduce_give_up(engine, pst__fill_join(engine));
     if (status == PST_OK) status = pst__reduce_give_up(engine, pst__presence_exchange(engine));
     if (status == PST_OK && engine->careful) status = wait_all(engine);
     if (status == PST_OK) status = pst__presence_read(engine);
@@ -207,12 +204,13 @@ void pst__reduce_abandon(pst_zero *engine) {
     /* Compute may free gradients and their targets when it gets there. */
     if (engine->asynchronous && pst_runtime_status(engine->runtime) == PST_OK)
         (void)wait_all(engine);
+    (void)pst__fill_join(engine);
     pst__bucket_abandon_all(engine);
     for (; engine->reduced < engine->order.reduce_count; engine->reduced++) {
         uint32_t index = engine->order.reduces[engine->reduced];
-        if (engine->groups[index].reported) consumed(engine, index);
+        if (engine->groups[index].reported) pst__fill_consumed(engine, index);
     }
     for (size_t i = 0; i < engine->late_count; i++)
-        consumed(engine, engine->late[i].group);
+        pst__fill_consumed(engine, engine->late[i].group);
     forget_late(engine);
 }

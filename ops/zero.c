@@ -173,6 +173,7 @@ static pst_status build(pst_zero *engine) {
         status = engine->device->ops->event_create(engine->device, 0, &engine->shards_ready);
     if (status == PST_OK)
         status = engine->device->ops->event_create(engine->device, 0, &engine->reached);
+    if (status == PST_OK) status = pst__fill_create(engine);
     if (status == PST_OK) status = create_queues(engine);
     if (status == PST_OK)
         status = pst_runtime_add_poison_hook(engine->runtime, abort_on_poison, engine);
@@ -245,6 +246,7 @@ void pst__zero_free(pst_zero *engine) {
     pst_arena_destroy(engine->sources);
     (void)pst_graph_destroy(engine->graph);
     pst__registry_free(engine);
+    if (engine->device != NULL) pst__fill_destroy(engine);
     if (engine->shards_ready != NULL)
         engine->device->ops->event_destroy(engine->device, engine->shards_ready);
     if (engine->reached != NULL)

@@ -16,6 +16,7 @@ typedef struct slot {
     pst_reduce_piece piece;
     void *staging;
     size_t staging_bytes;
+    pst_event *filled;        /* its bucket */
     pst_event *pulled, *over; /* its first part, and all of it */
     uint64_t ticket;
 } slot;
@@ -24,9 +25,10 @@ struct collectives {
     pst_runtime *runtime;
     pst_device *device;
     pst_comm *comm;
-    pst_stream *stream;  /* the caller's */
+    pst_stream *stream;  /* the caller's: copies into buckets */
+    pst_stream *lane;    /* collectives */
     pst_stream *summing; /* second parts of reductions */
-    int one_sided;       /* registered memory only */
+    int one_sided;       /* registered memory only, and scaling with the sum */
     size_t gap;          /* bytes at the end of a chunk that are not reduced */
     void *memory;
     size_t memory_bytes;
@@ -63,9 +65,11 @@ static int failed(collectives *own, pst_status status) {
 
 static pst_status create_comm(collectives *own, const char *name, const pst_exchange *exchange) {
     pst_nccl_options options = {.size = sizeof options, .name = name};
-    if (strcmp(name, "ce") == 0) {
+    pst_ce_options by_engines = {.size = sizeof by_engines, .name = name};
+    if (strncmp(name, "ce", 2) == 0) {
         own->one_sided = 1;
-        return pst_ce_create(own->runtime, own->device, exchange, NULL, &own->comm);
+        (void)sscanf(name, "ce-%u-blocks", &by_engines.sum_blocks);
+        return pst_ce_create(own->runtime, own->device, exchange, &by_engines, &own->comm);
     }
     options.nonblocking = strcmp(name, "nccl-nonblocking") == 0;
     if (strcmp(name, "nccl-gaps") == 0) own->gap = 512;
@@ -77,8 +81,10 @@ static pst_status create_comm(collectives *own, const char *name, const pst_exch
 static pst_status create_slots(collectives *own) {
     const pst_device_ops *ops = own->device->ops;
     pst_status status = ops->stream_create(own->device, 0, &own->summing);
+    if (status == PST_OK) status = ops->stream_create(own->device, 0, &own->lane);
     for (int i = 0; status == PST_OK && i < IN_FLIGHT; i++) {
-        status = ops->event_create(own->device, 0, &own->slots[i].pulled);
+        status = ops->event_create(own->device, 0, &own->slots[i].filled);
+        if (status == PST_OK) status = ops->event_create(own->device, 0, &own->slots[i].pulled);
         if (status == PST_OK) status = ops->event_create(own->device, 0, &own->slots[i].over);
     }
     return status;
@@ -125,10 +131,12 @@ void collectives_close(collectives *own) {
     if (own->comm != NULL) own->comm->ops->destroy(own->comm);
     for (int i = 0; i < IN_FLIGHT; i++) {
         free_staging(own, &own->slots[i]);
+        ops->event_destroy(own->device, own->slots[i].filled);
         ops->event_destroy(own->device, own->slots[i].pulled);
         ops->event_destroy(own->device, own->slots[i].over);
     }
     ops->stream_destroy(own->device, own->summing);
+    ops->stream_destroy(own->device, own->lane);
     if (own->stream != NULL) ops->stream_destroy(own->device, own->stream);
     if (own->memory != NULL)
         ops->free(own->device, PST_MEMORY_DEVICE, own->memory, own->memory_bytes);
@@ -153,20 +161,23 @@ static pst_status grow_staging(collectives *own, slot *slot) {
     return PST_OK;
 }
 
+/* Behind what is on the caller's stream. */
 static pst_status launch(collectives *own, slot *slot) {
     const pst_device_ops *ops = own->device->ops;
     slot->work.comm = own->comm;
     slot->work.collective.ticket = slot->ticket = ++own->tickets;
     pst_status status = grow_staging(own, slot);
+    if (status == PST_OK) status = ops->event_record(own->device, slot->filled, own->stream);
+    if (status == PST_OK) status = ops->stream_wait(own->device, own->lane, slot->filled);
     own->work = pst_collective_as_work(&slot->work);
-    return status == PST_OK ? ops->launch(own->device, own->stream, &own->work) : status;
+    return status == PST_OK ? ops->launch(own->device, own->lane, &own->work) : status;
 }
 
 /* The second part runs beside the next collective. */
 static pst_status launch_sum(collectives *own, slot *slot) {
     const pst_device_ops *ops = own->device->ops;
     own->work = pst_combine_as_work(&slot->work);
-    pst_status status = ops->event_record(own->device, slot->pulled, own->stream);
+    pst_status status = ops->event_record(own->device, slot->pulled, own->lane);
     if (status == PST_OK) status = ops->stream_wait(own->device, own->summing, slot->pulled);
     if (status == PST_OK) status = ops->launch(own->device, own->summing, &own->work);
     if (status == PST_OK) status = ops->event_record(own->device, slot->over, own->summing);
@@ -185,7 +196,10 @@ int collectives_gather(collectives *own, const void *source, size_t chunk, void 
                                                       .destination = destination,
                                                       .segments = own->segments,
                                                       .segment_count = (size_t)own->comm->size}};
-    return failed(own, launch(own, slot));
+    pst_status status = launch(own, slot);
+    if (status == PST_OK)
+        status = own->device->ops->event_record(own->device, slot->over, own->lane);
+    return failed(own, status);
 }
 
 /* The slot's last use is over here, and its bucket has been read by the others. */
@@ -199,7 +213,7 @@ static pst_status wait_for_slot(collectives *own, slot *slot) {
 static pst_status fill_bucket(collectives *own, void *bucket, const void *gradients, size_t bytes) {
     pst_cast cast = {bucket, gradients, bytes / 2, PST_BFLOAT16, PST_BFLOAT16};
     return own->device->ops->cast_scale_copy(own->device, own->stream, &cast, 1,
-                                             1.0 / own->comm->size);
+                                             own->one_sided ? 1.0 : 1.0 / own->comm->size);
 }
 
 int collectives_reduce(collectives *own, const void *gradients, size_t chunk, void *buckets,
@@ -215,19 +229,21 @@ int collectives_reduce(collectives *own, const void *gradients, size_t chunk, vo
                                      .destination = target,
                                      .destination_dtype = PST_FLOAT32,
                                      .accumulate = 1};
-    slot->work = (pst_collective_work){.collective = {.kind = PST_REDUCE_SCATTER,
-                                                      .name = "reduce",
-                                                      .dtype = PST_BFLOAT16,
-                                                      .source = bucket,
-                                                      .source_bytes = reduced,
-                                                      .stride = chunk,
-                                                      .pieces = &slot->piece,
-                                                      .piece_count = 1},
-                                       .combine_apart = apart};
+    slot->work =
+        (pst_collective_work){.collective = {.kind = PST_REDUCE_SCATTER,
+                                             .name = "reduce",
+                                             .dtype = PST_BFLOAT16,
+                                             .source = bucket,
+                                             .source_bytes = reduced,
+                                             .stride = chunk,
+                                             .scale = own->one_sided ? 1.0 / own->comm->size : 1,
+                                             .pieces = &slot->piece,
+                                             .piece_count = 1},
+                              .combine_apart = apart};
     if (status == PST_OK) status = launch(own, slot);
     if (status == PST_OK)
         status = apart ? launch_sum(own, slot)
-                       : own->device->ops->event_record(own->device, slot->over, own->stream);
+                       : own->device->ops->event_record(own->device, slot->over, own->lane);
     return failed(own, status);
 }
 

@@ -11,8 +11,8 @@ typedef struct collectives collectives;
 typedef int (*collectives_exchange)(void *context, const void *mine, size_t bytes, void *all);
 
 /* comm: "nccl", "nccl-nonblocking", "nccl-fp32", "nccl-8-ctas" (at most 8),
- * "nccl-gaps" (its buckets' chunks are not filled to the end), "ce". All ranks call
- * it. NULL: not built in. */
+ * "nccl-gaps" (its buckets' chunks are not filled to the end), "ce", "ce-64-blocks" (of threads, at
+ * most, for a sum). All ranks call it. */
 PST_API int collectives_open(const char *comm, int rank, int size, int ordinal,
                              collectives_exchange exchange, collectives **opened);
 PST_API void collectives_close(collectives *own);
@@ -29,8 +29,8 @@ PST_API int collectives_gather(collectives *own, const void *source, size_t chun
                                void *destination);
 
 /* Copies `size` chunks of bfloat16 gradients, `chunk` bytes each, into the bucket, scaled by
- * 1 / size; sums the chunks of all ranks; adds this rank's to the fp32 `target`. Two buckets of
- * size * chunk bytes at `buckets`, used in turn. */
+ * 1 / size (here or when they are summed); sums the chunks of all ranks; adds this rank's to the
+ * fp32 `target`. Two buckets of size * chunk bytes at `buckets`, used in turn. */
 PST_API int collectives_reduce(collectives *own, const void *gradients, size_t chunk, void *buckets,
                                float *target);
 

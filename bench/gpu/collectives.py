@@ -3,7 +3,8 @@
 One process a GPU. All implementations take part in each alternation, in turn, so that they see the
 same machine. A gather is chunks of all ranks into one array. A reduction is what a training step
 has: bfloat16 gradients are copied into a bucket, scaled by 1/ranks; chunks are summed over ranks;
-the own one is added to an fp32 target. A time is the longest of all ranks'.
+the own one is added to an fp32 target; and the next bucket is filled meanwhile, of two. A time is
+the longest of all ranks'.
 """
 
 from __future__ import annotations
@@ -41,9 +42,13 @@ class ThroughTorch:
         ranks = dist.get_world_size()
         elements = largest // 2
         self.gradients = gradients
-        self.shard = torch.empty(elements // ranks, dtype=torch.bfloat16, device="cuda")
-        self.whole = torch.empty(elements, dtype=torch.bfloat16, device="cuda")
+        self.shards = torch.empty(2, elements // ranks, dtype=torch.bfloat16, device="cuda")
+        self.shard = self.shards[0]
+        self.buckets = torch.empty(2, elements, dtype=torch.bfloat16, device="cuda")
+        self.whole = self.buckets[0]
         self.target = torch.zeros(elements // ranks, dtype=torch.float32, device="cuda")
+        self.pending: list[tuple[dist.Work, torch.Tensor] | None] = [None, None]
+        self.turn = 0
 
     def gather(self, size: int) -> None:
         """Enqueue a gather of ``size`` bytes over all ranks."""
@@ -55,13 +60,25 @@ class ThroughTorch:
     def reduce(self, size: int) -> None:
         """Enqueue a reduction of ``size`` bytes of gradients a rank."""
         count, ranks = size // 2, dist.get_world_size()
-        bucket, chunk = self.whole[:count], self.shard[: count // ranks]
+        self.turn = 1 - self.turn
+        self.add_pending(self.turn)
+        bucket, chunk = self.buckets[self.turn, :count], self.shards[self.turn, : count // ranks]
         torch.mul(self.gradients[:count], 1.0 / ranks, out=bucket)
-        dist.reduce_scatter_tensor(chunk, bucket)
-        self.target[: count // ranks] += chunk
+        work = dist.reduce_scatter_tensor(chunk, bucket, async_op=True)
+        self.pending[self.turn] = (work, chunk)
+
+    def add_pending(self, turn: int) -> None:
+        """Add what the bucket's last reduction has brought, if there was one."""
+        pending, self.pending[turn] = self.pending[turn], None
+        if pending is not None:
+            work, chunk = pending
+            work.wait()
+            self.target[: chunk.numel()] += chunk
 
     def join(self) -> None:
-        """Nothing: torch's stream has waited already."""
+        """Make the stream wait for the reductions that were begun."""
+        self.add_pending(1 - self.turn)
+        self.add_pending(self.turn)
 
     def check(self) -> None:
         """Nothing: torch looks by itself."""

@@ -312,8 +312,8 @@ static void run_train(bench *b, size_t bytes, size_t most_delay) {
     finish(b, b->sums);
     for (size_t i = 0; i + 1 < b->mark_count && !has_failed(b); i++)
         b->times[b->time_count++] = between(b, i, i + 1);
-    (void)snprintf(what, sizeof what, "train, %zu MiB a pull, delay %zu", bytes / b->settings->unit,
-                   most_delay / b->settings->unit);
+    (void)snprintf(what, sizeof what, "train, %zu KiB a pull, delay %zu",
+                   bytes * 1024 / b->settings->unit, most_delay * 1024 / b->settings->unit);
     report(b, what, TICKETS * pulled, between(b, 0, b->mark_count - 1));
 }
 
@@ -327,7 +327,8 @@ static void run_all(bench *b) {
     run_turns(b, 12 * unit, 1);
     run_train(b, 96 * unit, 0);
     run_train(b, 96 * unit, 256 * unit);
-    run_train(b, 48 * unit, 128 * unit);
+    for (size_t bytes = unit / 4; bytes <= 48 * unit && !has_failed(b); bytes *= 3)
+        run_train(b, bytes, bytes * 8 / 3);
     run_series(b, "barrier", barrier, 0, 300);
     for (size_t bytes = unit / 64; bytes <= 128 * unit && !has_failed(b); bytes *= 4) {
         run_series(b, "gather", gather, bytes, 40);
@@ -369,7 +370,7 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
-    (void)printf("%d ranks, flags on the %s, turns from %zu bytes on (0: as by default)\n",
+    (void)printf("%d ranks, flags on the %s, turns from %zu bytes on (0: none)\n",
                  options.count, settings.flags_on_device ? "device" : "host", settings.turn_bytes);
     return ranks_run(&options, run_rank, &settings) != 0;
 }

@@ -213,10 +213,11 @@ void Engine::begin_backward(bool reduce) {
 void Engine::gradients(uint32_t index, std::vector<std::optional<at::Tensor>> sources) {
     Group &group = groups_.at(index);
     std::vector<const void *> pointers(group.parameters.size(), nullptr);
+    auto &kept = group.sources.emplace_back();
     for (size_t i = 0; i < pointers.size() && i < sources.size(); i++) {
         if (!sources[i]) continue;
-        group.sources.push_back(sources[i]->to(group.gather_dtype).contiguous());
-        pointers[i] = group.sources.back().const_data_ptr();
+        kept.push_back(sources[i]->to(group.gather_dtype).contiguous());
+        pointers[i] = kept.back().const_data_ptr();
     }
     check(pst_zero_gradients(engine(), index, pointers.data(), dtype_of(group.gather_dtype)));
 }
@@ -251,7 +252,8 @@ pst_status Engine::gradient_target(void *context, uint32_t index, void **memory,
 }
 
 void Engine::gradients_consumed(void *context, uint32_t group) {
-    static_cast<Engine *>(context)->groups_.at(group).sources.clear();
+    auto &sources = static_cast<Engine *>(context)->groups_.at(group).sources;
+    if (!sources.empty()) sources.pop_front();
 }
 
 void Engine::end_backward() {

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -87,7 +88,8 @@ class Engine {
         at::Tensor shard;
         at::ScalarType dtype, gather_dtype;
         at::Tensor gradient;
-        std::vector<at::Tensor> sources; // kept until the engine has read them
+        // By report, kept until the engine has read them.
+        std::deque<std::vector<at::Tensor>> sources;
         int uses = 0;
     };
 

@@ -38,8 +38,12 @@ typedef struct pst_ce_options {
     size_t size;             /* sizeof(pst_ce_options) */
     const char *name;        /* in error texts; NULL: "ce". Copied. */
     int no_verify;           /* do not compare what the ranks start */
-    size_t turn_bytes;       /* of a peer: less is read without waiting for a turn, from all peers
-                                with one call; 0: 1 MiB. Has to be the same on all ranks. */
+    size_t turn_bytes;       /* what is so large is read from peer after peer, each when it is this
+                                rank's turn, and other things from all peers with one call; 0: no
+                                turns, as ranks that wait for each other's sources read different
+                                ones anyway. Bytes of a peer; the same on all ranks */
+    unsigned sum_blocks;     /* blocks of threads that sums have at most, so that they leave room to
+                                what computes beside them; 0: any number */
     int flags_on_device;     /* flags lie in device memory and not in shared memory of the host;
                                 then an abort may find no way past streams that wait */
     uint32_t first_sequence; /* where the sequence numbers of the flags begin, the same on all

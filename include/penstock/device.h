@@ -88,7 +88,8 @@ typedef struct pst_cast {
 
 /* destination[i] = cast((accumulate ? destination[i] : 0) + scale * sum over k of sources[k][i]),
  * summed in fp32 (fp64 for PST_FLOAT64) in the order of k, so that equal inputs give equal bits on
- * every rank. `destination` may be one of the sources. */
+ * every rank. `destination` may be one of the sources. A device whose kernels share it with others
+ * has at most `max_blocks` blocks of threads work on it; 0: as many as are fast alone. */
 typedef struct pst_sum {
     void *destination;
     const void *const *sources;
@@ -98,6 +99,7 @@ typedef struct pst_sum {
     int accumulate;
     pst_dtype destination_dtype;
     pst_dtype source_dtype;
+    unsigned max_blocks;
 } pst_sum;
 
 /* One of several writes of flags and waits for them. */

@@ -116,6 +116,110 @@ template <typename T, unsigned N> struct alignas(N * sizeof(T)) pack {
     T at[N];
 };
 
+/* A vector is one access: by instructions of its own, as the compiler takes vectors apart that are
+ * made of small elements. */
+template <unsigned BYTES> struct words {
+    typedef pack<unsigned, BYTES / sizeof(unsigned)> type;
+};
+template <> struct words<2> {
+    typedef unsigned short type;
+};
+
+#ifdef PST_CUDA_EMULATED
+template <typename W> static W read_words(const W *from) {
+    return *from;
+}
+template <typename W> static void write_words(W *to, const W &given) {
+    *to = given;
+}
+#else
+static __device__ __forceinline__ pack<unsigned, 4> read_words(const pack<unsigned, 4> *from) {
+    pack<unsigned, 4> w;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
+                 : "l"(from));
+    return w;
+}
+static __device__ __forceinline__ pack<unsigned, 2> read_words(const pack<unsigned, 2> *from) {
+    pack<unsigned, 2> w;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(w.at[0]), "=r"(w.at[1]) : "l"(from));
+    return w;
+}
+static __device__ __forceinline__ pack<unsigned, 1> read_words(const pack<unsigned, 1> *from) {
+    return *from;
+}
+static __device__ __forceinline__ unsigned short read_words(const unsigned short *from) {
+    return *from;
+}
+
+static __device__ __forceinline__ void write_words(pack<unsigned, 4> *to,
+                                                   const pack<unsigned, 4> &w) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(w.at[0]), "r"(w.at[1]), "r"(w.at[2]), "r"(w.at[3])
+                 : "memory");
+}
+static __device__ __forceinline__ void write_words(pack<unsigned, 2> *to,
+                                                   const pack<unsigned, 2> &w) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};"
+                 :
+                 : "l"(to), "r"(w.at[0]), "r"(w.at[1])
+                 : "memory");
+}
+static __device__ __forceinline__ void write_words(pack<unsigned, 1> *to,
+                                                   const pack<unsigned, 1> &w) {
+    *to = w;
+}
+static __device__ __forceinline__ void write_words(unsigned short *to, unsigned short w) {
+    *to = w;
+}
+#endif
+
+template <typename T, unsigned N> union vector {
+    pack<T, N> elements;
+    typename words<N * sizeof(T)>::type moved;
+};
+
+template <unsigned N, typename T>
+static __device__ __forceinline__ pack<T, N> read_vector(const T *from) {
+    vector<T, N> found;
+    found.moved = read_words((const typename words<N * sizeof(T)>::type *)from);
+    return found.elements;
+}
+
+template <unsigned N, typename T>
+static __device__ __forceinline__ void write_vector(T *to, const pack<T, N> &elements) {
+    vector<T, N> given;
+    given.elements = elements;
+    write_words((typename words<N * sizeof(T)>::type *)to, given.moved);
+}
+
+/* A vector at an address that does not fit it: out of the two around it that do. */
+template <unsigned N, typename T>
+static __device__ __forceinline__ pack<T, N> read_across(const T *from) {
+    enum { WORDS = N * sizeof(T) / sizeof(unsigned) };
+    const unsigned before = (unsigned)((address)from % (N * sizeof(T)));
+    const auto *around = (const pack<unsigned, WORDS> *)((address)from - before);
+    const pack<unsigned, WORDS> first = read_words(around), second = read_words(around + 1);
+    unsigned word[2 * WORDS];
+    vector<T, N> found;
+#pragma unroll
+    for (unsigned w = 0; w < WORDS; w++) {
+        word[w] = first.at[w];
+        word[WORDS + w] = second.at[w];
+    }
+#pragma unroll
+    for (unsigned step = WORDS / 2; step > 0; step /= 2)
+#pragma unroll
+        for (unsigned w = 0; w + step < 2 * WORDS; w++)
+            word[w] = (before / sizeof(unsigned) & step) != 0 ? word[w + step] : word[w];
+#pragma unroll
+    for (unsigned w = 0; w < WORDS; w++)
+        found.moved.at[w] =
+            (unsigned)(((address)word[w + 1] << 32 | word[w]) >> before % sizeof(unsigned) * 8);
+    return found.elements;
+}
+
 /* ---- ranges ----------------------------------------------------------------------------- */
 
 /* Part `index` of `count` things that are handed out in parts of `share`. */
@@ -197,8 +301,9 @@ static __device__ void copy_bytes(byte *to, const byte *from, unsigned count) {
 
 /* ---- cast, scale, copy ------------------------------------------------------------------ */
 
-/* Vectors of N elements number 0 to count - 1; number `skip_at` and what follows lie `skip` further. */
-template <unsigned N, typename D, typename S>
+/* Vectors of N elements number 0 to count - 1; number `skip_at` and what follows lie `skip` further.
+ * ACROSS: the source's addresses do not fit them. */
+template <unsigned N, bool ACROSS, typename D, typename S>
 static __device__ __forceinline__ void convert_vectors(D *to, const S *from, unsigned count,
                                                        unsigned skip_at, unsigned skip,
                                                        typename pair<D, S>::wide scale) {
@@ -206,12 +311,16 @@ static __device__ __forceinline__ void convert_vectors(D *to, const S *from, uns
     enum { ROUND = N * sizeof(S) < 16 ? 8 : 4 };
     for (unsigned i = threadIdx.x; i < count; i += ROUND * PST_CUDA_THREADS) {
         pack<S, N> in[ROUND];
-        unsigned at[ROUND];
+        address at[ROUND];
 #pragma unroll
         for (unsigned r = 0; r < ROUND; r++) {
             const unsigned number = i + r * PST_CUDA_THREADS;
-            at[r] = number < skip_at ? number : number + skip;
-            if (number < count) in[r] = ((const pack<S, N> *)from)[at[r]];
+            at[r] = (address)(number < skip_at ? number : number + skip) * N;
+            if (number >= count) continue;
+            if constexpr (ACROSS)
+                in[r] = read_across<N>(from + at[r]);
+            else
+                in[r] = read_vector<N>(from + at[r]);
         }
 #pragma unroll
         for (unsigned r = 0; r < ROUND; r++) {
@@ -219,20 +328,26 @@ static __device__ __forceinline__ void convert_vectors(D *to, const S *from, uns
 #pragma unroll
             for (unsigned e = 0; e < N; e++)
                 store(out.at[e], load<W>(in[r].at[e]) * scale);
-            if (i + r * PST_CUDA_THREADS < count) ((pack<D, N> *)to)[at[r]] = out;
+            if (i + r * PST_CUDA_THREADS < count) write_vector<N>(to + at[r], out);
         }
     }
 }
 
+/* Where vectors are read across, the first and the last one would reach over the source's ends. */
 template <typename D, typename S>
 static __device__ void convert(D *to, const S *from, unsigned count, double scale) {
     constexpr unsigned N = vector_length<D, S>();
     const auto factor = (typename pair<D, S>::wide)scale;
     unsigned head = least(gap(to, N * sizeof(D)) / sizeof(D), count);
-    if (gap(from + head, N * sizeof(S)) != 0) head = count;
-    const unsigned vectors = (count - head) / N;
-    convert_vectors<N>(to + head, from + head, vectors, vectors, 0, factor);
-    convert_vectors<1>(to, from, count - vectors * N, head, vectors * N, factor);
+    const bool across = gap(from + head, N * sizeof(S)) != 0;
+    if (across) head = least(head + N, count);
+    unsigned vectors = (count - head) / N;
+    if (across && vectors > 0) vectors--;
+    if (across)
+        convert_vectors<N, true>(to + head, from + head, vectors, vectors, 0, factor);
+    else
+        convert_vectors<N, false>(to + head, from + head, vectors, vectors, 0, factor);
+    convert_vectors<1, false>(to, from, count - vectors * N, head, vectors * N, factor);
 }
 
 template <typename D, typename S>
@@ -318,7 +433,7 @@ static __device__ __forceinline__ void sum_vectors(const pst_cuda_sum &sum, addr
 #pragma unroll
     for (unsigned v = 0; v < V; v++) {
         if (sum.accumulate && v < valid)
-            out[v] = *(const pack<D, N> *)((const D *)sum.destination + index + v * stride);
+            out[v] = read_vector<N>((const D *)sum.destination + index + v * stride);
 #pragma unroll
         for (unsigned e = 0; e < N; e++)
             total[v][e] = sum.source_count == 0 ? (W)0 : -(W)0;
@@ -331,7 +446,7 @@ static __device__ __forceinline__ void sum_vectors(const pst_cuda_sum &sum, addr
             for (unsigned v = 0; v < V; v++)
                 if (k + r < sum.source_count && v < valid)
                     in[r][v] =
-                        *(const pack<S, N> *)((const S *)sum.source[k + r] + index + v * stride);
+                        read_vector<N>((const S *)sum.source[k + r] + index + v * stride);
 #pragma unroll
         for (unsigned r = 0; r < ROUND; r++)
 #pragma unroll
@@ -348,7 +463,7 @@ static __device__ __forceinline__ void sum_vectors(const pst_cuda_sum &sum, addr
             if (sum.accumulate) total[v][e] += load<W>(out[v].at[e]);
             store(out[v].at[e], total[v][e]);
         }
-        if (v < valid) *(pack<D, N> *)((D *)sum.destination + index + v * stride) = out[v];
+        if (v < valid) write_vector<N>((D *)sum.destination + index + v * stride, out[v]);
     }
 }
 

@@ -34,6 +34,7 @@ typedef struct rank_state {
     int has_target[MOST_GROUPS];           /* gradients of earlier backwards are in it */
     pst_status target_status[MOST_GROUPS]; /* what asking for it answers */
     int consumed[MOST_GROUPS];
+    int spoils_consumed; /* gradients are overwritten, on compute, as soon as they are */
     float *gradients[MOST_PARAMETERS]; /* whole, of the current backward */
     uint64_t version;                  /* of the parameters' values */
     char failure[512];
@@ -148,8 +149,24 @@ static inline pst_status give_target(void *context, uint32_t group, void **memor
     return state->target_status[group];
 }
 
+typedef struct gradients_of {
+    rank_state *state;
+    uint32_t group;
+} gradients_of;
+
+static inline pst_status spoil_gradients_now(void *argument) {
+    const gradients_of *of = argument;
+    const model *model = of->state->model;
+    for (size_t p = model->first[of->group]; p < model->first[of->group + 1]; p++)
+        memset(of->state->gradients[p], 0xff, elements_of(&model->shapes[p]) * sizeof(float));
+    return PST_OK;
+}
+
 static inline void note_consumed(void *context, uint32_t group) {
-    ((rank_state *)context)->consumed[group]++;
+    rank_state *state = context;
+    const gradients_of of = {state, group};
+    state->consumed[group]++;
+    if (state->spoils_consumed) on_compute(state, spoil_gradients_now, &of, sizeof of);
 }
 
 static inline pst_status add_parameter(rank_state *state, size_t index, const shape *shape) {
