@@ -2,6 +2,7 @@
 
 #include <penstock/copy_engine.h>
 #include <penstock/cuda.h>
+#include <penstock/nccl.h>
 #include <penstock/penstock.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +28,8 @@ struct collectives {
     pst_stream *stream;  /* the caller's */
     pst_stream *summing; /* second parts of reductions */
     int one_sided;       /* registered memory only */
+    int is_registered;   /* NCCL is told of the memory, */
+    int is_symmetric;    /* as a window */
     size_t gap;          /* bytes at the end of a chunk that are not reduced */
     void *memory;
     size_t memory_bytes;
@@ -70,7 +73,10 @@ static pst_status create_comm(collectives *own, const char *name, const pst_exch
     options.nonblocking = strcmp(name, "nccl-nonblocking") == 0;
     if (strcmp(name, "nccl-gaps") == 0) own->gap = 512;
     (void)sscanf(name, "nccl-%d-ctas", &options.max_ctas);
-    if (strcmp(name, "nccl-fp32") == 0) options.sum = PST_NCCL_SUM_IN_FP32;
+    own->is_symmetric = strstr(name, "-symmetric") != NULL;
+    own->is_registered = own->is_symmetric || strstr(name, "-registered") != NULL;
+    options.zero_cta = strstr(name, "-zero") != NULL;
+    if (strncmp(name, "nccl-fp32", 9) == 0) options.sum = PST_NCCL_SUM_IN_FP32;
     return pst_nccl_comm_create(own->runtime, own->device, exchange, &options, &own->comm);
 }
 
@@ -104,12 +110,20 @@ int collectives_use_stream(collectives *own, void *native) {
     return failed(own, own->device->ops->stream_wrap(own->device, native, &own->stream));
 }
 
+static pst_status register_memory(collectives *own) {
+    pst_nccl_registration *registration; /* as long as the communicator */
+    return pst_nccl_register(own->comm, own->memory, own->memory_bytes,
+                             own->is_symmetric ? PST_NCCL_SYMMETRIC : PST_NCCL_LOCAL,
+                             &registration);
+}
+
 int collectives_memory(collectives *own, size_t bytes, void **memory) {
     pst_status status =
         own->device->ops->alloc(own->device, PST_MEMORY_DEVICE, bytes, &own->memory);
     own->memory_bytes = bytes;
     *memory = own->memory;
     if (status == PST_OK && own->one_sided) status = pst_ce_register(own->comm, own->memory, bytes);
+    if (status == PST_OK && own->is_registered) status = register_memory(own);
     return failed(own, status);
 }
 
