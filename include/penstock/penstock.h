@@ -8,6 +8,7 @@
 #include <penstock/device.h>
 #include <penstock/exchange.h>
 #include <penstock/graph.h>
+#include <penstock/hierarchy.h>
 #include <penstock/memory.h>
 #include <penstock/nccl.h>
 #include <penstock/runtime.h>
