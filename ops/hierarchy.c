@@ -1,70 +1,7 @@
 #include "ops/hierarchy.h"
 
-#include "base/atomic.h"
-#include "sched/runtime.h"
-
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-const char *const pst__hierarchy_roles[PST__SIDES] = {"inner", "outer"};
-
 static pst__hierarchy *hierarchy_of(const pst_comm *comm) {
     return comm->context;
-}
-
-/* ---- failing --------------------------------------------------------------------------------- */
-
-static pst_status failure_of(const pst__hierarchy *own) {
-    return (pst_status)pst__load_acquire(&own->failure); /* pairs with the release in fail */
-}
-
-/* For the first reason only; returns its status. Any thread. */
-__attribute__((format(printf, 3, 4))) static pst_status fail(pst__hierarchy *own, pst_status status,
-                                                             const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    ck_spinlock_lock(&own->lock);
-    if (own->failure == PST_OK) {
-        const int named =
-            snprintf(own->text, sizeof own->text, "rank %d, '%s': ", own->comm.rank, own->name);
-        if (named > 0 && (size_t)named < sizeof own->text)
-            (void)vsnprintf(own->text + named, sizeof own->text - (size_t)named, format, arguments);
-        /* Release: pairs with the acquire in failure_of. The text is read under the lock. */
-        pst__store_release(&own->failure, (int)status);
-    }
-    status = (pst_status)own->failure;
-    ck_spinlock_unlock(&own->lock);
-    va_end(arguments);
-    return status;
-}
-
-/* Those who share the other part with this rank, and not the one that has failed, learn it so. */
-static pst_status fail_part(pst__hierarchy *own, int side, pst_status status) {
-    pst_comm *comm = own->parts[side].comm, *other = own->parts[1 - side].comm;
-    status = fail(own, status, "its %s part '%s': %s", pst__hierarchy_roles[side], comm->ops->name,
-                  comm->ops->error_text(comm));
-    (void)other->ops->abort(other, status);
-    return status;
-}
-
-static pst_status hierarchy_status(pst_comm *comm) {
-    pst__hierarchy *own = hierarchy_of(comm);
-    pst_status status = failure_of(own);
-    for (int side = 0; side < PST__SIDES && status == PST_OK; side++) {
-        pst_comm *part = own->parts[side].comm;
-        if (part->ops->status != NULL) status = part->ops->status(part);
-        if (status != PST_OK) status = fail_part(own, side, status);
-    }
-    return status;
-}
-
-static const char *hierarchy_error_text(pst_comm *comm) {
-    pst__hierarchy *own = hierarchy_of(comm);
-    ck_spinlock_lock(&own->lock);
-    memcpy(own->told, own->text, sizeof own->told);
-    ck_spinlock_unlock(&own->lock);
-    return own->told;
 }
 
 /* ---- who still reads ------------------------------------------------------------------------- */
@@ -73,7 +10,7 @@ static pst_status wait_for_readers(pst__hierarchy *own, int side, uint64_t ticke
     pst_comm *comm = own->parts[side].comm;
     if (ticket == 0 || comm->ops->source_wait == NULL) return PST_OK;
     pst_status status = comm->ops->source_wait(comm, own->stream, ticket);
-    return status == PST_OK ? PST_OK : fail_part(own, side, status);
+    return status == PST_OK ? PST_OK : pst__pair_fail_part(&own->pair, side, status);
 }
 
 /* Before this half of the relay buffer is written again. */
@@ -98,7 +35,8 @@ static pst_status copy_step(pst__hierarchy *own, const pst__hierarchy_step *step
     pst_device *device = own->device;
     if (step->copy.bytes == 0) return PST_OK;
     pst_status status = device->ops->copy(device, own->stream, &step->copy, 1);
-    return status == PST_OK ? PST_OK : fail(own, status, "a copy on the device failed");
+    return status == PST_OK ? PST_OK
+                            : pst__pair_fail(&own->pair, status, "a copy on the device failed");
 }
 
 static void prepare(pst__hierarchy *own, const pst__hierarchy_step *step) {
@@ -123,7 +61,9 @@ static pst_status end_step(pst__hierarchy *own, pst_status status) {
     if (status == PST_PENDING) return status;
     if (status == PST_OK && own->step.kind == PST_REDUCE_SCATTER && comm->ops->combine != NULL)
         status = comm->ops->combine(comm, &own->step, own->stream);
-    return status == PST_OK ? PST_OK : fail_part(own, (int)(own->stepping - own->parts), status);
+    return status == PST_OK
+               ? PST_OK
+               : pst__pair_fail_part(&own->pair, (int)(own->stepping - own->parts), status);
 }
 
 static pst_status begin_step(pst__hierarchy *own) {
@@ -148,7 +88,7 @@ static void go_on(pst__hierarchy *own) {
 /* Until something is pending, has failed or all is done. */
 static pst_status advance(pst__hierarchy *own, pst_status status) {
     while (status == PST_OK) {
-        status = failure_of(own);
+        status = pst__pair_failure(&own->pair);
         if (status != PST_OK) break;
         if (own->round == own->course.rounds) {
             status = wait_for_caller_memory(own);
@@ -177,7 +117,7 @@ static pst_status make_room(pst__hierarchy *own, const pst_collective *collectiv
 
 static pst_status begin(pst__hierarchy *own, const pst_collective *collective, pst_stream *stream) {
     if (own->collective != NULL) return PST_ESTATE;
-    pst_status status = failure_of(own);
+    pst_status status = pst__pair_failure(&own->pair);
     if (status == PST_OK) status = make_room(own, collective);
     if (status != PST_OK) return status;
     own->collective = collective;
@@ -221,7 +161,7 @@ static pst_status hierarchy_test(pst_comm *comm, void *request) {
     pst__hierarchy *own = hierarchy_of(comm);
     (void)request;
     ck_spinlock_lock(&own->driving);
-    pst_status status = failure_of(own);
+    pst_status status = pst__pair_failure(&own->pair);
     if (own->collective != NULL) {
         pst_comm *part = own->stepping->comm;
         status = end_step(own, part->ops->test(part, own->request));
@@ -235,15 +175,18 @@ static pst_status hierarchy_test(pst_comm *comm, void *request) {
 /* Who drives it at this moment finds that it has failed before the next step. */
 static pst_status hierarchy_abort(pst_comm *comm, pst_status status) {
     pst__hierarchy *own = hierarchy_of(comm);
-    if (status >= PST_OK) status = PST_ECANCELED;
-    (void)fail(own, status, "aborted: %s", pst_status_text(status));
-    int quiet = ck_spinlock_trylock(&own->driving);
-    if (quiet) ck_spinlock_unlock(&own->driving);
-    for (int side = 0; side < PST__SIDES; side++) {
-        pst_comm *part = own->parts[side].comm;
-        quiet &= part->ops->abort(part, status) == PST_OK;
-    }
-    return quiet ? PST_OK : PST_EBUSY;
+    const pst_status ended = pst__pair_abort(&own->pair, status);
+    if (!ck_spinlock_trylock(&own->driving)) return PST_EBUSY;
+    ck_spinlock_unlock(&own->driving);
+    return ended;
+}
+
+static pst_status hierarchy_status(pst_comm *comm) {
+    return pst__pair_status(&hierarchy_of(comm)->pair);
+}
+
+static const char *hierarchy_error_text(pst_comm *comm) {
+    return pst__pair_text(&hierarchy_of(comm)->pair);
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -255,22 +198,21 @@ void pst__hierarchy_free(pst__hierarchy *own) {
                    own->lists.segment_capacity * sizeof *own->lists.segments);
     pst__heap_free(own->heap, own->lists.pieces,
                    own->lists.piece_capacity * sizeof *own->lists.pieces);
-    pst__heap_free_text(own->heap, own->name);
+    pst__pair_clear(&own->pair, own->heap);
     pst__heap_free(own->heap, own, sizeof *own);
 }
 
 /* What an abort has not been able to end may still use the relay buffer. */
 static void hierarchy_destroy(pst_comm *comm) {
     pst__hierarchy *own = hierarchy_of(comm);
-    if (failure_of(own) != PST_OK && hierarchy_abort(comm, PST_ECANCELED) != PST_OK) {
-        pst__log(own->error, PST_LOG_WARNING,
+    if (pst__pair_failure(&own->pair) != PST_OK && hierarchy_abort(comm, PST_ECANCELED) != PST_OK) {
+        pst__log(own->pair.error, PST_LOG_WARNING,
                  "rank %d, '%s': a collective may still write to its relay buffer, which is not "
                  "freed",
-                 comm->rank, own->name);
+                 comm->rank, own->pair.name);
         own->relay = NULL;
     }
-    for (int side = 0; side < PST__SIDES; side++)
-        own->parts[side].comm->ops->destroy(own->parts[side].comm);
+    pst__pair_destroy_parts(&own->pair);
     pst__hierarchy_free(own);
 }
 

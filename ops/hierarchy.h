@@ -3,12 +3,9 @@
 #ifndef PST_OPS_HIERARCHY_H
 #define PST_OPS_HIERARCHY_H
 
-#include "base/error.h"
-#include "base/heap.h"
+#include "ops/pair.h"
 
 #include <penstock/hierarchy.h>
-
-#define PST__HIERARCHY_TEXT 512
 
 typedef enum pst__hierarchy_side { PST__INNER = 0, PST__OUTER, PST__SIDES } pst__hierarchy_side;
 
@@ -37,9 +34,8 @@ typedef struct pst__hierarchy {
     pst_comm comm;
     pst_comm_ops ops; /* those that both parts have */
     const pst__heap *heap;
-    pst__error *error; /* of the runtime */
     pst_device *device;
-    char *name;
+    pst__pair pair;
     pst__hierarchy_part parts[PST__SIDES];
     char *relay; /* two halves, used in turn */
     size_t half_bytes;
@@ -55,14 +51,9 @@ typedef struct pst__hierarchy {
     size_t round, phase;
     unsigned half; /* of the relay buffer, in this round */
     void *request;
-
-    ck_spinlock_t lock; /* of the texts and of becoming failed */
-    int failure;        /* pst_status; written once */
-    char text[PST__HIERARCHY_TEXT], told[PST__HIERARCHY_TEXT];
 } pst__hierarchy;
 
 extern const pst_comm_ops pst__hierarchy_ops; /* without kinds and open_memory */
-extern const char *const pst__hierarchy_roles[PST__SIDES];
 void pst__hierarchy_free(pst__hierarchy *own);
 
 /* A step: a collective of one part, or (side PST__SIDES) a copy on this device. */

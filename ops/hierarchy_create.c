@@ -6,31 +6,12 @@
 #define RELAY_BYTES ((size_t)64 << 20)
 #define LEAST_HALF  ((size_t)1024) /* a rank */
 
-/* ---- opening memory -------------------------------------------------------------------------- */
+static const char *const roles[] = {"inner", "outer"};
 
-static pst_status open_in_both(const pst__hierarchy *own, void *memory, size_t bytes, int *side) {
-    pst_status status = PST_OK;
-    for (*side = 0; *side < PST__SIDES; ++*side) {
-        pst_comm *part = own->parts[*side].comm;
-        if (part->ops->open_memory != NULL) status = part->ops->open_memory(part, memory, bytes);
-        if (status != PST_OK) return status;
-    }
-    return PST_OK;
-}
-
-/* The communicator goes on as it was, so the text is the runtime's alone. */
 static pst_status open_memory(pst_comm *comm, void *memory, size_t bytes) {
-    pst__hierarchy *own = comm->context;
-    int side;
-    pst_status status = open_in_both(own, memory, bytes, &side);
-    if (status == PST_OK) return PST_OK;
-    pst_comm *part = own->parts[side].comm;
-    return pst__fail(own->error, status, "rank %d, '%s': its %s part '%s' cannot open memory: %s",
-                     comm->rank, own->name, pst__hierarchy_roles[side], part->ops->name,
-                     part->ops->error_text(part));
+    const pst__hierarchy *own = comm->context;
+    return pst__pair_open_memory(&own->pair, memory, bytes);
 }
-
-/* ---- creating -------------------------------------------------------------------------------- */
 
 /* What a rank says of itself when all meet. */
 typedef struct shape {
@@ -100,32 +81,18 @@ static pst_status allocate(const pst__meeting_place *place, pst_device *device, 
         own->ops.open_memory = open_memory;
     own->comm = (pst_comm){&own->ops, own, place->exchange->rank, place->exchange->size};
     own->heap = place->heap;
-    own->error = place->error;
     own->device = device;
     own->parts[PST__INNER].comm = inner;
     own->parts[PST__OUTER].comm = outer;
     own->half_bytes = half;
     ck_spinlock_init(&own->driving);
-    ck_spinlock_init(&own->lock);
-    own->name = pst__heap_text(place->heap, place->what);
-    pst_status status = own->name == NULL
-                            ? PST_ENOMEM
-                            : device->ops->alloc(device, PST_MEMORY_DEVICE, 2 * half, &relay);
+    pst_status status = pst__pair_init(&own->pair, place->heap, place->error, place->what,
+                                       place->exchange->rank, inner, outer, roles);
+    if (status == PST_OK) status = device->ops->alloc(device, PST_MEMORY_DEVICE, 2 * half, &relay);
     own->relay = relay;
     if (status == PST_OK) return PST_OK;
     return pst__fail(place->error, status, "rank %d, %s: no memory for a relay buffer of %zu bytes",
                      place->exchange->rank, place->what, 2 * half);
-}
-
-static pst_status open_relay(const pst__meeting_place *place, pst__hierarchy *own) {
-    int side;
-    pst_status status = open_in_both(own, own->relay, 2 * own->half_bytes, &side);
-    if (status == PST_OK) return PST_OK;
-    pst_comm *part = own->parts[side].comm;
-    return pst__fail(place->error, status,
-                     "rank %d, %s: its %s part '%s' cannot open the relay buffer: %s",
-                     place->exchange->rank, place->what, pst__hierarchy_roles[side],
-                     part->ops->name, part->ops->error_text(part));
 }
 
 static pst_status create(const pst__meeting_place *place, pst_device *device, pst_comm *inner,
@@ -140,7 +107,10 @@ static pst_status create(const pst__meeting_place *place, pst_device *device, ps
     if (status != PST_OK) return status;
     status = allocate(place, device, inner, outer, half, made);
     status = pst__exchange_settle(place, status);
-    return status == PST_OK ? pst__exchange_settle(place, open_relay(place, *made)) : status;
+    return status == PST_OK
+               ? pst__exchange_settle(
+                     place, pst__pair_open_memory(&(*made)->pair, (*made)->relay, 2 * half))
+               : status;
 }
 
 pst_status pst_hierarchy_create(pst_runtime *runtime, pst_device *device, pst_comm *inner,
@@ -161,7 +131,7 @@ pst_status pst_hierarchy_create(pst_runtime *runtime, pst_device *device, pst_co
     }
     pst__log(place.error, PST_LOG_INFO,
              "rank %d, '%s': %d nodes of %d ranks, '%s' within a node and '%s' between nodes",
-             own->comm.rank, own->name, outer->size, inner->size, inner->ops->name,
+             own->comm.rank, own->pair.name, outer->size, inner->size, inner->ops->name,
              outer->ops->name);
     *comm = &own->comm;
     return PST_OK;
