@@ -189,6 +189,11 @@ static const char *hierarchy_error_text(pst_comm *comm) {
     return pst__pair_text(&hierarchy_of(comm)->pair);
 }
 
+static const char *hierarchy_path(pst_comm *comm, const pst_collective *collective) {
+    (void)collective;
+    return hierarchy_of(comm)->path;
+}
+
 /* ---- the end --------------------------------------------------------------------------------- */
 
 void pst__hierarchy_free(pst__hierarchy *own) {
@@ -226,4 +231,5 @@ const pst_comm_ops pst__hierarchy_ops = {
     .status = hierarchy_status,
     .error_text = hierarchy_error_text,
     .destroy = hierarchy_destroy,
+    .path = hierarchy_path,
 };

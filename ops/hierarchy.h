@@ -7,6 +7,8 @@
 
 #include <penstock/hierarchy.h>
 
+#define PST__HIERARCHY_PATH 64
+
 typedef enum pst__hierarchy_side { PST__INNER = 0, PST__OUTER, PST__SIDES } pst__hierarchy_side;
 
 /* One of the two communicators. */
@@ -36,6 +38,7 @@ typedef struct pst__hierarchy {
     const pst__heap *heap;
     pst_device *device;
     pst__pair pair;
+    char path[PST__HIERARCHY_PATH]; /* "ce+nccl" */
     pst__hierarchy_part parts[PST__SIDES];
     char *relay; /* two halves, used in turn */
     size_t half_bytes;

@@ -3,6 +3,8 @@
 #include "ops/hierarchy.h"
 #include "sched/runtime.h"
 
+#include <stdio.h>
+
 #define RELAY_BYTES ((size_t)64 << 20)
 #define LEAST_HALF  ((size_t)1024) /* a rank */
 
@@ -85,6 +87,7 @@ static pst_status allocate(const pst__meeting_place *place, pst_device *device, 
     own->parts[PST__INNER].comm = inner;
     own->parts[PST__OUTER].comm = outer;
     own->half_bytes = half;
+    (void)snprintf(own->path, sizeof own->path, "%s+%s", inner->ops->name, outer->ops->name);
     ck_spinlock_init(&own->driving);
     pst_status status = pst__pair_init(&own->pair, place->heap, place->error, place->what,
                                        place->exchange->rank, inner, outer, roles);

@@ -27,7 +27,6 @@ struct collectives {
     pst_comm *comm;
     pst_stream *stream;  /* the caller's */
     pst_stream *summing; /* second parts of reductions */
-    int one_sided;       /* registered memory only */
     int is_registered;   /* NCCL is told of the memory, */
     int is_symmetric;    /* as a window */
     size_t gap;          /* bytes at the end of a chunk that are not reduced */
@@ -64,12 +63,21 @@ static int failed(collectives *own, pst_status status) {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+static pst_status create_crossover(collectives *own, const pst_exchange *exchange) {
+    const pst_nccl_options fp32 = {.size = sizeof fp32, .sum = PST_NCCL_SUM_IN_FP32};
+    pst_comm *large = NULL, *small = NULL;
+    pst_status status = pst_ce_create(own->runtime, own->device, exchange, NULL, &large);
+    if (status == PST_OK)
+        status = pst_nccl_comm_create(own->runtime, own->device, exchange, &fp32, &small);
+    if (status != PST_OK) return status;
+    return pst_crossover_create(own->runtime, large, small, exchange, NULL, &own->comm);
+}
+
 static pst_status create_comm(collectives *own, const char *name, const pst_exchange *exchange) {
     pst_nccl_options options = {.size = sizeof options, .name = name};
-    if (strcmp(name, "ce") == 0) {
-        own->one_sided = 1;
+    if (strcmp(name, "crossover") == 0) return create_crossover(own, exchange);
+    if (strcmp(name, "ce") == 0)
         return pst_ce_create(own->runtime, own->device, exchange, NULL, &own->comm);
-    }
     options.nonblocking = strcmp(name, "nccl-nonblocking") == 0;
     if (strcmp(name, "nccl-gaps") == 0) own->gap = 512;
     (void)sscanf(name, "nccl-%d-ctas", &options.max_ctas);
@@ -122,7 +130,8 @@ int collectives_memory(collectives *own, size_t bytes, void **memory) {
         own->device->ops->alloc(own->device, PST_MEMORY_DEVICE, bytes, &own->memory);
     own->memory_bytes = bytes;
     *memory = own->memory;
-    if (status == PST_OK && own->one_sided) status = pst_ce_register(own->comm, own->memory, bytes);
+    if (status == PST_OK && own->comm->ops->open_memory != NULL)
+        status = own->comm->ops->open_memory(own->comm, own->memory, bytes);
     if (status == PST_OK && own->is_registered) status = register_memory(own);
     return failed(own, status);
 }

@@ -4,6 +4,7 @@
 
 #include <penstock/comm.h>
 #include <penstock/copy_engine.h>
+#include <penstock/crossover.h>
 #include <penstock/cuda.h>
 #include <penstock/device.h>
 #include <penstock/exchange.h>

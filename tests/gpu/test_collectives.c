@@ -1,12 +1,13 @@
 /* Random collectives of a communicator on GPUs, one process a GPU, against a reference:
  *
- *   test_collectives --comm nccl|nccl-fp32|ce|hierarchy [--nodes 2] [--relay BYTES] [--ranks 4]
- * [--count 1000] [--seed S]
- *                    [--largest BYTES] [--mode random|large|killed|absent]
- *                    [--nonblocking]
+ *   test_collectives --comm nccl|nccl-fp32|ce|crossover|hierarchy [--ranks 4] [--nonblocking]
+ *                    [--small BYTES] [--nodes 2] [--relay BYTES]
+ *                    [--mode random|large|killed|absent]
+ *                    [--count 1000] [--seed S] [--largest BYTES]
  *                    [--driver PATH] [--nccl PATH] [--cache FOLDER] [--threads]
  *
- * hierarchy: ce within --nodes nodes, as if they were apart, and nccl between them.
+ * crossover: ce, and nccl below --small bytes. hierarchy: ce within --nodes nodes, as if they were
+ * apart, and nccl between them.
  * random: --count collectives of up to --largest bytes. large: a few beyond 4 GiB. killed: a rank
  * ends in mid-collective, and the others have to learn it. absent: it goes away in order. The paths
  * and --threads are for the stand-ins of driver and NCCL that need no GPU. */
@@ -23,7 +24,7 @@
 typedef struct settings {
     const char *comm, *mode, *driver, *nccl, *cache;
     int ranks, threads, nonblocking, nodes;
-    size_t relay;
+    size_t relay, small;
     collectives_options collectives;
 } settings;
 
@@ -71,10 +72,23 @@ static pst_status create_hierarchy(collectives_rank *rank, const settings *setti
                                 &options, &rank->comm);
 }
 
+static pst_status create_crossover(collectives_rank *rank, const settings *settings) {
+    const pst_exchange *exchange = &rank->context->exchange;
+    pst_comm *large = NULL, *small = NULL;
+    pst_crossover_options options = {.size = sizeof options};
+    for (int kind = 0; kind < PST_COLLECTIVE_KIND_COUNT; kind++)
+        options.small_below[kind] = settings->small;
+    pst_status status = pst_ce_create(rank->runtime, rank->device, exchange, NULL, &large);
+    if (status == PST_OK) status = create_nccl(rank, settings, exchange, &small);
+    if (status != PST_OK) return status;
+    return pst_crossover_create(rank->runtime, large, small, exchange, &options, &rank->comm);
+}
+
 static pst_status create_comm(collectives_rank *rank, const settings *settings) {
     const pst_exchange *exchange = &rank->context->exchange;
     if (strcmp(settings->comm, "ce") == 0)
         return pst_ce_create(rank->runtime, rank->device, exchange, NULL, &rank->comm);
+    if (strcmp(settings->comm, "crossover") == 0) return create_crossover(rank, settings);
     if (strcmp(settings->comm, "hierarchy") == 0) return create_hierarchy(rank, settings);
     return create_nccl(rank, settings, exchange, &rank->comm);
 }
@@ -229,6 +243,8 @@ static int set(settings *settings, const char *name, const char *value) {
         settings->ranks = atoi(value);
     else if (strcmp(name, "--nodes") == 0)
         settings->nodes = atoi(value);
+    else if (strcmp(name, "--small") == 0)
+        settings->small = strtoull(value, NULL, 0);
     else if (strcmp(name, "--relay") == 0)
         settings->relay = strtoull(value, NULL, 0);
     else if (strcmp(name, "--count") == 0)

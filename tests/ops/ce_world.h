@@ -43,6 +43,7 @@ typedef struct ce_rank {
 struct ce_world {
     int size, nodes; /* 0: without */
     size_t relay_bytes;
+    size_t small_below; /* with nodes: below that they act, and from there on `ce` of all ranks */
     uint64_t clock, dice;
     uint32_t most_jitter;
     pst__sim_options sim;
@@ -143,9 +144,24 @@ static inline void ce_create_hierarchy(ce_rank *rank) {
     if (rank->status == PST_OK) rank->groups[0].comm = rank->groups[1].comm = NULL;
 }
 
+/* The hierarchy for what is small. */
+static inline void ce_create_crossover(ce_rank *rank) {
+    const ce_world *world = rank->world;
+    pst_comm *small = rank->comm, *large = NULL;
+    pst_crossover_options options = {.size = sizeof options};
+    for (int kind = 0; kind < PST_COLLECTIVE_KIND_COUNT; kind++)
+        options.small_below[kind] = world->small_below;
+    rank->status =
+        pst_ce_create(rank->runtime, world->device, &rank->exchange, &world->options, &large);
+    if (rank->status != PST_OK) return;
+    rank->status =
+        pst_crossover_create(rank->runtime, large, small, &rank->exchange, &options, &rank->comm);
+}
+
 static inline void ce_create_rank(ce_rank *rank) {
     if (rank->world->nodes > 0) {
         ce_create_hierarchy(rank);
+        if (rank->status == PST_OK && rank->world->small_below > 0) ce_create_crossover(rank);
         return;
     }
     rank->status = pst_ce_create(rank->runtime, rank->world->device, &rank->exchange,

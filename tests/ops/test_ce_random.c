@@ -340,7 +340,7 @@ static void free_parts(pst_device *device, part *parts) {
 static ce_world draw_world(uint64_t seed) {
     static const uint32_t firsts[] = {0, 0u - 20, 0x3ffffff0u, 0x7ffffff0u, 0xbffffff0u};
     ce_world world = {.dice = seed};
-    world.size = 1 + (int)random_below(&world.dice, 8);
+    world.size = 1 + (int)random_below(&world.dice, 12);
     world.sim.latency_ns = random_below(&world.dice, 300);
     world.sim.bytes_each_us = 100 + random_below(&world.dice, 100000);
     world.most_jitter = random_below(&world.dice, 3) == 0 ? 0 : random_below(&world.dice, 50000);
@@ -357,6 +357,13 @@ static ce_world draw_nodes(uint64_t seed) {
     world.nodes = 1 + (int)random_below(&world.dice, 4);
     world.size = world.nodes * (1 + (int)random_below(&world.dice, 4));
     world.relay_bytes = (size_t)2048 * (size_t)world.size << random_below(&world.dice, 6);
+    return world;
+}
+
+/* Two communicators of all ranks, each for what is on its side of a size. */
+static ce_world draw_crossover(uint64_t seed) {
+    ce_world world = draw_nodes(seed);
+    world.small_below = (size_t)2 << random_below(&world.dice, 16);
     return world;
 }
 
@@ -412,10 +419,19 @@ static void random_collectives_of_nodes_give_what_they_have_to(void **state) {
         run_program(draw_nodes(seed + (uint64_t)i), seed + (uint64_t)i);
 }
 
+static void random_collectives_of_two_sizes_give_what_they_have_to(void **state) {
+    (void)state;
+    const uint64_t seed = random_seed("random collectives of two sizes");
+    const int programs = getenv("PST_SEED") != NULL ? 1 : 40;
+    for (int i = 0; i < programs; i++)
+        run_program(draw_crossover(seed + (uint64_t)i), seed + (uint64_t)i);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_collectives_give_what_they_have_to),
         cmocka_unit_test(random_collectives_of_nodes_give_what_they_have_to),
+        cmocka_unit_test(random_collectives_of_two_sizes_give_what_they_have_to),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
