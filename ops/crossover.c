@@ -78,6 +78,13 @@ static pst_status crossover_start(pst_comm *comm, const pst_collective *collecti
     pst_status status = pst__pair_failure(&own->pair);
     if (status != PST_OK) return status;
     status = part->ops->start(part, collective, stream, request);
+    if (status == PST_PENDING) {
+        (void)pst__pair_fail(&own->pair, PST_EUNSUPPORTED,
+                             "its %s part '%s' does not enqueue: this is for asynchronous devices",
+                             roles[side], part->ops->name);
+        (void)pst__pair_abort(&own->pair, PST_EUNSUPPORTED);
+        return PST_EUNSUPPORTED;
+    }
     if (status != PST_OK) return pst__pair_fail_part(&own->pair, side, status);
     return side == SMALL ? pass(comm, collective->ticket, stream) : PST_OK;
 }
