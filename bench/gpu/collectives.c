@@ -84,7 +84,7 @@ static pst_status create_comm(collectives *own, const char *name, const pst_exch
     own->is_symmetric = strstr(name, "-symmetric") != NULL;
     own->is_registered = own->is_symmetric || strstr(name, "-registered") != NULL;
     options.zero_cta = strstr(name, "-zero") != NULL;
-    if (strncmp(name, "nccl-fp32", 9) == 0) options.sum = PST_NCCL_SUM_IN_FP32;
+    if (strcmp(name, "nccl-fp32") == 0) options.sum = PST_NCCL_SUM_IN_FP32;
     return pst_nccl_comm_create(own->runtime, own->device, exchange, &options, &own->comm);
 }
 

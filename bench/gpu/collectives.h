@@ -11,10 +11,10 @@ typedef struct collectives collectives;
 typedef int (*collectives_exchange)(void *context, const void *mine, size_t bytes, void *all);
 
 /* comm: "nccl", "nccl-nonblocking", "nccl-fp32", "nccl-8-ctas" (at most 8),
- * "nccl-gaps" (its buckets' chunks are not filled to the end), "ce", "crossover". Behind "nccl" or
- * "nccl-fp32":
- * "-registered" or "-symmetric", NCCL is told of the memory, each rank for itself or as a window;
- * "-zero", its policy. All ranks call it. NULL: not built in. */
+ * "nccl-gaps" (its buckets' chunks are not filled to the end), "ce", "crossover".
+ * "nccl-registered", "nccl-symmetric": NCCL is told of the memory, each rank for itself or as a
+ * window; "nccl-symmetric-zero": and has its policy of that name. All ranks call it. NULL: not
+ * built in. */
 PST_API int collectives_open(const char *comm, int rank, int size, int ordinal,
                              collectives_exchange exchange, collectives **opened);
 PST_API void collectives_close(collectives *own);
