@@ -363,12 +363,16 @@ static pst_status check_pieces(pst__ce *ce, const pst_collective *collective) {
     return PST_OK;
 }
 
+static pst_status check_ticket(pst__ce *ce, uint64_t ticket, const char *name) {
+    if (ticket == ce->tickets + 1) return PST_OK;
+    return pst__ce_fail(ce, PST_EINVAL,
+                        "'%s' has ticket %llu, but the next one is %llu: tickets grow by one", name,
+                        (unsigned long long)ticket, (unsigned long long)ce->tickets + 1);
+}
+
 static pst_status check(pst__ce *ce, const pst_collective *collective) {
-    if (collective->ticket != ce->tickets + 1)
-        return pst__ce_fail(ce, PST_EINVAL,
-                            "'%s' has ticket %llu, but the next one is %llu: tickets grow by one",
-                            name_of(collective), (unsigned long long)collective->ticket,
-                            (unsigned long long)ce->tickets + 1);
+    pst_status status = check_ticket(ce, collective->ticket, name_of(collective));
+    if (status != PST_OK) return status;
     if (pst_dtype_size(collective->dtype) == 0)
         return pst__ce_fail(ce, PST_EINVAL, "'%s' has no dtype", name_of(collective));
     if (collective->staging == NULL && pst__ce_staging_bytes(ce, collective) > 0)
@@ -392,12 +396,13 @@ static pst_status compare(const round *round) {
     return status == PST_OK ? PST_OK : pst__ce_fail(ce, status, "%s", text);
 }
 
-/* Room for the copies from all peers. */
+/* Room for the copies from all peers: of segments, or one from each. */
 static pst_status make_room(pst__ce *ce, const pst_collective *collective) {
+    const size_t ranks = (size_t)ce->comm.size;
+    const size_t most = collective->segment_count > ranks ? collective->segment_count : ranks;
     void *copies = ce->copies;
-    pst_status status = pst__heap_grow(
-        ce->heap, &copies, &ce->copy_capacity,
-        collective->segment_count > 0 ? collective->segment_count : 1, sizeof *ce->copies);
+    pst_status status =
+        pst__heap_grow(ce->heap, &copies, &ce->copy_capacity, most, sizeof *ce->copies);
     ce->copies = copies;
     return status;
 }
@@ -432,6 +437,20 @@ pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_strea
     /* Release: pairs with the acquire in abort, which raises the flags beyond this ticket. */
     pst__store_release(&ce->tickets, collective->ticket);
     status = enqueue(&round, bytes, bounced);
+    const pst_status marked = mark_end(ce, stream);
+    return status == PST_OK ? marked : status;
+}
+
+pst_status pst__ce_pass(pst__ce *ce, uint64_t ticket, pst_stream *stream) {
+    pst__flag_steps steps = {.count = 0};
+    pst_status status = check_ticket(ce, ticket, "a collective of another communicator");
+    if (status != PST_OK) return status;
+    pst__store_release(&ce->tickets, ticket); /* as in pull */
+    for (int peer = 0; peer < ce->comm.size; peer++)
+        if (peer != ce->comm.rank)
+            pst__flag_write(&ce->flags, &steps, peer, PST__FLAG_DONE, ce->comm.rank,
+                            pst__flag_sequence(ce->first_sequence, ticket, 1));
+    status = pst__flags_enqueue(&ce->flags, stream, &steps);
     const pst_status marked = mark_end(ce, stream);
     return status == PST_OK ? marked : status;
 }

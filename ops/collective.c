@@ -10,6 +10,10 @@ const char *pst_collective_name(pst_collective_kind kind) {
     return (unsigned)kind < PST_COLLECTIVE_KIND_COUNT ? names[kind] : "unknown";
 }
 
+const char *pst_comm_path(pst_comm *comm, const pst_collective *collective) {
+    return comm->ops->path == NULL ? comm->ops->name : comm->ops->path(comm, collective);
+}
+
 static pst_status combine_work(void *argument, pst_stream *stream) {
     pst_collective_work *work = argument;
     pst_comm *comm = work->comm;

@@ -31,6 +31,12 @@ pst_status pst_nccl_register(pst_comm *comm, void *memory, size_t bytes,
     pst__nccl *own = comm->context;
     const pst__heap *heap = pst__runtime_heap(own->runtime);
     *registration = NULL;
+    /* Where the sender's memory is registered and the receiver's staging is not, NCCL's sends have
+     * been seen to wait for ever (2.28.9). */
+    if (own->sum == PST_NCCL_SUM_IN_FP32)
+        return pst__fail(pst__runtime_error(own->runtime), PST_EUNSUPPORTED,
+                         "communicator '%s': memory is registered for sums by NCCL only",
+                         own->name);
     if (!can_register(own, kind))
         return pst__fail(pst__runtime_error(own->runtime), PST_EUNSUPPORTED,
                          "communicator '%s': this NCCL registers no memory of that kind",

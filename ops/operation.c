@@ -211,6 +211,10 @@ static pst_work work_of(pst__operation *operation) {
     return (pst_work){.start = start, .argument = operation};
 }
 
+static const char *path_of(pst__operation *operation) {
+    return pst_comm_path(operation->work.comm, &operation->work.collective);
+}
+
 /* The sums of a reduction, on a lane of their own behind the chunks' arrival. */
 static pst_status add_combine(pst__operation *operation, size_t bytes) {
     pst_task arrival = operation->task;
@@ -224,7 +228,8 @@ static pst_status add_combine(pst__operation *operation, size_t bytes) {
                                 .done = ended,
                                 .done_argument = operation,
                                 .ticket = collective->ticket,
-                                .bytes = bytes};
+                                .bytes = bytes,
+                                .path = path_of(operation)};
     pst_status status = pst_graph_add(operation->engine->graph, &options, &operation->task);
     if (status == PST_OK) {
         pst_task_release(arrival);
@@ -255,7 +260,8 @@ static pst_status add_task(pst__operation *operation, size_t bytes, pst_event *c
                                 .done = ended,
                                 .done_argument = operation,
                                 .ticket = collective->ticket,
-                                .bytes = bytes};
+                                .bytes = bytes,
+                                .path = path_of(operation)};
     status = pst_graph_add(operation->engine->graph, &options, &operation->task);
     if (status != PST_OK) return status;
     operation->queue->tickets++;

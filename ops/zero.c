@@ -128,6 +128,16 @@ static void abort_on_poison(void *engine, pst_status status) {
     (void)abort_comms(engine, status);
 }
 
+/* A peer that has died is noticed here, whatever this rank's threads wait for. */
+static void look_at_comms(void *engine) {
+    (void)pst__operation_check_comms(engine);
+}
+
+static void stop_watching(pst_zero *engine) {
+    pst__lookouts_remove(engine->runtime, look_at_comms, engine);
+    pst_runtime_remove_poison_hook(engine->runtime, abort_on_poison, engine);
+}
+
 static pst_status create_arena(pst_zero *engine, const char *name, pst_arena **arena) {
     const pst_zero_options *options = &engine->options;
     const pst_arena_options wanted = {.size = sizeof wanted,
@@ -177,6 +187,8 @@ static pst_status build(pst_zero *engine) {
     if (status == PST_OK) status = create_queues(engine);
     if (status == PST_OK)
         status = pst_runtime_add_poison_hook(engine->runtime, abort_on_poison, engine);
+    if (status == PST_OK && engine->asynchronous)
+        status = pst__lookouts_add(engine->runtime, look_at_comms, engine);
     return status;
 }
 
@@ -236,7 +248,7 @@ pst_status pst_zero_updated(pst_zero *engine) {
 
 void pst__zero_free(pst_zero *engine) {
     const pst__heap *heap = engine->heap;
-    pst_runtime_remove_poison_hook(engine->runtime, abort_on_poison, engine);
+    stop_watching(engine);
     pst__seal_free(engine);
     pst__record_free(engine);
     pst__operation_free_all(engine);
@@ -327,7 +339,7 @@ int pst__zero_quiesce(pst_zero *engine) {
 void pst_zero_destroy(pst_zero *engine) {
     if (engine == NULL) return;
     if (engine->sealed && engine->pass.kind == PST__BACKWARD) pst__reduce_abandon(engine);
-    pst_runtime_remove_poison_hook(engine->runtime, abort_on_poison, engine);
+    stop_watching(engine);
     if (!pst__zero_quiesce(engine)) {
         pst__log(engine->error, PST_LOG_WARNING,
                  "rank %zu, engine '%s': a collective may still write to its memory, which is not "

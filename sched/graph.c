@@ -169,6 +169,7 @@ void pst__detail_fill(pst__detail *detail, const pst_task_options *options) {
     detail->done_argument = options->done_argument;
     detail->ticket = options->ticket;
     detail->bytes = options->bytes;
+    detail->path = options->path;
     detail->priority = (int16_t)options->priority;
     detail->after_count = (uint16_t)options->after_event_count;
     for (uint32_t i = 0; i < detail->after_count; i++)

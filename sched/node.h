@@ -26,7 +26,8 @@ typedef struct pst__detail {
     pst__node *flight_next; /* launched tasks of a lane, oldest first */
     uint64_t launched_at;   /* 0 unless tracing */
     const char *name;
-    const char *traced_name; /* the trace's copy of `name`, made when it is first recorded */
+    const char *path;
+    const char *traced_name, *traced_path; /* the trace's copies, made when first recorded */
     uint64_t ticket, bytes;
     pst_device *event_device;
     pst_lane *event_lane;     /* gates: the borrowed lane on whose stream `event` was recorded */

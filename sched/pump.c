@@ -134,6 +134,7 @@ pst_status pst_run_once(pst_runtime *runtime, int *idle) {
         changed = pst__runtime_help(runtime, PUMP_BUDGET, &pending);
     set_poll(&runtime->pump, poll, changed, pending);
     pst__watchdog_pump(runtime);
+    if (pending) pst__lookouts_take(runtime);
     if (changed && idle == NULL) return PST_OK;
     const int is_idle = pst__runtime_is_idle(runtime);
     if (idle != NULL) *idle = is_idle;

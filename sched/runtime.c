@@ -26,6 +26,7 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
         options->task_capacity == 0 ? DEFAULT_TASK_CAPACITY : options->task_capacity;
     ck_spinlock_init(&runtime->lock);
     ck_spinlock_init(&runtime->hooks.lock);
+    ck_spinlock_init(&runtime->lookouts.lock);
     ck_ec_init(&runtime->waiting.count, 0);
     pst__pump_init(&runtime->pump);
     pst__watchdog_init(runtime, options);
@@ -43,6 +44,7 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
 static void free_runtime(pst_runtime *runtime) {
     pst__pump_close(&runtime->pump);
     pst__hooks_free(runtime);
+    pst__lookouts_free(runtime);
     if (runtime->done_event != NULL)
         runtime->host->ops->event_destroy(runtime->host, runtime->done_event);
     if (runtime->host != NULL) runtime->host->ops->destroy(runtime->host);

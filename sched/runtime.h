@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/heap.h"
 #include "sched/hooks.h"
+#include "sched/lookouts.h"
 #include "sched/park.h"
 #include "sched/pump.h"
 #include "sched/watchdog.h"
@@ -36,6 +37,7 @@ struct pst_runtime {
     int poison;         /* the first pst_runtime_poison's status */
     uint64_t poison_at; /* pst__now() then */
     pst__hooks hooks;
+    pst__lookouts lookouts;
 
     pst__park waiting; /* where pst_task_wait and its kin sleep */
     uint32_t waiters;  /* how many of them look at `waiting` */

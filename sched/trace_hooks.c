@@ -47,6 +47,23 @@ static const char *traced_name(const pst_lane *lane, const pst__node *node) {
     return detail->traced_name == NULL ? "" : detail->traced_name;
 }
 
+static const char *traced_path(const pst_lane *lane, pst__detail *detail) {
+    if (detail->path == NULL) return NULL;
+    if (detail->traced_path == NULL)
+        detail->traced_path = pst__trace_intern(lane->runtime->trace, detail->path);
+    return detail->traced_path;
+}
+
+static void slice_of_lane(const pst_lane *lane, const pst__node *node, uint64_t begin,
+                          uint64_t end) {
+    pst__detail *detail = node->detail;
+    if (detail == NULL)
+        pst__trace_slice(lane->track, "", begin, end, 0, 0);
+    else
+        pst__trace_collective(lane->track, traced_name(lane, node), traced_path(lane, detail),
+                              begin, end, detail->ticket, detail->bytes);
+}
+
 /* ---- times of the device ---------------------------------------------------------------- */
 
 static int is_timed(const pst_lane *lane) {
@@ -112,9 +129,7 @@ uint64_t pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t numb
 }
 
 void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end) {
-    const uint64_t bytes = node->detail == NULL ? 0 : node->detail->bytes;
-    pst__trace_slice(lane->track, traced_name(lane, node), begin, end, pst__node_ticket(node),
-                     bytes);
+    slice_of_lane(lane, node, begin, end);
 }
 
 void pst__hook_done_on_device(pst_lane *lane, const pst__node *node, uint64_t number) {
@@ -126,8 +141,7 @@ void pst__hook_done_on_device(pst_lane *lane, const pst__node *node, uint64_t nu
             end_arrows(lane, node, number, begin);
         }
     }
-    pst__trace_slice(lane->track, traced_name(lane, node), begin, end, pst__node_ticket(node),
-                     node->detail->bytes);
+    slice_of_lane(lane, node, begin, end);
 }
 
 uint64_t pst__hook_edge(pst_lane *lane, const pst__node *from, const pst__node *to) {

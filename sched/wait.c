@@ -63,6 +63,7 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
     for (;;) {
         const int woken = help_or_spin(runtime, holds, argument);
         pst__watchdog_pump(runtime);
+        pst__lookouts_take(runtime);
         const pst_status poison = pst_runtime_status(runtime);
         if (poison != PST_OK) return poison;
         if (woken) return PST_OK;

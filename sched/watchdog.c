@@ -72,6 +72,7 @@ void pst__watchdog_look(pst_runtime *runtime) {
     for (pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next)
         /* The log hook is called when the lane is free again. */
         if (look_at(lane, text, sizeof text)) report(runtime, text);
+    pst__lookouts_take(runtime);
     pst__store_release(&runtime->watchdog.looking, 0); /* pairs with the exchange above */
 }
 

@@ -72,6 +72,7 @@ static void *run(void *argument) {
         const uint32_t count = pst__park_count(&self->park);
         look seen = serve(self);
         if (seen.changed || pst__load_acquire(&self->stop)) continue;
+        if (seen.pending) pst__lookouts_take(self->runtime);
         pst__park_wait(&self->park, count, seen.pending ? poll_ns : PST__FOREVER);
         if (seen.pending) poll_ns = pst__poll_longer(poll_ns);
     }

@@ -90,6 +90,7 @@ static void collective_args(chrome *chrome, const pst__record *slice) {
     text(chrome, "", "Collective name", slice->name);
     number(chrome, ",", "Seq", slice->ticket);
     number(chrome, ",", "Rank", (uint64_t)chrome->trace->rank);
+    if (slice->path != NULL) text(chrome, ",", "path", slice->path);
     raw(chrome, ",");
 }
 

@@ -34,6 +34,7 @@ uint64_t pst__ring_count(const pst__ring *ring, uint64_t *overwritten) {
 static pst__record read_slot(const pst__record *slot) {
     return (pst__record){
         .name = pst__load_acquire(&slot->name),
+        .path = pst__load_acquire(&slot->path),
         .begin = pst__load_acquire(&slot->begin),
         .end = pst__load_acquire(&slot->end),
         .ticket = pst__load_acquire(&slot->ticket),

@@ -15,6 +15,7 @@ typedef enum pst__record_kind {
 
 typedef struct pst__record {
     const char *name;
+    const char *path;    /* of slices: which way a collective went; NULL: none */
     uint64_t begin, end; /* pst__now() nanoseconds */
     uint64_t ticket;
     uint64_t bytes;
@@ -58,6 +59,7 @@ static inline void pst__ring_push(pst__ring *ring, const pst__record *record) {
     uint64_t head = pst__load_relaxed(&ring->head);
     pst__record *slot = &ring->records[head & (ring->capacity - 1)];
     pst__store_release(&slot->name, record->name);
+    pst__store_release(&slot->path, record->path);
     pst__store_release(&slot->begin, record->begin);
     pst__store_release(&slot->end, record->end);
     pst__store_release(&slot->ticket, record->ticket);

@@ -58,6 +58,9 @@ static inline int pst__trace_on(const pst__trace *trace) {
  * device's lane they may overlap. */
 void pst__trace_slice(pst__track *track, const char *name, uint64_t begin, uint64_t end,
                       uint64_t ticket, uint64_t bytes);
+/* The same for a collective that went `path`, which lives as long as `name`; NULL: unknown. */
+void pst__trace_collective(pst__track *track, const char *name, const char *path, uint64_t begin,
+                           uint64_t end, uint64_t ticket, uint64_t bytes);
 /* One end of an edge. `time` lies in a slice of the track (begin <= time < end) to which the arrow
  * is drawn. An end belongs to the latest start of the same id before it, so one start serves
  * several ends and ids may be used again; what finds no partner is not written. */

@@ -123,16 +123,21 @@ static inline void push(pst__track *track, const pst__record *record) {
 
 void pst__trace_slice(pst__track *track, const char *name, uint64_t begin, uint64_t end,
                       uint64_t ticket, uint64_t bytes) {
-    push(track, &(pst__record){name, begin, end, ticket, bytes, PST__RECORD_SLICE});
+    pst__trace_collective(track, name, NULL, begin, end, ticket, bytes);
+}
+
+void pst__trace_collective(pst__track *track, const char *name, const char *path, uint64_t begin,
+                           uint64_t end, uint64_t ticket, uint64_t bytes) {
+    push(track, &(pst__record){name, path, begin, end, ticket, bytes, PST__RECORD_SLICE});
 }
 
 void pst__trace_flow(pst__track *track, uint64_t id, uint64_t time, int is_end) {
     uint64_t kind = is_end ? PST__RECORD_FLOW_END : PST__RECORD_FLOW_START;
-    push(track, &(pst__record){NO_NAME, time, time, id, 0, kind});
+    push(track, &(pst__record){NO_NAME, NULL, time, time, id, 0, kind});
 }
 
 void pst__trace_count(pst__track *track, const char *name, uint64_t time, int64_t value) {
-    push(track, &(pst__record){name, time, time, 0, (uint64_t)value, PST__RECORD_COUNT});
+    push(track, &(pst__record){name, NULL, time, time, 0, (uint64_t)value, PST__RECORD_COUNT});
 }
 
 /* Marks left open by an earlier recording are forgotten. */

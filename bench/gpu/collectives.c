@@ -2,6 +2,7 @@
 
 #include <penstock/copy_engine.h>
 #include <penstock/cuda.h>
+#include <penstock/nccl.h>
 #include <penstock/penstock.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +30,8 @@ struct collectives {
     pst_stream *lane;    /* collectives */
     pst_stream *summing; /* second parts of reductions */
     int one_sided;       /* registered memory only, and scaling with the sum */
+    int is_registered;   /* NCCL is told of the memory, */
+    int is_symmetric;    /* as a window */
     size_t gap;          /* bytes at the end of a chunk that are not reduced */
     void *memory;
     size_t memory_bytes;
@@ -63,10 +66,24 @@ static int failed(collectives *own, pst_status status) {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+static pst_status create_crossover(collectives *own, const pst_exchange *exchange) {
+    const pst_nccl_options fp32 = {.size = sizeof fp32, .sum = PST_NCCL_SUM_IN_FP32};
+    pst_comm *large = NULL, *small = NULL;
+    pst_status status = pst_ce_create(own->runtime, own->device, exchange, NULL, &large);
+    if (status == PST_OK)
+        status = pst_nccl_comm_create(own->runtime, own->device, exchange, &fp32, &small);
+    if (status != PST_OK) return status;
+    return pst_crossover_create(own->runtime, large, small, exchange, NULL, &own->comm);
+}
+
 static pst_status create_comm(collectives *own, const char *name, const pst_exchange *exchange) {
     pst_nccl_options options = {.size = sizeof options, .name = name};
-    pst_ce_options by_engines = {.size = sizeof by_engines, .name = name};
+    if (strcmp(name, "crossover") == 0) {
+        own->one_sided = 1;
+        return create_crossover(own, exchange);
+    }
     if (strncmp(name, "ce", 2) == 0) {
+        pst_ce_options by_engines = {.size = sizeof by_engines, .name = name};
         own->one_sided = 1;
         (void)sscanf(name, "ce-%u-blocks", &by_engines.sum_blocks);
         return pst_ce_create(own->runtime, own->device, exchange, &by_engines, &own->comm);
@@ -74,6 +91,9 @@ static pst_status create_comm(collectives *own, const char *name, const pst_exch
     options.nonblocking = strcmp(name, "nccl-nonblocking") == 0;
     if (strcmp(name, "nccl-gaps") == 0) own->gap = 512;
     (void)sscanf(name, "nccl-%d-ctas", &options.max_ctas);
+    own->is_symmetric = strstr(name, "-symmetric") != NULL;
+    own->is_registered = own->is_symmetric || strstr(name, "-registered") != NULL;
+    options.zero_cta = strstr(name, "-zero") != NULL;
     if (strcmp(name, "nccl-fp32") == 0) options.sum = PST_NCCL_SUM_IN_FP32;
     return pst_nccl_comm_create(own->runtime, own->device, exchange, &options, &own->comm);
 }
@@ -110,12 +130,21 @@ int collectives_use_stream(collectives *own, void *native) {
     return failed(own, own->device->ops->stream_wrap(own->device, native, &own->stream));
 }
 
+static pst_status register_memory(collectives *own) {
+    pst_nccl_registration *registration; /* as long as the communicator */
+    return pst_nccl_register(own->comm, own->memory, own->memory_bytes,
+                             own->is_symmetric ? PST_NCCL_SYMMETRIC : PST_NCCL_LOCAL,
+                             &registration);
+}
+
 int collectives_memory(collectives *own, size_t bytes, void **memory) {
     pst_status status =
         own->device->ops->alloc(own->device, PST_MEMORY_DEVICE, bytes, &own->memory);
     own->memory_bytes = bytes;
     *memory = own->memory;
-    if (status == PST_OK && own->one_sided) status = pst_ce_register(own->comm, own->memory, bytes);
+    if (status == PST_OK && own->comm->ops->open_memory != NULL)
+        status = own->comm->ops->open_memory(own->comm, own->memory, bytes);
+    if (status == PST_OK && own->is_registered) status = register_memory(own);
     return failed(own, status);
 }
 

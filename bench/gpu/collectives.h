@@ -12,7 +12,9 @@ typedef int (*collectives_exchange)(void *context, const void *mine, size_t byte
 
 /* comm: "nccl", "nccl-nonblocking", "nccl-fp32", "nccl-8-ctas" (at most 8),
  * "nccl-gaps" (its buckets' chunks are not filled to the end), "ce", "ce-64-blocks" (of threads, at
- * most, for a sum). All ranks call it. */
+ * most, for a sum), "crossover". "nccl-registered", "nccl-symmetric": NCCL is told of the memory,
+ * each rank for itself or as a window; "nccl-symmetric-zero": and has its policy of that name. All
+ * ranks call it. NULL: not built in. */
 PST_API int collectives_open(const char *comm, int rank, int size, int ordinal,
                              collectives_exchange exchange, collectives **opened);
 PST_API void collectives_close(collectives *own);

@@ -150,6 +150,7 @@ class Ours:
         self.buckets = memory[(chunk + largest) // 2 :]
         self.gradients = gradients
         self.target = torch.zeros(largest // 2 // ranks, dtype=torch.float32, device="cuda")
+        self.memory_bytes = size + 4 * self.target.numel()
 
     def expect(self, result: int) -> None:
         """Raise the error that a call has returned, if any."""
@@ -368,11 +369,14 @@ def open_all(options: argparse.Namespace, bench: Bench, say: Say) -> list[Throug
     implementations: list[ThroughTorch | Ours] = [ThroughTorch(options.largest, gradients)]
     library = ctypes.CDLL(options.library)
     for name in options.comms:
+        free = torch.cuda.mem_get_info()[0]
         try:
             made = Ours(library, name, options.largest, gradients, bench)
         except RuntimeError as error:
             say(f"left out: {error}")
             continue
+        own = free - torch.cuda.mem_get_info()[0] - made.memory_bytes
+        say(f"{name} takes {own / MIB:.0f} MiB of the GPU for itself")
         implementations.append(made)
     return implementations
 

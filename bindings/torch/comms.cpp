@@ -1,6 +1,7 @@
 #include "comms.hpp"
 
 #include <penstock/copy_engine.h>
+#include <penstock/crossover.h>
 #include <penstock/nccl.h>
 
 namespace penstock {
@@ -25,9 +26,11 @@ void Comms::open_gpu(const std::string &wanted, bool verify) {
     check(runtime_.get(), pst_comm_exchange_open(runtime_.get(), gather_, &exchange_));
     if (wanted != "nccl") {
         pst_status status = open_copy_engines(verify);
+        if (status == PST_OK && wanted == "crossover") add_small();
         if (status == PST_OK) return;
         // It fails on all ranks or on none, so all of them take the other way.
-        if (wanted == "ce") check(runtime_.get(), status);
+        if (wanted != "auto") check(runtime_.get(), status);
+        why_not_ce_ = runtime_error_text(runtime_.get());
     }
     gather_ = open_nccl("gather");
     reduce_ = open_nccl("reduce");
@@ -45,6 +48,16 @@ pst_status Comms::open_copy_engines(bool verify) {
     made_.push_back(comm);
     gather_ = reduce_ = comm;
     return PST_OK;
+}
+
+// NCCL beside them, for what is small.
+void Comms::add_small() {
+    pst_comm *large = gather_, *small = open_nccl("small"), *both = nullptr;
+    check(runtime_.get(),
+          pst_crossover_create(runtime_.get(), large, small, &exchange_, nullptr, &both));
+    made_.resize(made_.size() - 2); // they belong to it
+    made_.push_back(both);
+    gather_ = reduce_ = both;
 }
 
 Comms::~Comms() {

@@ -20,7 +20,7 @@ using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 class Comms {
   public:
     // The groups are for this engine alone: both or neither. wanted: "auto", or on a GPU "ce" or
-    // "nccl". All ranks create alike; blocks.
+    // "nccl", or "crossover" of both. All ranks create alike; blocks.
     Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
           const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify);
     ~Comms();
@@ -29,6 +29,10 @@ class Comms {
 
     const char *name() const {
         return gather_->ops->name;
+    }
+    // Where "auto" has found that copy engines cannot serve: which rank, and why.
+    const std::string &why_not_ce() const {
+        return why_not_ce_;
     }
     pst_comm *gather() const {
         return gather_;
@@ -42,12 +46,14 @@ class Comms {
     void open_gpu(const std::string &wanted, bool verify);
     pst_status open_copy_engines(bool verify);
     pst_comm *open_nccl(const char *name);
+    void add_small();
     void destroy();
 
     Runtime &runtime_;
     pst_local_world *world_ = nullptr;
     std::vector<pst_comm *> made_; // in this order, destroyed in reverse
     pst_exchange exchange_{};
+    std::string why_not_ce_;
     pst_comm *gather_ = nullptr, *reduce_ = nullptr;
 };
 

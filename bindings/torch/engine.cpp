@@ -94,6 +94,10 @@ std::string Engine::communicator() const {
     return comms_ ? comms_->name() : "";
 }
 
+std::string Engine::why_not_ce() const {
+    return comms_ ? comms_->why_not_ce() : "";
+}
+
 pst_zero *Engine::engine() const {
     if (engine_ == nullptr) throw StatusError{PST_ESTATE, "this sharded model was closed"};
     return engine_;

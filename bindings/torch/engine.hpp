@@ -41,6 +41,7 @@ class Engine {
     Engine(const Engine &) = delete;
     Engine &operator=(const Engine &) = delete;
     std::string communicator() const; // which kind serves
+    std::string why_not_ce() const;   // as Comms has it
     void destroy();                   // waits at most the deadline; a second call does nothing
 
     uint32_t add_parameter(const std::string &name, size_t rows, size_t row_elements,

@@ -105,6 +105,7 @@ void bind_engine(py::module_ &module) {
              py::arg("verify"), py::arg("time_waits"), py::arg("segments"))
         .def("destroy", &Engine::destroy, Unlocked())
         .def("communicator", &Engine::communicator)
+        .def("why_not_ce", &Engine::why_not_ce)
         .def("add_parameter", &Engine::add_parameter)
         .def("add_group", &Engine::add_group)
         .def("seal", &Engine::seal, Unlocked())

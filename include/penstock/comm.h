@@ -118,6 +118,12 @@ typedef struct pst_comm_ops {
      * same size on all ranks, which call it together; it stays open as long as the communicator.
      * May block. */
     pst_status (*open_memory)(pst_comm *comm, void *memory, size_t bytes);
+    /* (optional) Instead of `start`: the collective with this ticket, the next one, runs on another
+     * communicator, which has enqueued it on `stream`; here it only counts, for source_wait. */
+    pst_status (*pass)(pst_comm *comm, uint64_t ticket, pst_stream *stream);
+    /* (optional) Which way this collective takes, for traces, where that is not always the same: a
+     * name that lives as long as the communicator. Any thread. NULL: `name`. */
+    const char *(*path)(pst_comm *comm, const pst_collective *collective);
 } pst_comm_ops;
 
 struct pst_comm {
@@ -125,6 +131,9 @@ struct pst_comm {
     void *context;
     int rank, size;
 };
+
+/* Which way a collective takes: "ce", "nccl", ...; see `path`. Any thread. */
+PST_API const char *pst_comm_path(pst_comm *comm, const pst_collective *collective);
 
 /* ---- local: ranks as threads of one process -------------------------------------------------- */
 

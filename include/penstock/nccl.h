@@ -83,8 +83,8 @@ typedef enum pst_nccl_registration_kind {
 
 /* Registers device memory with a communicator of pst_nccl_comm_create; blocks. It stays registered
  * until deregistered or the communicator is destroyed, and is freed only after that. Symmetric
- * memory is aligned to 4096 bytes. No collective is started meanwhile. PST_EUNSUPPORTED where
- * NCCL has no such call; PST_ENOMEM, and NCCL's errors. */
+ * memory is aligned to 4096 bytes. No collective is started meanwhile. PST_EUNSUPPORTED with
+ * PST_NCCL_SUM_IN_FP32, and where NCCL has no such call; PST_ENOMEM, and NCCL's errors. */
 PST_API pst_status pst_nccl_register(pst_comm *comm, void *memory, size_t bytes,
                                      pst_nccl_registration_kind kind,
                                      pst_nccl_registration **registration);

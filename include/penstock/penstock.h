@@ -4,10 +4,12 @@
 
 #include <penstock/comm.h>
 #include <penstock/copy_engine.h>
+#include <penstock/crossover.h>
 #include <penstock/cuda.h>
 #include <penstock/device.h>
 #include <penstock/exchange.h>
 #include <penstock/graph.h>
+#include <penstock/hierarchy.h>
 #include <penstock/memory.h>
 #include <penstock/nccl.h>
 #include <penstock/offload.h>

@@ -15,17 +15,23 @@
 #define SLOT_BYTES   65536
 #define PEER_SECONDS 120.0
 
-/* Between the ranks. Loads and stores are sequentially consistent: this is set-up, not speed. */
-typedef struct meeting {
+typedef struct gate {
     int arrived;    /* at the present barrier */
     unsigned round; /* barriers so far */
-    int gone;       /* a rank has ended without success */
+} gate;
+
+/* Between the ranks. Loads and stores are sequentially consistent: this is set-up, not speed. */
+typedef struct meeting {
+    gate all;
+    gate groups[2][RANKS_MOST]; /* of stride 1, of others; by first rank */
+    int gone;                   /* a rank has ended without success */
     char failures[RANKS_MOST][RANKS_TEXT];
     char slots[RANKS_MOST][SLOT_BYTES];
 } meeting;
 
 typedef struct rank {
     rank_context context;
+    rank_group all;
     meeting *meeting;
     rank_body body;
     pthread_t thread;
@@ -45,15 +51,15 @@ static void nap(void) {
 
 /* ---- the exchange ---------------------------------------------------------------------------- */
 
-static pst_status barrier(meeting *meeting, int size) {
+static pst_status barrier(meeting *meeting, gate *gate, int size) {
     double until = now() + PEER_SECONDS;
-    unsigned round = __atomic_load_n(&meeting->round, __ATOMIC_SEQ_CST);
-    if (__atomic_add_fetch(&meeting->arrived, 1, __ATOMIC_SEQ_CST) == size) {
-        __atomic_store_n(&meeting->arrived, 0, __ATOMIC_SEQ_CST);
-        __atomic_store_n(&meeting->round, round + 1, __ATOMIC_SEQ_CST);
+    unsigned round = __atomic_load_n(&gate->round, __ATOMIC_SEQ_CST);
+    if (__atomic_add_fetch(&gate->arrived, 1, __ATOMIC_SEQ_CST) == size) {
+        __atomic_store_n(&gate->arrived, 0, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&gate->round, round + 1, __ATOMIC_SEQ_CST);
         return PST_OK;
     }
-    while (__atomic_load_n(&meeting->round, __ATOMIC_SEQ_CST) == round) {
+    while (__atomic_load_n(&gate->round, __ATOMIC_SEQ_CST) == round) {
         if (__atomic_load_n(&meeting->gone, __ATOMIC_SEQ_CST)) return PST_EPEER;
         if (now() > until) return PST_ETIMEDOUT;
         nap();
@@ -61,15 +67,15 @@ static pst_status barrier(meeting *meeting, int size) {
     return PST_OK;
 }
 
-static pst_status gather_part(rank *rank, const char *mine, size_t part, char *all, size_t bytes) {
-    meeting *meeting = rank->meeting;
-    int size = rank->context.size;
-    memcpy(meeting->slots[rank->context.rank], mine, part);
-    pst_status status = barrier(meeting, size);
+static pst_status gather_part(const rank_group *group, const char *mine, size_t part, char *all,
+                              size_t bytes) {
+    meeting *meeting = group->rank->meeting;
+    memcpy(meeting->slots[group->rank->context.rank], mine, part);
+    pst_status status = barrier(meeting, group->gate, group->size);
     if (status != PST_OK) return status;
-    for (int peer = 0; peer < size; peer++)
-        memcpy(all + (size_t)peer * bytes, meeting->slots[peer], part);
-    return barrier(meeting, size);
+    for (int i = 0; i < group->size; i++)
+        memcpy(all + (size_t)i * bytes, meeting->slots[group->first + i * group->stride], part);
+    return barrier(meeting, group->gate, group->size);
 }
 
 static pst_status all_gather(void *context, const void *mine, size_t bytes, void *all) {
@@ -82,9 +88,17 @@ static pst_status all_gather(void *context, const void *mine, size_t bytes, void
     return status;
 }
 
+pst_exchange rank_group_exchange(rank_context *context, rank_group *group, int first, int stride,
+                                 int size) {
+    rank_group *all = context->exchange.context;
+    struct meeting *meeting = all->rank->meeting;
+    *group = (rank_group){all->rank, &meeting->groups[stride != 1][first], first, stride, size};
+    return (pst_exchange){all_gather, group, (context->rank - first) / stride, size};
+}
+
 void rank_meet(rank_context *context) {
-    rank *rank = context->exchange.context;
-    pst_status status = barrier(rank->meeting, context->size);
+    const rank_group *all = context->exchange.context;
+    pst_status status = barrier(all->rank->meeting, all->gate, all->size);
     if (status != PST_OK)
         rank_fail(context, __FILE__, __LINE__, "meeting the others: %s", pst_status_text(status));
 }
@@ -170,11 +184,13 @@ int ranks_run(const ranks_options *options, rank_body body, void *argument) {
     (void)fflush(NULL); /* what is in a buffer would be printed by each process */
     for (int i = 0; i < options->count; i++) {
         ranks[i] = (rank){.meeting = meeting, .body = body};
-        ranks[i].context = (rank_context){.rank = i,
-                                          .size = options->count,
-                                          .exchange = {all_gather, &ranks[i], i, options->count},
-                                          .argument = argument,
-                                          .failure = meeting->failures[i]};
+        ranks[i].all = (rank_group){&ranks[i], &meeting->all, 0, 1, options->count};
+        ranks[i].context =
+            (rank_context){.rank = i,
+                           .size = options->count,
+                           .exchange = {all_gather, &ranks[i].all, i, options->count},
+                           .argument = argument,
+                           .failure = meeting->failures[i]};
         start(&ranks[i], options->threads);
     }
     while (left > 0 && now() < until) {

@@ -31,6 +31,18 @@ int ranks_run(const ranks_options *options, rank_body body, void *argument);
 void rank_fail(rank_context *context, const char *file, int line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
+/* Some of the ranks: `size` from `first` on, each `stride` behind the other; this one is among
+ * them. Ranks are in one group of each stride. */
+typedef struct rank_group {
+    struct rank *rank;
+    struct gate *gate;
+    int first, stride, size;
+} rank_group;
+
+/* An exchange within a group, which lives as long. */
+pst_exchange rank_group_exchange(rank_context *context, rank_group *group, int first, int stride,
+                                 int size);
+
 /* All ranks come, or it is a failure. */
 void rank_meet(rank_context *context);
 

@@ -1,10 +1,13 @@
 /* Random collectives of a communicator on GPUs, one process a GPU, against a reference:
  *
- *   test_collectives --comm nccl|nccl-fp32|ce [--ranks 4] [--count 1000] [--seed S]
- *                    [--largest BYTES] [--mode random|large|killed|absent]
- *                    [--nonblocking]
+ *   test_collectives --comm nccl|nccl-fp32|ce|crossover|hierarchy [--ranks 4] [--nonblocking]
+ *                    [--small BYTES] [--nodes 2] [--relay BYTES]
+ *                    [--mode random|large|killed|absent]
+ *                    [--count 1000] [--seed S] [--largest BYTES]
  *                    [--driver PATH] [--nccl PATH] [--cache FOLDER] [--threads]
  *
+ * crossover: ce, and nccl below --small bytes. hierarchy: ce within --nodes nodes, as if they were
+ * apart, and nccl between them.
  * random: --count collectives of up to --largest bytes. large: a few beyond 4 GiB. killed: a rank
  * ends in mid-collective, and the others have to learn it. absent: it goes away in order. The paths
  * and --threads are for the stand-ins of driver and NCCL that need no GPU. */
@@ -20,7 +23,8 @@
 
 typedef struct settings {
     const char *comm, *mode, *driver, *nccl, *cache;
-    int ranks, threads, nonblocking;
+    int ranks, threads, nonblocking, nodes;
+    size_t relay, small;
     collectives_options collectives;
 } settings;
 
@@ -41,17 +45,52 @@ static void complain(collectives_rank *rank, int line, const char *call, pst_sta
         }                                                                                          \
     } while (0)
 
-static pst_status create_comm(collectives_rank *rank, const settings *settings) {
-    const pst_exchange *exchange = &rank->context->exchange;
-    if (strcmp(settings->comm, "ce") == 0)
-        return pst_ce_create(rank->runtime, rank->device, exchange, NULL, &rank->comm);
+static pst_status create_nccl(collectives_rank *rank, const settings *settings,
+                              const pst_exchange *exchange, pst_comm **comm) {
     pst_nccl_options options = {.size = sizeof options,
                                 .name = settings->comm,
                                 .library = settings->nccl,
                                 .nonblocking = settings->nonblocking,
                                 .deadline_ns = 60000000000u};
     if (strcmp(settings->comm, "nccl-fp32") == 0) options.sum = PST_NCCL_SUM_IN_FP32;
-    return pst_nccl_comm_create(rank->runtime, rank->device, exchange, &options, &rank->comm);
+    return pst_nccl_comm_create(rank->runtime, rank->device, exchange, &options, comm);
+}
+
+static pst_status create_hierarchy(collectives_rank *rank, const settings *settings) {
+    const int places = rank->context->size / settings->nodes, mine = rank->context->rank;
+    pst_comm *inner = NULL, *outer = NULL;
+    rank_group node, place;
+    const pst_hierarchy_options options = {.size = sizeof options, .relay_bytes = settings->relay};
+    const pst_exchange within =
+        rank_group_exchange(rank->context, &node, mine / places * places, 1, places);
+    const pst_exchange between =
+        rank_group_exchange(rank->context, &place, mine % places, places, settings->nodes);
+    pst_status status = pst_ce_create(rank->runtime, rank->device, &within, NULL, &inner);
+    if (status == PST_OK) status = create_nccl(rank, settings, &between, &outer);
+    if (status != PST_OK) return status;
+    return pst_hierarchy_create(rank->runtime, rank->device, inner, outer, &rank->context->exchange,
+                                &options, &rank->comm);
+}
+
+static pst_status create_crossover(collectives_rank *rank, const settings *settings) {
+    const pst_exchange *exchange = &rank->context->exchange;
+    pst_comm *large = NULL, *small = NULL;
+    pst_crossover_options options = {.size = sizeof options};
+    for (int kind = 0; kind < PST_COLLECTIVE_KIND_COUNT; kind++)
+        options.small_below[kind] = settings->small;
+    pst_status status = pst_ce_create(rank->runtime, rank->device, exchange, NULL, &large);
+    if (status == PST_OK) status = create_nccl(rank, settings, exchange, &small);
+    if (status != PST_OK) return status;
+    return pst_crossover_create(rank->runtime, large, small, exchange, &options, &rank->comm);
+}
+
+static pst_status create_comm(collectives_rank *rank, const settings *settings) {
+    const pst_exchange *exchange = &rank->context->exchange;
+    if (strcmp(settings->comm, "ce") == 0)
+        return pst_ce_create(rank->runtime, rank->device, exchange, NULL, &rank->comm);
+    if (strcmp(settings->comm, "crossover") == 0) return create_crossover(rank, settings);
+    if (strcmp(settings->comm, "hierarchy") == 0) return create_hierarchy(rank, settings);
+    return create_nccl(rank, settings, exchange, &rank->comm);
 }
 
 static void log_line(void *context, pst_log_level level, const char *text) {
@@ -77,12 +116,13 @@ static void open_rank(collectives_rank *rank, const settings *settings) {
     TRY(rank, rank->device->ops->event_create(rank->device, 0, &rank->event));
 }
 
-static void open_region(collectives_rank *rank, const settings *settings, size_t bytes) {
+static void open_region(collectives_rank *rank, size_t bytes) {
     void *memory = NULL;
     TRY(rank, rank->device->ops->alloc(rank->device, PST_MEMORY_DEVICE, bytes, &memory));
     rank->region = memory;
     rank->region_bytes = bytes;
-    if (strcmp(settings->comm, "ce") == 0) TRY(rank, pst_ce_register(rank->comm, memory, bytes));
+    if (rank->comm->ops->open_memory != NULL)
+        TRY(rank, rank->comm->ops->open_memory(rank->comm, memory, bytes));
 }
 
 static void close_rank(collectives_rank *rank) {
@@ -99,12 +139,12 @@ static void close_rank(collectives_rank *rank) {
 /* ---- modes ----------------------------------------------------------------------------------- */
 
 static void run_random(collectives_rank *rank, const settings *settings) {
-    open_region(rank, settings, collectives_region_bytes(&settings->collectives));
+    open_region(rank, collectives_region_bytes(&settings->collectives));
     if (rank->context->failure[0] == '\0') collectives_run(rank, &settings->collectives);
 }
 
-static void run_large(collectives_rank *rank, const settings *settings) {
-    open_region(rank, settings, collectives_large_bytes());
+static void run_large(collectives_rank *rank) {
+    open_region(rank, collectives_large_bytes());
     if (rank->context->failure[0] == '\0') collectives_run_large(rank);
 }
 
@@ -136,7 +176,7 @@ static int stream_has_ended(collectives_rank *rank) {
 static void run_without_one(collectives_rank *rank, const settings *settings) {
     enum { ROUNDS = 20 };
     const size_t bytes = settings->collectives.largest_bytes / sizeof(float) * sizeof(float);
-    open_region(rank, settings, 2 * bytes);
+    open_region(rank, 2 * bytes);
     if (rank->context->failure[0] != '\0') return;
     for (int round = 0; round <= ROUNDS; round++) {
         pst_collective_work work = {.collective = {.kind = PST_ALL_REDUCE,
@@ -172,7 +212,7 @@ static void run_rank(rank_context *context) {
     open_rank(&rank, settings);
     if (context->failure[0] == '\0') {
         if (strcmp(settings->mode, "large") == 0)
-            run_large(&rank, settings);
+            run_large(&rank);
         else if (strcmp(settings->mode, "random") != 0)
             run_without_one(&rank, settings);
         else
@@ -201,6 +241,12 @@ static int set(settings *settings, const char *name, const char *value) {
         settings->cache = value;
     else if (strcmp(name, "--ranks") == 0)
         settings->ranks = atoi(value);
+    else if (strcmp(name, "--nodes") == 0)
+        settings->nodes = atoi(value);
+    else if (strcmp(name, "--small") == 0)
+        settings->small = strtoull(value, NULL, 0);
+    else if (strcmp(name, "--relay") == 0)
+        settings->relay = strtoull(value, NULL, 0);
     else if (strcmp(name, "--count") == 0)
         collectives->count = strtoull(value, NULL, 0);
     else if (strcmp(name, "--seed") == 0)
@@ -218,7 +264,7 @@ static unsigned exact_kinds(const char *comm) {
 }
 
 int main(int argc, char **argv) {
-    settings settings = {.comm = "nccl", .mode = "random", .ranks = 2};
+    settings settings = {.comm = "nccl", .mode = "random", .ranks = 2, .nodes = 2};
     settings.collectives = (collectives_options){.seed = (uint64_t)time(NULL),
                                                  .count = 1000,
                                                  .largest_bytes = (size_t)4 << 20,

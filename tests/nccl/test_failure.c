@@ -322,6 +322,19 @@ static void memory_is_registered_until_the_end(void **state) {
     assert_int_equal(fake_nccl_registered(), 1); /* the other one goes with the communicator */
 }
 
+static void memory_is_registered_for_sums_by_nccl_only(void **state) {
+    nccl_world *world = *state;
+    pst_nccl_registration *one;
+    for (int i = 0; i < RANKS; i++)
+        world->ranks[i].options.sum = PST_NCCL_SUM_IN_FP32;
+    create_comms(world);
+    nccl_rank *rank = &world->ranks[0];
+    assert_int_equal(pst_nccl_register(rank->comm, rank->memory, 4096, PST_NCCL_LOCAL, &one),
+                     PST_EUNSUPPORTED);
+    assert_null(one);
+    assert_int_equal(fake_nccl_registered(), 0);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
@@ -345,6 +358,7 @@ int main(void) {
         TEST(destroy_finalizes),
         TEST(destroy_aborts_what_cannot_be_finalized),
         TEST(memory_is_registered_until_the_end),
+        TEST(memory_is_registered_for_sums_by_nccl_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

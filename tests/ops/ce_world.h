@@ -1,4 +1,5 @@
-/* Ranks of the communicator `ce` in one process, over one device `sim`. One thread drives all
+/* Ranks of the communicator `ce` in one process, over one device `sim`, or of nodes of such ranks
+ * (hierarchy.h). One thread drives all
  * ranks, a call at a time, so that a seed repeats exactly; only what is collective on the host
  * (creating, registering) runs on a thread a rank. */
 #ifndef PST_TESTS_OPS_CE_WORLD_H
@@ -18,12 +19,20 @@
 
 typedef struct ce_world ce_world;
 
+/* A rank's part in a group of ranks: its node, or those of its place in all nodes. */
+typedef struct ce_group {
+    pst_comm *host;
+    pst_exchange exchange;
+    pst_comm *comm; /* until a hierarchy owns it */
+} ce_group;
+
 typedef struct ce_rank {
     ce_world *world;
     int rank;
     pst_runtime *runtime;
     pst_comm *host; /* for set-up */
     pst_exchange exchange;
+    ce_group groups[2]; /* with nodes: inner, outer */
     pst_comm *comm;
     pst_stream *pulls, *compute, *sums;
     char *home;
@@ -32,7 +41,9 @@ typedef struct ce_rank {
 } ce_rank;
 
 struct ce_world {
-    int size;
+    int size, nodes; /* 0: without */
+    size_t relay_bytes;
+    size_t small_below; /* with nodes: below that they act, and from there on `ce` of all ranks */
     uint64_t clock, dice;
     uint32_t most_jitter;
     pst__sim_options sim;
@@ -41,6 +52,7 @@ struct ce_world {
     pst_device *device;
     pst_runtime *runtime; /* of the meeting */
     pst_local_world *meeting;
+    pst_local_world *group_meetings[2][PST_CE_MAX_RANKS]; /* with nodes: by node, by place */
     ce_rank ranks[PST_CE_MAX_RANKS];
     uint64_t read_until[PST_CE_MAX_RANKS]; /* by source: end of the latest pull */
     int reader[PST_CE_MAX_RANKS];
@@ -61,7 +73,7 @@ static inline int ce_owner(const ce_world *world, const char *address) {
     for (int rank = 0; rank < world->size; rank++) {
         const char *home = world->ranks[rank].home;
         if (home != NULL && address >= home && address < home + CE_HOME) return rank;
-        if (world->ranks[rank].comm == NULL) continue;
+        if (world->ranks[rank].comm == NULL || world->nodes > 0) continue;
         const pst__ce *ce = world->ranks[rank].comm->context;
         if (address >= ce->bounce && address < ce->bounce + PST_CE_BOUNCE_BYTES) return rank;
     }
@@ -113,13 +125,73 @@ static inline void ce_assert_all(const ce_world *world, pst_status status) {
     }
 }
 
+/* The parts may be made already. */
+static inline void ce_create_hierarchy(ce_rank *rank) {
+    ce_world *world = rank->world;
+    const pst_hierarchy_options options = {.size = sizeof options,
+                                           .relay_bytes = world->relay_bytes};
+    for (int side = 0; side < 2; side++) {
+        ce_group *group = &rank->groups[side];
+        rank->status = group->comm != NULL
+                           ? PST_OK
+                           : pst_ce_create(rank->runtime, world->device, &group->exchange,
+                                           &world->options, &group->comm);
+        if (rank->status != PST_OK) return;
+    }
+    rank->status =
+        pst_hierarchy_create(rank->runtime, world->device, rank->groups[0].comm,
+                             rank->groups[1].comm, &rank->exchange, &options, &rank->comm);
+    if (rank->status == PST_OK) rank->groups[0].comm = rank->groups[1].comm = NULL;
+}
+
+/* The hierarchy for what is small. */
+static inline void ce_create_crossover(ce_rank *rank) {
+    const ce_world *world = rank->world;
+    pst_comm *small = rank->comm, *large = NULL;
+    pst_crossover_options options = {.size = sizeof options};
+    for (int kind = 0; kind < PST_COLLECTIVE_KIND_COUNT; kind++)
+        options.small_below[kind] = world->small_below;
+    rank->status =
+        pst_ce_create(rank->runtime, world->device, &rank->exchange, &world->options, &large);
+    if (rank->status != PST_OK) return;
+    rank->status =
+        pst_crossover_create(rank->runtime, large, small, &rank->exchange, &options, &rank->comm);
+}
+
 static inline void ce_create_rank(ce_rank *rank) {
+    if (rank->world->nodes > 0) {
+        ce_create_hierarchy(rank);
+        if (rank->status == PST_OK && rank->world->small_below > 0) ce_create_crossover(rank);
+        return;
+    }
     rank->status = pst_ce_create(rank->runtime, rank->world->device, &rank->exchange,
                                  &rank->world->options, &rank->comm);
 }
 
 static inline void ce_register_home(ce_rank *rank) {
-    rank->status = pst_ce_register(rank->comm, rank->home, CE_HOME / 2);
+    rank->status = rank->comm->ops->open_memory(rank->comm, rank->home, CE_HOME / 2);
+}
+
+static inline void ce_open_group(ce_rank *rank, int side, pst_local_world *meeting, int index) {
+    ce_group *group = &rank->groups[side];
+    assert_int_equal(pst_local_comm_create(meeting, rank->runtime, index, 0, &group->host), PST_OK);
+    assert_int_equal(pst_comm_exchange_open(rank->runtime, group->host, &group->exchange), PST_OK);
+}
+
+static inline void ce_open_groups(ce_world *world, ce_rank *rank) {
+    const int places = world->size / world->nodes;
+    const int node = rank->rank / places, place = rank->rank % places;
+    ce_open_group(rank, 0, world->group_meetings[0][node], place);
+    ce_open_group(rank, 1, world->group_meetings[1][place], node);
+}
+
+static inline void ce_open_meetings(ce_world *world) {
+    const int counts[] = {world->nodes, world->nodes > 0 ? world->size / world->nodes : 0};
+    for (int side = 0; side < 2; side++)
+        for (int i = 0; i < counts[side]; i++)
+            assert_int_equal(pst_local_world_create(world->runtime, world->size / counts[side],
+                                                    &world->group_meetings[side][i]),
+                             PST_OK);
 }
 
 static inline void ce_open_rank(ce_world *world, int index) {
@@ -134,6 +206,7 @@ static inline void ce_open_rank(ce_world *world, int index) {
     assert_int_equal(pst_local_comm_create(world->meeting, rank->runtime, index, 0, &rank->host),
                      PST_OK);
     assert_int_equal(pst_comm_exchange_open(rank->runtime, rank->host, &rank->exchange), PST_OK);
+    if (world->nodes > 0) ce_open_groups(world, rank);
     assert_int_equal(ops->stream_create(world->device, 0, &rank->pulls), PST_OK);
     assert_int_equal(ops->stream_create(world->device, 0, &rank->compute), PST_OK);
     assert_int_equal(ops->stream_create(world->device, 0, &rank->sums), PST_OK);
@@ -150,6 +223,7 @@ static inline void ce_prepare(ce_world *world) {
     assert_int_equal(pst__sim_create(&world->heap, &world->sim, &world->device), PST_OK);
     assert_int_equal(pst_runtime_create(NULL, &world->runtime), PST_OK);
     assert_int_equal(pst_local_world_create(world->runtime, world->size, &world->meeting), PST_OK);
+    ce_open_meetings(world);
     for (int rank = 0; rank < world->size; rank++)
         ce_open_rank(world, rank);
 }
@@ -168,12 +242,21 @@ static inline void ce_open(ce_world *world) {
     ce_assert_all(world, PST_OK);
 }
 
+static inline void ce_close_group(ce_group *group) {
+    if (group->comm != NULL) group->comm->ops->destroy(group->comm);
+    if (group->host == NULL) return;
+    pst_comm_exchange_close(&group->exchange);
+    group->host->ops->destroy(group->host);
+}
+
 /* What the streams still have before them happens first, as far as it can. */
 static inline void ce_close(ce_world *world) {
     pst_device *device = world->device;
     for (int rank = 0; rank < world->size; rank++) {
         ce_rank *state = &world->ranks[rank];
         if (state->comm != NULL) state->comm->ops->destroy(state->comm);
+        for (int side = 0; side < 2; side++)
+            ce_close_group(&state->groups[side]);
         pst_comm_exchange_close(&state->exchange);
         state->host->ops->destroy(state->host);
         device->ops->stream_destroy(device, state->pulls);
@@ -185,6 +268,8 @@ static inline void ce_close(ce_world *world) {
         pst_runtime_destroy(world->ranks[rank].runtime);
     }
     device->ops->destroy(device);
+    for (int i = 0; i < 2 * PST_CE_MAX_RANKS; i++)
+        pst_local_world_destroy(world->group_meetings[i / PST_CE_MAX_RANKS][i % PST_CE_MAX_RANKS]);
     pst_local_world_destroy(world->meeting);
     pst_runtime_destroy(world->runtime);
 }

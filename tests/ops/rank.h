@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+struct sim_course; /* world.h */
+
 typedef struct rank_state {
     int rank, world;
     const model *model;
@@ -21,6 +23,7 @@ typedef struct rank_state {
     board *boards; /* of gathers and of reductions */
     async_device *async;
     pst_device *sim; /* all ranks' */
+    struct sim_course *course;
     pst_comm *host;  /* for setting up */
     pst_exchange exchange;
     pst_runtime *runtime;

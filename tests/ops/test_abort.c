@@ -2,6 +2,7 @@
  * deadline of its own. */
 #include "world.h"
 
+#include "ops/ce.h"
 #include "sched/watchdog.h"
 
 static int text_has(const rank_state *state, const char *part) {
@@ -162,10 +163,48 @@ static void a_watchdog_ends_the_waits_for_a_rank_that_stays_away(void **unused) 
     run_ranks_on_device(4, &model, stay_away, NULL);
 }
 
+/* ---- a rank that dies ------------------------------------------------------------------------ */
+
+/* Rank 1 ends as a process does, without a word; the others have a gather in flight, and their
+ * threads do something else. `noticed` counts them. */
+static void die_in_mid_training(rank_state *state) {
+    int *noticed = state->argument;
+    build_engine(state);
+    CHECK_FINE();
+    if (state->rank == 1) {
+        pst__link_close(&((pst__ce *)state->gather->context)->link);
+    } else {
+        CHECK_OK(pst_zero_begin_forward(state->engine, 0));
+        CHECK_OK(pst_zero_gather(state->engine, state->groups[0]));
+        for (int i = 0; i < 200000 && pst_runtime_status(state->runtime) == PST_OK; i++) {
+            if (state->model->pumped) (void)pst_run_once(state->runtime, NULL);
+            async_sleep(50);
+        }
+        (void)__atomic_add_fetch(noticed, 1, __ATOMIC_ACQ_REL);
+        CHECK(pst_runtime_status(state->runtime) == PST_EPEER);
+        CHECK(text_has(state, "the process of rank 1 has ended") ||
+              text_has(state, "has failed: ")); /* the other one was first */
+    }
+    while (__atomic_load_n(noticed, __ATOMIC_ACQUIRE) < state->world - 1)
+        async_sleep(50);
+}
+
+static void a_peer_that_dies_is_noticed_although_nobody_asks(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    model.device = ON_CE;
+    model.deadline_ns = 0;
+    for (model.pumped = 0; model.pumped < 2; model.pumped++) {
+        int noticed = 0;
+        run_ranks_on_device(3, &model, die_in_mid_training, &noticed);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_communicator_that_fails_on_one_rank_ends_all),
         cmocka_unit_test(stopping_one_rank_ends_all),
+        cmocka_unit_test(a_peer_that_dies_is_noticed_although_nobody_asks),
         cmocka_unit_test(a_watchdog_ends_the_waits_for_a_rank_that_stays_away),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -49,7 +49,7 @@ static void train_while_nothing_moves(rank_state *state) {
     CHECK_FINE();
     finish_compute(state);
     CHECK_FINE();
-    async_pause(state->async, 1);
+    pause_device(state, 1);
     for (uint64_t step = 1; step <= 2; step++) {
         train_step(state, step);
         CHECK_FINE();
@@ -59,7 +59,7 @@ static void train_while_nothing_moves(rank_state *state) {
     forward(state, 0);
     CHECK_FINE();
     CHECK(stats_of(state).backwards == 4);
-    async_pause(state->async, 0);
+    pause_device(state, 0);
     finish_compute(state);
 }
 
@@ -71,7 +71,7 @@ static void planned_steps_do_not_wait_for_the_device(void **unused) {
             model.bucket_bytes = 256; /* more reductions than buckets */
             model.one_comm = one;
             for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
-                run_ranks_on_boards(worlds[i], &model, train_while_nothing_moves, NULL);
+                run_ranks_async(worlds[i], &model, train_while_nothing_moves, NULL);
         }
 }
 
@@ -414,6 +414,52 @@ static void a_collective_that_fails_after_its_launch_ends_the_training(void **un
     }
 }
 
+/* A call of the device fails somewhere, once. Whoever made it, the training ends on all ranks, or
+ * nothing hangs on this call and it goes on on all of them; and nobody writes any more when a rank
+ * has destroyed its engine. */
+static void fail_in_a_call(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    make_gradients(state, 1);
+    meet(&state->course->arrived, state->world);
+    if (state->rank == 0)
+        __atomic_store_n(&state->course->fault_in, *(const uint64_t *)state->argument,
+                         __ATOMIC_RELEASE);
+    pst_status status = PST_OK;
+    for (int i = 0; i < 60 && status == PST_OK; i++)
+        status = bare_step(state);
+    pst_zero_destroy(state->engine);
+    state->engine = NULL;
+    for (size_t g = 0; g < state->model->group_count; g++)
+        memset(state->targets[g], 0x5a, state->layouts[g].gradient_bytes);
+    (void)__atomic_add_fetch(&state->course->ended, status != PST_OK, __ATOMIC_ACQ_REL);
+    meet(&state->course->left, state->world);
+    const int ended = __atomic_load_n(&state->course->ended, __ATOMIC_ACQUIRE);
+    CHECK(ended == (status == PST_OK ? 0 : state->world));
+    (void)drain_compute(state);
+    for (size_t g = 0; g < state->model->group_count; g++)
+        for (size_t i = 0; i < state->layouts[g].gradient_bytes; i++)
+            CHECK(((const char *)state->targets[g])[i] == 0x5a);
+}
+
+static void a_call_of_the_device_that_fails_ends_all_ranks_or_none(void **unused) {
+    (void)unused;
+    const char *replay = getenv("PST_SEED");
+    const uint64_t seed =
+        replay != NULL ? strtoull(replay, NULL, 10) : monotonic_ns() % 1000000000u;
+    print_message("PST_SEED=%llu\n", (unsigned long long)seed);
+    for (int run = 0; run < 24; run++) {
+        uint64_t call = 1 + mix(seed + (uint64_t)run) % 600; /* from the beginning of training */
+        model model = chain_model(3, 4, 16);
+        model.bucket_bytes = 256;
+        model.deadline_ns = 2000000000u;
+        model.one_comm = 1;
+        model.device = ON_CE;
+        model.delay_us = run % 2 == 0 ? 0 : 20;
+        run_ranks_on_device(2 + run % 3, &model, fail_in_a_call, &call);
+    }
+}
+
 static void gather_alone(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
@@ -461,6 +507,7 @@ int main(void) {
         cmocka_unit_test(reductions_go_out_between_the_gathers),
         cmocka_unit_test(ranks_that_leave_out_different_groups_keep_one_order),
         cmocka_unit_test(a_collective_that_fails_after_its_launch_ends_the_training),
+        cmocka_unit_test(a_call_of_the_device_that_fails_ends_all_ranks_or_none),
         cmocka_unit_test(destroying_in_mid_flight_does_not_hang),
         cmocka_unit_test(destroying_waits_for_compute_and_for_readers),
     };

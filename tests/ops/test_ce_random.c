@@ -4,11 +4,12 @@
 
 #include "sched/device/half.h"
 
-#define JOBS         40
-#define SLOTS        6 /* the last two are not registered */
-#define SLOT_BYTES   ((size_t)1 << 16)
-#define SOURCE_BYTES ((size_t)40 << 10) /* at most */
-#define PIECES       4
+#define JOBS          40
+#define SLOTS         6 /* the last two are not registered */
+#define SLOT_BYTES    ((size_t)1 << 16)
+#define SOURCE_BYTES  ((size_t)40 << 10) /* at most */
+#define STAGING_BYTES ((size_t)56 << 10)
+#define PIECES        4
 
 static const size_t unregistered_at = CE_HOME / 2;
 static const size_t destination_at = CE_HOME / 2 + ((size_t)128 << 10); /* two of 40 KiB */
@@ -244,7 +245,7 @@ static void make_part(part *part, uint64_t index) {
                          .root = job->root,
                          .segments = job->segments,
                          .segment_count = job->segment_count,
-                         .staging = rank->home + staging_at + index % 2 * ((size_t)56 << 10)};
+                         .staging = rank->home + staging_at + index % 2 * STAGING_BYTES};
     pst_collective *collective = &part->collective;
     if (is_gather(job)) collective->destination = job->in_place ? source_of(part) : destination;
     if (job->kind == PST_REDUCE_SCATTER) {
@@ -267,6 +268,11 @@ static void record(const ce_rank *rank, pst_event *event, pst_stream *stream) {
     assert_int_equal(device->ops->event_record(device, event, stream), PST_OK);
 }
 
+static void wait_for_readers(const ce_rank *rank, uint64_t ticket) {
+    if (rank->comm->ops->source_wait == NULL) return;
+    assert_int_equal(rank->comm->ops->source_wait(rank->comm, rank->compute, ticket), PST_OK);
+}
+
 /* The latest job of the rank that had this slot, and the one before the last, whose destination and
  * staging are used again. */
 static void enqueue_fill(part *parts, uint64_t index) {
@@ -277,7 +283,7 @@ static void enqueue_fill(part *parts, uint64_t index) {
         i--;
     if (i > 0) {
         wait_for(rank, rank->compute, parts[i - 1].checked);
-        assert_int_equal(rank->comm->ops->source_wait(rank->comm, rank->compute, i), PST_OK);
+        wait_for_readers(rank, i);
     }
     if (index >= 2) wait_for(rank, rank->compute, parts[index - 2].checked);
     assert_int_equal(pst__sim_call(rank->world->device, rank->compute, 0, fill, part), PST_OK);
@@ -290,6 +296,7 @@ static void issue(part *parts, uint64_t index) {
     pst_comm *comm = rank->comm;
     void *request;
     make_part(part, index);
+    assert_true(comm->ops->staging_bytes(comm, &part->collective) <= STAGING_BYTES);
     enqueue_fill(parts, index);
     wait_for(rank, rank->pulls, part->filled);
     pst_status status = comm->ops->start(comm, &part->collective, rank->pulls, &request);
@@ -297,7 +304,8 @@ static void issue(part *parts, uint64_t index) {
     pst_stream *stream = part->job->apart ? rank->sums : rank->pulls;
     record(rank, part->pulled, rank->pulls);
     wait_for(rank, stream, part->pulled);
-    assert_int_equal(comm->ops->combine(comm, &part->collective, stream), PST_OK);
+    if (comm->ops->combine != NULL)
+        assert_int_equal(comm->ops->combine(comm, &part->collective, stream), PST_OK);
     record(rank, part->pulled, stream);
     wait_for(rank, rank->sums, part->pulled);
     assert_int_equal(pst__sim_call(rank->world->device, rank->sums, 0, check, part), PST_OK);
@@ -332,7 +340,7 @@ static void free_parts(pst_device *device, part *parts) {
 static ce_world draw_world(uint64_t seed) {
     static const uint32_t firsts[] = {0, 0u - 20, 0x3ffffff0u, 0x7ffffff0u, 0xbffffff0u};
     ce_world world = {.dice = seed};
-    world.size = 1 + (int)random_below(&world.dice, 8);
+    world.size = 1 + (int)random_below(&world.dice, 12);
     world.sim.latency_ns = random_below(&world.dice, 300);
     world.sim.bytes_each_us = 100 + random_below(&world.dice, 100000);
     world.most_jitter = random_below(&world.dice, 3) == 0 ? 0 : random_below(&world.dice, 50000);
@@ -340,6 +348,22 @@ static ce_world draw_world(uint64_t seed) {
     world.options.no_verify = random_below(&world.dice, 4) == 0;
     world.options.turn_bytes = (size_t)1 << random_below(&world.dice, 18);
     world.options.flags_on_device = random_below(&world.dice, 2) == 0;
+    return world;
+}
+
+/* Nodes of such ranks, with a relay buffer that most collectives go through in several rounds. */
+static ce_world draw_nodes(uint64_t seed) {
+    ce_world world = draw_world(seed);
+    world.nodes = 1 + (int)random_below(&world.dice, 4);
+    world.size = world.nodes * (1 + (int)random_below(&world.dice, 4));
+    world.relay_bytes = (size_t)2048 * (size_t)world.size << random_below(&world.dice, 6);
+    return world;
+}
+
+/* Two communicators of all ranks, each for what is on its side of a size. */
+static ce_world draw_crossover(uint64_t seed) {
+    ce_world world = draw_nodes(seed);
+    world.small_below = (size_t)2 << random_below(&world.dice, 16);
     return world;
 }
 
@@ -354,8 +378,7 @@ static void issue_all(ce_world *world, part *const *parts) {
     }
 }
 
-static void run_program(uint64_t seed) {
-    ce_world world = draw_world(seed);
+static void run_program(ce_world world, uint64_t seed) {
     part *parts[PST_CE_MAX_RANKS];
     job *jobs = calloc(JOBS, sizeof *jobs);
     int failures = 0;
@@ -371,7 +394,8 @@ static void run_program(uint64_t seed) {
         free_parts(world.device, parts[rank]);
     }
     const uint64_t collisions = world.collisions;
-    const int all_turns = world.options.turn_bytes == 1;
+    /* The two parts of nodes may read one source at once. */
+    const int all_turns = world.options.turn_bytes == 1 && world.nodes == 0;
     ce_close(&world);
     free(jobs);
     if (!ended || failures > 0 || (collisions > 0 && all_turns))
@@ -384,12 +408,30 @@ static void random_collectives_give_what_they_have_to(void **state) {
     const uint64_t seed = random_seed("random collectives");
     const int programs = getenv("PST_SEED") != NULL ? 1 : 60;
     for (int i = 0; i < programs; i++)
-        run_program(seed + (uint64_t)i);
+        run_program(draw_world(seed + (uint64_t)i), seed + (uint64_t)i);
+}
+
+static void random_collectives_of_nodes_give_what_they_have_to(void **state) {
+    (void)state;
+    const uint64_t seed = random_seed("random collectives of nodes");
+    const int programs = getenv("PST_SEED") != NULL ? 1 : 40;
+    for (int i = 0; i < programs; i++)
+        run_program(draw_nodes(seed + (uint64_t)i), seed + (uint64_t)i);
+}
+
+static void random_collectives_of_two_sizes_give_what_they_have_to(void **state) {
+    (void)state;
+    const uint64_t seed = random_seed("random collectives of two sizes");
+    const int programs = getenv("PST_SEED") != NULL ? 1 : 40;
+    for (int i = 0; i < programs; i++)
+        run_program(draw_crossover(seed + (uint64_t)i), seed + (uint64_t)i);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_collectives_give_what_they_have_to),
+        cmocka_unit_test(random_collectives_of_nodes_give_what_they_have_to),
+        cmocka_unit_test(random_collectives_of_two_sizes_give_what_they_have_to),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

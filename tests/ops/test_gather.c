@@ -167,9 +167,14 @@ static void trace_waits(rank_state *state) {
     forward(state, 0);
     CHECK_FINE();
     pass_waits(state);
+    for (int idle = 0; !idle;) /* a collective is recorded when it has ended */
+        (void)pst_run_once(state->runtime, &idle);
     CHECK_OK(pst_trace_stop(state->runtime));
     CHECK_OK(pst_trace_write(state->runtime, path));
-    int found = file_has(path, "\"wait g0\"") && file_has(path, "\"wait g2\"");
+    char way[64]; /* which every collective says that it took */
+    (void)snprintf(way, sizeof way, "\"path\":\"%s\"", state->gather->ops->name);
+    int found =
+        file_has(path, "\"wait g0\"") && file_has(path, "\"wait g2\"") && file_has(path, way);
     (void)unlink(path);
     CHECK(found);
     CHECK(stats_of(state).exposed_gather_ns > 0);

@@ -96,28 +96,67 @@ static inline void *run_rank(void *argument) {
     return NULL;
 }
 
-static inline uint64_t sim_now(void *unused) {
+/* What the device that all ranks share does. */
+typedef struct sim_course {
+    uint64_t most_ns, dice; /* how much longer operations take: set before the threads begin */
+    uint64_t stopped_at;    /* while nothing moves, else 0; atomic */
+    uint64_t fault_in;      /* calls to the one that fails, 0: none; atomic */
+    int arrived, left;      /* ranks at two places where all meet; atomic */
+    int ended;              /* ranks whose training has ended with an error; atomic */
+} sim_course;
+
+static inline uint64_t monotonic_ns(void) {
     struct timespec now;
-    (void)unused;
     (void)clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* How much longer the operations of a run take: set before its threads begin. */
-typedef struct sim_delays {
-    uint64_t most_ns, dice;
-} sim_delays;
-
-static inline uint64_t sim_jitter(void *context) {
-    sim_delays *delays = context;
-    const uint64_t drawn = __atomic_add_fetch(&delays->dice, 1, __ATOMIC_RELAXED);
-    return delays->most_ns == 0 ? 0 : mix(drawn) % delays->most_ns;
+static inline uint64_t sim_now(void *context) {
+    const sim_course *course = context;
+    const uint64_t stopped = __atomic_load_n(&course->stopped_at, __ATOMIC_ACQUIRE);
+    return stopped != 0 ? stopped : monotonic_ns();
 }
 
-static inline pst_device *open_sim(pst_runtime *runtime, const model *model, sim_delays *delays) {
+static inline uint64_t sim_jitter(void *context) {
+    sim_course *course = context;
+    const uint64_t drawn = __atomic_add_fetch(&course->dice, 1, __ATOMIC_RELAXED);
+    return course->most_ns == 0 ? 0 : mix(drawn) % course->most_ns;
+}
+
+static inline pst_status sim_fault(void *context, const char *call) {
+    sim_course *course = context;
+    (void)call;
+    if (__atomic_load_n(&course->fault_in, __ATOMIC_RELAXED) == 0) return PST_OK;
+    return __atomic_fetch_sub(&course->fault_in, 1, __ATOMIC_RELAXED) == 1 ? PST_EDEVICE : PST_OK;
+}
+
+static inline void meet(int *count, int world) {
+    (void)__atomic_add_fetch(count, 1, __ATOMIC_ACQ_REL);
+    while (__atomic_load_n(count, __ATOMIC_ACQUIRE) < world)
+        async_sleep(50);
+}
+
+/* Nothing moves any more (1), or again (0). On a device that is shared the ranks do it together. */
+static inline void pause_device(rank_state *state, int pause) {
+    sim_course *course = state->course;
+    if (state->sim == NULL) {
+        async_pause(state->async, pause);
+        return;
+    }
+    meet(pause ? &course->arrived : &course->left, state->world);
+    uint64_t moving = 0; /* the first one stops it */
+    if (pause)
+        (void)__atomic_compare_exchange_n(&course->stopped_at, &moving, monotonic_ns(), 0,
+                                          __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    else
+        __atomic_store_n(&course->stopped_at, 0, __ATOMIC_RELEASE);
+}
+
+static inline pst_device *open_sim(pst_runtime *runtime, const model *model, sim_course *course) {
     pst_device *device = NULL;
-    *delays = (sim_delays){model->delay_us * 1000u, mix(model->seed)};
-    const pst__sim_options options = {.now = sim_now, .jitter = sim_jitter, .context = delays};
+    *course = (sim_course){.most_ns = model->delay_us * 1000u, .dice = mix(model->seed)};
+    const pst__sim_options options = {
+        .now = sim_now, .jitter = sim_jitter, .fault = sim_fault, .context = course};
     if (model->device == ON_CE)
         (void)pst__sim_create(pst__runtime_heap(runtime), &options, &device);
     return device;
@@ -138,13 +177,14 @@ static inline void run_ranks_on_device(int world, const model *model, rank_body 
     boards[model->one_comm ? 0 : 1].fail_at = model->fail_at;
     assert_int_equal(pst_runtime_create(&plain, &runtime), PST_OK);
     assert_int_equal(pst_local_world_create(runtime, world, &meeting), PST_OK);
-    sim_delays delays;
-    pst_device *sim = open_sim(runtime, model, &delays);
+    sim_course course;
+    pst_device *sim = open_sim(runtime, model, &course);
     for (int rank = 0; rank < world; rank++) {
         rank_state *state = &states[rank];
         *state = (rank_state){
             .rank = rank, .world = world, .model = model, .argument = argument, .meeting = meeting};
         state->sim = sim;
+        state->course = &course;
         if (model->device == ON_ASYNC || model->device == ON_ONE_SIDED) state->boards = boards;
         assert_int_equal(open_rank(state), PST_OK);
         starts[rank] = (rank_start){state, body};

@@ -134,6 +134,12 @@ static void ticket_and_bytes_are_arguments_where_there_are_any(void **state) {
     assert_has(text, "\"args\":{", 2 + 6); /* and two of the process and of each track */
 }
 
+static void a_collective_says_which_way_it_went(void **state) {
+    scene *scene = *state;
+    pst__trace_collective(scene->lane, "all_gather", "ce", scene->t, scene->t + 1, 7, 4096);
+    assert_has(written(scene), "\"Rank\":2,\"path\":\"ce\",\"ticket\":7,\"bytes\":4096}}", 1);
+}
+
 static void only_a_lanes_task_is_called_a_collective(void **state) {
     scene *scene = *state;
     pst__trace_slice(scene->thread, "wait all_gather", scene->t, scene->t + 1, 7, 0);
@@ -357,6 +363,7 @@ int main(void) {
         IN_SCENE(writing_over_a_longer_file_leaves_nothing_of_it),
         IN_SCENE(a_slice_has_its_duration_in_microseconds),
         IN_SCENE(ticket_and_bytes_are_arguments_where_there_are_any),
+        IN_SCENE(a_collective_says_which_way_it_went),
         IN_SCENE(only_a_lanes_task_is_called_a_collective),
         IN_SCENE(outer_slices_are_written_before_inner_ones),
         IN_SCENE(slices_that_touch_do_not_overlap),

@@ -32,14 +32,14 @@ static int close_ring(void **state) {
 /* A record all of whose fields follow from `n`, so that a mixture of two is noticed. */
 static pst__record record_of(uint64_t n) {
     static const char names[256];
-    return (pst__record){&names[n % 256], n, n * 3, n * 5, n * 7, n * 11};
+    return (pst__record){&names[n % 256], &names[n % 251], n, n * 3, n * 5, n * 7, n * 11};
 }
 
 static int is_record_of(const pst__record *record, uint64_t n) {
     pst__record wanted = record_of(n);
-    return record->name == wanted.name && record->begin == n && record->end == wanted.end &&
-           record->ticket == wanted.ticket && record->bytes == wanted.bytes &&
-           record->kind == wanted.kind;
+    return record->name == wanted.name && record->path == wanted.path && record->begin == n &&
+           record->end == wanted.end && record->ticket == wanted.ticket &&
+           record->bytes == wanted.bytes && record->kind == wanted.kind;
 }
 
 static void push_many(pst__ring *ring, uint64_t from, uint64_t to) {

@@ -20,8 +20,9 @@ def check_stage(stage: int) -> None:
 
 def check_communicator(name: str) -> None:
     """Raise unless there is a communicator of that name."""
-    if name not in ("auto", "ce", "nccl"):
-        raise PenstockError("EINVAL", f"communicator={name!r}: there are 'auto', 'ce' and 'nccl'")
+    if name not in ("auto", "ce", "nccl", "crossover"):
+        there_are = "there are 'auto', 'ce', 'nccl' and 'crossover'"
+        raise PenstockError("EINVAL", f"communicator={name!r}: {there_are}")
 
 
 def check_parameters(model: nn.Module) -> None:

@@ -63,8 +63,9 @@ def shard(
         The ranks; left out: all.
     communicator : str
         What moves the data of GPUs: "ce", their copy engines, which takes nothing from the compute
-        and wants all ranks on one machine; "nccl"; "auto": the first where it is possible.
-        `penstock.stats` says which one serves.
+        and wants all ranks on one machine; "nccl"; "crossover": "ce", and "nccl" for what is small,
+        which takes memory of NCCL's; "auto": the first where it is possible. The log and
+        `penstock.stats` say which one serves.
     param_dtype : torch.dtype, optional
         Of gathered parameters and of the blocks' floating-point inputs; left out: as the shards.
     reduce_dtype : torch.dtype, optional
@@ -140,7 +141,9 @@ def shard(
     )
     engine.backward = Backward(engine)
     install(engine)
-    _logger.info("%s: %d ranks, by %s", engine.name, world.size, native.communicator())
+    reason = native.why_not_ce()
+    because = f", as copy engines cannot serve: {reason}" if reason else ""
+    _logger.info("%s: %d ranks, by %s%s", engine.name, world.size, native.communicator(), because)
     return model
 
 

@@ -16,7 +16,8 @@ class Stats:
     Attributes
     ----------
     communicator : str
-        What moves the data: "c10d" or "local" on the CPU, "ce" or "nccl" on GPUs.
+        What moves the data: "c10d" or "local" on the CPU, "ce", "nccl" or "crossover" on
+        GPUs.
     gathers, gather_bytes : int
         All-gathers issued, and bytes of the groups gathered.
     reduces, reduce_bytes : int
