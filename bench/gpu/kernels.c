@@ -35,7 +35,7 @@ static const subject subjects[] = {
     {"cast bfloat16, scaled", CAST, PST_BFLOAT16, PST_BFLOAT16, 0, 0, 0, 0.5},
     {"cast float32 to float16", CAST, PST_FLOAT16, PST_FLOAT32, 0, 0, 0, 1},
     {"cast float64 to float32", CAST, PST_FLOAT32, PST_FLOAT64, 0, 0, 0, 1},
-    {"copy by the kernel", CAST, PST_UINT8, PST_UINT8, 0, 0, 0, 1},
+    {"copy without a cast", CAST, PST_UINT8, PST_UINT8, 0, 0, 0, 1},
     {"400 pieces, float32 to bfloat16", MANY, PST_BFLOAT16, PST_FLOAT32, 0, 0, 0, 1},
     {"one element off, bfloat16 to float32", CAST, PST_FLOAT32, PST_BFLOAT16, 0, 0, 1, 1},
     {"sum of 2 bfloat16 to float32", SUM, PST_FLOAT32, PST_BFLOAT16, 2, 0, 0, 0.5},

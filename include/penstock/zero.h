@@ -72,7 +72,8 @@ typedef struct pst_zero_options {
      */
     pst_status (*gradient_target)(void *context, uint32_t group, void **memory, int *accumulate);
     /* The sources given to `gradients` for this group are not needed any more (on an asynchronous
-     * device: behind what the compute stream was given so far). */
+     * device: behind what the compute stream was given so far). Called in `gradients`, and on
+     * such a device when later ones are reported; for all of them by the end of `end_backward`. */
     void (*gradients_consumed)(void *context, uint32_t group);
     void *callback_context;
     int time_waits; /* 1: device_gather_ns and device_reduce_ns of the stats are taken all the time;

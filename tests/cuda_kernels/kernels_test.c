@@ -17,6 +17,8 @@ static struct {
     pst__cuda_kernels kernels;
     runner runner;
     unsigned launches;
+    unsigned blocks; /* of the latest */
+    unsigned copied; /* by the copy engines */
     CUresult answer; /* of the next launch */
 } it;
 
@@ -26,8 +28,17 @@ static CUresult launch(CUfunction kernel, unsigned blocks, unsigned y, unsigned 
     (void)shared, (void)stream, (void)extra;
     assert_true(y == 1 && z == 1 && threads == 256 && threads_y == 1 && threads_z == 1);
     it.launches++;
+    it.blocks = blocks;
     if (it.answer != CUDA_SUCCESS) return it.answer;
     assert_int_equal(emulate((const char *)kernel, blocks, parameters[0]), 0);
+    return CUDA_SUCCESS;
+}
+
+static CUresult count_copy(CUdeviceptr destination, CUdeviceptr source, size_t bytes,
+                           CUstream stream) {
+    (void)stream;
+    it.copied++;
+    memcpy((void *)(uintptr_t)destination, (const void *)(uintptr_t)source, bytes);
     return CUDA_SUCCESS;
 }
 
@@ -82,6 +93,7 @@ static int set_up(void **state) {
     it.cuda.kernels = &it.kernels;
     it.cuda.processors = 3; /* few, so that blocks of all sizes come up */
     it.cuda.driver.cuLaunchKernel = launch;
+    it.cuda.driver.cuMemcpyAsync = count_copy;
     it.cuda.driver.cuGetErrorName = error_name;
     it.cuda.driver.cuGetErrorString = error_name;
     it.runner =
@@ -120,6 +132,49 @@ static void as_many_pieces_as_fit_are_one_launch(void **state) {
     it.kernels.cast_many = NULL; /* as with a driver that is older than CUDA 12.1 */
     assert_int_equal(launches_of(128), 2);
     it.kernels.cast_many = named("pst_cast_scale_copy_many");
+}
+
+static void large_pieces_without_a_cast_go_by_the_copy_engines(void **state) {
+    (void)state;
+    enum { LARGE = 4 << 20 };
+    char *from = malloc(LARGE), *to = malloc(LARGE);
+    assert_non_null(from);
+    assert_non_null(to);
+    memset(from, 3, LARGE);
+    memset(to, 4, LARGE);
+    const pst_cast pieces[] = {{to, from, LARGE / 2 - 1, PST_BFLOAT16, PST_BFLOAT16},
+                               {to + LARGE - 2, from, 1, PST_BFLOAT16, PST_BFLOAT16}};
+    pst_cast whole = {to, from, LARGE / 2, PST_BFLOAT16, PST_BFLOAT16};
+    it.launches = it.copied = 0;
+    assert_int_equal(cast(&it.cuda, pieces, 2, 1.0), PST_OK);
+    assert_int_equal(it.launches, 1);
+    assert_int_equal(it.copied, 0);
+    assert_memory_equal(to, from, LARGE);
+    memset(to, 4, LARGE);
+    assert_int_equal(cast(&it.cuda, &whole, 1, 1.0), PST_OK);
+    assert_int_equal(it.launches, 1);
+    assert_int_equal(it.copied, 1);
+    assert_memory_equal(to, from, LARGE);
+    assert_int_equal(cast(&it.cuda, &whole, 1, 0.5), PST_OK); /* scaled: by a kernel */
+    assert_int_equal(it.copied, 1);
+    free(to);
+    free(from);
+}
+
+static void a_sum_has_no_more_blocks_than_it_may(void **state) {
+    (void)state;
+    const void *source = it.runner.memory;
+    pst_sum limited = {.destination = it.runner.memory,
+                       .sources = &source,
+                       .source_count = 1,
+                       .count = CASES_BYTES / sizeof(float),
+                       .scale = 1};
+    assert_int_equal(sum(&it.cuda, &limited), PST_OK);
+    const unsigned free_to = it.blocks;
+    for (limited.max_blocks = 1; limited.max_blocks < 2 * free_to; limited.max_blocks++) {
+        assert_int_equal(sum(&it.cuda, &limited), PST_OK);
+        assert_in_range(it.blocks, 1, limited.max_blocks < free_to ? limited.max_blocks : free_to);
+    }
 }
 
 static void nothing_is_launched_for_nothing(void **state) {
@@ -176,6 +231,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         ALL_CASES,
         cmocka_unit_test(as_many_pieces_as_fit_are_one_launch),
+        cmocka_unit_test(large_pieces_without_a_cast_go_by_the_copy_engines),
+        cmocka_unit_test(a_sum_has_no_more_blocks_than_it_may),
         cmocka_unit_test(nothing_is_launched_for_nothing),
         cmocka_unit_test(what_cannot_be_done_is_refused_before_anything_is),
         cmocka_unit_test(a_launch_that_fails_is_named),
