@@ -15,12 +15,11 @@ on_gpus = pytest.mark.skipif(
 
 
 def settle():
-    """Forget what nobody uses any more, and return what torch and the driver count."""
+    """Forget what nobody uses any more, and return what torch counts."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    torch.distributed.all_reduce(torch.zeros(1))  # peers do not map this GPU's memory any more
-    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
 
 def train_and_close(stage, communicator):
@@ -44,10 +43,9 @@ def train_and_close(stage, communicator):
 
 
 def count_memory(stage, communicator):
-    train_and_close(stage, communicator)  # what torch and the driver keep for good
-    (allocated, reserved, free), after = train_and_close(stage, communicator)
-    assert after[:2] == (allocated, reserved)
-    assert after[2] >= free - (8 << 20), f"closing leaves {free - after[2]} bytes with the driver"
+    train_and_close(stage, communicator)  # what torch keeps for good
+    before, after = train_and_close(stage, communicator)
+    assert after == before
 
 
 @on_gpus
@@ -61,7 +59,9 @@ def run_out_of_memory():
     """A segment that does not fit first frees what torch has cached."""
     model = torch.nn.Linear(1 << 15, 1 << 15, bias=False, device=DEVICE)  # 4 GiB
     sharded = penstock.shard(model)
-    hoard = torch.empty(settle()[2] - (1 << 30), dtype=torch.uint8, device=DEVICE)
+    settle()
+    free, _ = torch.cuda.mem_get_info()
+    hoard = torch.empty(free - (1 << 30), dtype=torch.uint8, device=DEVICE)
     del hoard  # torch keeps it, and the driver has next to nothing left
     sharded(torch.ones(1, 1 << 15, device=DEVICE)).sum().backward()
     penstock.close(sharded)

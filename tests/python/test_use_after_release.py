@@ -3,7 +3,7 @@
 import penstock
 import pytest
 import torch
-from models import Net, batch, make
+from models import DEVICE, Net, batch, make
 
 NAMED = r"parameter 'blocks\.1\.up\.weight' is sharded and not gathered now"
 
@@ -33,7 +33,7 @@ def test_eager_code_raises(kept):
         lambda w: w.clone(),
         lambda w: w.tolist(),
         lambda w: w.detach().cpu().numpy(),
-        lambda w: torch.nn.functional.linear(torch.ones(1, 7), w),
+        lambda w: torch.nn.functional.linear(torch.ones(1, 7, device=DEVICE), w),
         lambda w: w.data_ptr(),
     ):
         with pytest.raises(RuntimeError, match=NAMED):
