@@ -335,7 +335,7 @@ typedef struct node {
 static pst_status add_up(void *argument, pst_stream *stream) {
     const node *self = argument;
     const pst_sum sum = {self->value, self->sources, self->source_count, WIDTH, 1.0,
-                         0,           PST_FLOAT32,   PST_FLOAT32};
+                         0,           PST_FLOAT32,   PST_FLOAT32,        0};
     return self->f->ops->sum(self->f->device, stream, &sum);
 }
 
