@@ -77,6 +77,7 @@ class TaskOptions(ctypes.Structure):
         ("ticket", c_uint64),
         ("bytes", c_uint64),
         ("priority", c_int),
+        ("path", c_char_p),
     )
 
 

@@ -1,9 +1,9 @@
 /* What is enqueued for a collective: one round of pulls, two for an all-reduce. In a round a rank
  * first tells all peers that its source is ready, before it waits for anything, so that no wait of
  * one rank can stand before what another waits for; then step by step, from each source: wait until
- * it is ready and for the turn, copy, hand the turn on, tell the source that it has been read. Where
- * the options ask for no turns, all is pulled at once when all sources are ready: ranks that have
- * waited for each other begin together, and then read different sources without any turns.
+ * it is ready and for the turn, copy, hand the turn on, tell the source that it has been read.
+ * Where the options ask for no turns, all is pulled at once when all sources are ready: ranks that
+ * have waited for each other begin together, and then read different sources without any turns.
  *
  * No cycle: what a rank waits for in a round is written by others in the same round ahead of their
  * waits (ready), at an earlier step (turn), or in an earlier round (the first turn, the bounce

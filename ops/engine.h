@@ -256,8 +256,8 @@ pst_status pst__fill_begin(pst_zero *engine);
 pst_status pst__fill_end(pst_zero *engine);
 /* Compute waits for the copies that have begun. */
 pst_status pst__fill_join(pst_zero *engine);
-/* The caller is told that this group's gradients are not needed any more, once compute has been made
- * to wait for their copies: now, or by the next join. */
+/* The caller is told that this group's gradients are not needed any more, once compute has been
+ * made to wait for their copies: now, or by the next join. */
 void pst__fill_consumed(pst_zero *engine, uint32_t group);
 
 /* ---- bucket.c -------------------------------------------------------------------------------- */

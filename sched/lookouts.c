@@ -73,7 +73,8 @@ static int is_due(pst__lookouts *looks) {
 
 static int begin_walk(pst__lookouts *looks) {
     ck_spinlock_lock(&looks->lock);
-    const int begins = !looks->looking;
+    /* Acquire: pairs with the release in take: what the walk before this one did is seen. */
+    const int begins = !pst__load_acquire(&looks->looking);
     if (begins) pst__store_relaxed(&looks->looking, 1); /* the lock shows it to who takes out */
     ck_spinlock_unlock(&looks->lock);
     return begins;
@@ -87,6 +88,6 @@ void pst__lookouts_take(pst_runtime *runtime) {
     for (pst__lookout *look = pst__load_acquire(&looks->first); look != NULL;
          look = pst__load_acquire(&look->next))
         if (pst_runtime_status(runtime) == PST_OK) look->call(look->context);
-    /* Release: pairs with the acquire in wait_for_walk. */
+    /* Release: pairs with the acquires in begin_walk and wait_for_walk. */
     pst__store_release(&looks->looking, 0);
 }

@@ -370,7 +370,7 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
-    (void)printf("%d ranks, flags on the %s, turns from %zu bytes on (0: none)\n",
-                 options.count, settings.flags_on_device ? "device" : "host", settings.turn_bytes);
+    (void)printf("%d ranks, flags on the %s, turns from %zu bytes on (0: none)\n", options.count,
+                 settings.flags_on_device ? "device" : "host", settings.turn_bytes);
     return ranks_run(&options, run_rank, &settings) != 0;
 }

@@ -102,9 +102,9 @@ typedef struct pst_task_options {
     void *done_argument;
     uint64_t ticket;  /* shown in traces and errors; 0: none */
     uint64_t bytes;   /* shown in traces; 0: none */
+    int priority;     /* on lanes BY_PRIORITY, see there; 0 on all others */
     const char *path; /* of a task with a ticket, shown in traces: which way a collective goes.
                          Lives as long as the graph; NULL: none */
-    int priority;     /* on lanes BY_PRIORITY, see there; 0 on all others */
 } pst_task_options;
 
 /* `graph` is owned by the caller until destroyed; it is used by one thread at a time while it is

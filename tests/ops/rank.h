@@ -24,7 +24,7 @@ typedef struct rank_state {
     async_device *async;
     pst_device *sim; /* all ranks' */
     struct sim_course *course;
-    pst_comm *host;  /* for setting up */
+    pst_comm *host; /* for setting up */
     pst_exchange exchange;
     pst_runtime *runtime;
     pst_comm *gather, *reduce;

@@ -118,6 +118,8 @@ static void ranks_that_count_in_another_way_are_refused(void **state) {
     f->members[2].inner = f->members[3].inner;
     f->members[3].inner = inner;
     assert_created(f, PST_EINVAL, "rank 2 is place 1 of 2 in node 1 of 3");
+    f->members[3].inner = f->members[2].inner; /* each goes with its rank */
+    f->members[2].inner = inner;
 }
 
 static void unequal_nodes_are_refused(void **state) {
