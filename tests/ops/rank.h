@@ -31,7 +31,8 @@ typedef struct rank_state {
     char group_names[MOST_GROUPS][24];
     pst_group_layout layouts[MOST_GROUPS];
     float *shards[MOST_GROUPS], *targets[MOST_GROUPS];
-    int has_target[MOST_GROUPS]; /* gradients of earlier backwards are in it */
+    int has_target[MOST_GROUPS];           /* gradients of earlier backwards are in it */
+    pst_status target_status[MOST_GROUPS]; /* what asking for it answers */
     int consumed[MOST_GROUPS];
     float *gradients[MOST_PARAMETERS]; /* whole, of the current backward */
     uint64_t version;                  /* of the parameters' values */
@@ -144,7 +145,7 @@ static inline pst_status give_target(void *context, uint32_t group, void **memor
     *memory = state->targets[group];
     *accumulate = state->has_target[group];
     state->has_target[group] = 1;
-    return PST_OK;
+    return state->target_status[group];
 }
 
 static inline void note_consumed(void *context, uint32_t group) {

@@ -15,8 +15,9 @@ typedef enum fault_kind {
     FAULT_SLOW, /* a rank is late, within the deadline */
     FAULT_MEMORY,
     FAULT_COMM,
-    FAULT_STALL, /* a rank is late by more than the deadline */
-    FAULT_DEATH, /* a rank leaves in the middle */
+    FAULT_STALL,  /* a rank is late by more than the deadline */
+    FAULT_DEATH,  /* a rank leaves in the middle */
+    FAULT_TARGET, /* a rank has no memory for a group's reduced gradient */
     FAULT_KINDS
 } fault_kind;
 
@@ -116,10 +117,15 @@ static void sleep_for(uint64_t nanoseconds) {
     (void)nanosleep(&length, NULL);
 }
 
+static int is_at_fault(const rank_state *state, int step) {
+    const program *self = state->argument;
+    return state->rank == self->at_rank && step == self->at_step;
+}
+
 /* What befalls this rank here. 0: it is dead. */
 static int meet_fault(rank_state *state, int step, int group) {
     const program *self = state->argument;
-    if (state->rank != self->at_rank || step != self->at_step || group != self->at_group) return 1;
+    if (!is_at_fault(state, step) || group != self->at_group) return 1;
     if (self->fault == FAULT_SLOW) sleep_for(DEADLINE_NS / 4);
     if (self->fault == FAULT_STALL) sleep_for(DEADLINE_NS * 3);
     return self->fault != FAULT_DEATH;
@@ -135,9 +141,11 @@ static float mean(const rank_state *state, size_t parameter, size_t element) {
 }
 
 /* What follows a group that is not reported is reduced by end_backward. */
-static void backward_of(rank_state *state) {
+static void backward_of(rank_state *state, int step) {
     const program *self = state->argument;
     make_gradients(state, state->version);
+    if (is_at_fault(state, step) && self->fault == FAULT_TARGET)
+        state->target_status[self->at_group] = PST_ENOMEM;
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
     for (size_t g = state->model->group_count; g-- > 0;) {
         begin_use(state, g);
@@ -159,7 +167,7 @@ static void train_step(rank_state *state, int step) {
     }
     CHECK_OK(pst_zero_end_forward(state->engine));
     fresh_targets(state);
-    backward_of(state);
+    backward_of(state, step);
     CHECK_FINE();
     if (state->world != 3) check_gradients(state, mean); /* a third is not exact */
     CHECK_FINE();

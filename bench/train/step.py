@@ -1,0 +1,229 @@
+"""A training step beside FSDP2's: milliseconds and memory.
+
+    torchrun --standalone --nproc-per-node 4 bench/train/step.py --layers 36 --sequence 1024
+
+Layers are compiled one by one, as users of FSDP2 do; parameters, gradients and AdamW's state are
+bfloat16, one sequence a rank. Each implementation is first run alone, for its peak memory (torch's
+allocator and what it does not see: the device's own count). Then all are resident, and blocks of
+their steps alternate; a time is the host's around a step that ends with a synchronisation of the
+device, the longest of all ranks'; medians, with the first and last decile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+
+import penstock as library
+import torch
+import torch.distributed as dist
+from model import TINY, Decoder, Shape, build
+from torch.distributed.fsdp import fully_shard
+
+GIB = 1 << 30
+
+
+class Implementation:
+    """One way to train the model."""
+
+    def __init__(self, name: str, model: torch.nn.Module) -> None:
+        self.name = name
+        self.model = model
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=1e-5, fused=next(model.parameters()).is_cuda
+        )
+        self.losses: list[float] = []
+        self.times: list[float] = []
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """One training step; the loss, on the device."""
+        loss = self.model(tokens)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+def compute_alone(model: Decoder, given: argparse.Namespace) -> torch.nn.Module:
+    """Leave each rank the whole model: no communication."""
+    return model
+
+
+def fsdp2(model: Decoder, given: argparse.Namespace) -> torch.nn.Module:
+    """Shard as FSDP2's users do."""
+    for layer in model.layers:
+        fully_shard(layer, reshard_after_forward=not given.keep)
+    return fully_shard(model, reshard_after_forward=not given.keep)
+
+
+def penstock(model: Decoder, given: argparse.Namespace) -> torch.nn.Module:
+    """Shard with Penstock."""
+    return library.shard(
+        model,
+        stage=2 if given.keep else 3,
+        prefetch_ahead=given.prefetch_ahead,
+        bucket_bytes=given.bucket_mib << 20,
+        communicator=given.communicator,
+    )
+
+
+WAYS = {"compute": compute_alone, "fsdp2": fsdp2, "penstock": penstock}
+
+
+# ---- measuring ----------------------------------------------------------------------------------
+
+
+def synchronize() -> None:
+    """Wait until the device has done all, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def held_by_device() -> int:
+    """Bytes of this rank's device that are in use, by whomever."""
+    if not torch.cuda.is_available():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def of_all_ranks(values: list[float], device: torch.device) -> list[float]:
+    """Return the largest of each over the ranks."""
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor.tolist()
+
+
+def timed_steps(way: Implementation, batches: list[torch.Tensor], device: torch.device) -> None:
+    """Train on each batch and keep the times, of all ranks."""
+    times, losses = [], []
+    for tokens in batches:
+        dist.barrier()
+        synchronize()
+        begun = time.perf_counter()
+        losses.append(way.step(tokens))
+        synchronize()
+        times.append((time.perf_counter() - begun) * 1e3)
+    way.times += of_all_ranks(times, device)
+    way.losses += [float(loss) for loss in losses]
+
+
+def make(name: str, given: argparse.Namespace, device: torch.device) -> Implementation:
+    """Build, compile and warm up one implementation."""
+    model = build(shape_of(given), 0, device, torch.bfloat16)
+    for layer in model.layers:
+        layer.compile()
+    way = Implementation(name, WAYS[name](model, given))
+    timed_steps(way, batches_of(given, device, given.warm), device)
+    way.times.clear()
+    return way
+
+
+def shape_of(given: argparse.Namespace) -> Shape:
+    """Return the model's sizes."""
+    return TINY if given.tiny else Shape(layers=given.layers)
+
+
+def batches_of(given: argparse.Namespace, device: torch.device, count: int) -> list[torch.Tensor]:
+    """Draw tokens, the same for all implementations, others on each rank."""
+    generator = torch.Generator(device).manual_seed(1 + dist.get_rank())
+    most, size = shape_of(given).vocabulary, (1, given.sequence)
+    return [torch.randint(most, size, device=device, generator=generator) for _ in range(count)]
+
+
+def make_measured(name: str, given: argparse.Namespace, device: torch.device) -> Implementation:
+    """Make it, and print the memory of its steps above what was held before."""
+    cuda = device.type == "cuda"
+    before = torch.cuda.memory_allocated() if cuda else 0
+    device_before = held_by_device()
+    way = make(name, given, device)
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        timed_steps(way, batches_of(given, device, 2), device)
+        way.times.clear()
+    peak = torch.cuda.max_memory_allocated() - before if cuda else 0
+    peaks = of_all_ranks([peak / GIB, (held_by_device() - device_before) / GIB], device)
+    say(f"{name:10} peak allocated {peaks[0]:6.1f} GiB, device {peaks[1]:6.1f} GiB")
+    return way
+
+
+def say(text: str) -> None:
+    """Print on one rank."""
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def report(ways: list[Implementation]) -> None:
+    """Print the times."""
+    reference = next((statistics.median(w.times) for w in ways if w.name == "fsdp2"), None)
+    for way in ways:
+        deciles = statistics.quantiles(way.times, n=10)
+        median = statistics.median(way.times)
+        ratio = f"{median / reference:6.3f} of fsdp2" if reference else ""
+        say(
+            f"{way.name:10} {median:8.2f} ms ({deciles[0]:.2f}-{deciles[-1]:.2f}) {ratio}  "
+            f"loss {way.losses[0]:.3f} -> {way.losses[-1]:.3f}"
+        )
+
+
+def parse() -> argparse.Namespace:
+    """Read the options."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=36)
+    parser.add_argument("--sequence", type=int, default=1024)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--keep", action="store_true", help="parameters stay after the forward")
+    parser.add_argument("--prefetch-ahead", type=int, default=2)
+    parser.add_argument("--bucket-mib", type=int, default=8)
+    parser.add_argument("--communicator", default="auto")
+    parser.add_argument("--warm", type=int, default=6, help="steps before any is measured")
+    parser.add_argument("--steps", type=int, default=5, help="of one implementation at a time")
+    parser.add_argument("--alternations", type=int, default=4)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model: does it run?")
+    parser.add_argument("--trace", help="write a Chrome trace of one step of penstock's here")
+    return parser.parse_args()
+
+
+def measure(given: argparse.Namespace, device: torch.device) -> None:
+    """Make all implementations and alternate them."""
+    ways = [make_measured(name, given, device) for name in given.ways]
+    for _ in range(given.alternations):
+        for way in ways:
+            timed_steps(way, batches_of(given, device, given.steps), device)
+    report(ways)
+    for way in ways:
+        if way.name == "penstock":
+            close(way, given, device)
+
+
+def close(way: Implementation, given: argparse.Namespace, device: torch.device) -> None:
+    """Print what penstock says of itself, trace it if asked to, and end it."""
+    say(str(library.stats(way.model)))
+    if given.trace:
+        with library.trace(given.trace):
+            timed_steps(way, batches_of(given, device, 2), device)
+    library.close(way.model)
+
+
+def main() -> int:
+    """Measure over the ranks that torchrun has started."""
+    given = parse()
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    say(f"{' '.join(sys.argv)}, {dist.get_world_size()} ranks")
+    try:
+        measure(given, device)
+    finally:
+        dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
