@@ -76,6 +76,7 @@ static pst_status create_buckets(pst_runtime *runtime, pst_partition *partition)
                                    .ranks = engine->world,
                                    .chunk_bytes = partition->chunk_bytes,
                                    .alignment = PST_ZERO_ALIGNMENT,
+                                   .per_dtype = given->single_buffer ? 1 : 2,
                                    .fixed = partition->is_opened,
                                    .refill = partition->is_opened ? refill : NULL,
                                    .refill_context = partition};

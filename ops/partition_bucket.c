@@ -4,8 +4,6 @@
 
 #include "mem/arena.h"
 
-#define BUCKETS_AT_ONCE 2u
-
 /* ---- where the pieces of a bucket lie -------------------------------------------------------- */
 
 /* The part of a range that another one holds. */
@@ -136,9 +134,11 @@ static pst_status name_unowned(pst_partition *partition, const pst__pending *pen
 
 /* ---- going out ------------------------------------------------------------------------------- */
 
-/* At most two buckets are in use: the host waits for the launch of an older one, and the device for
- * its end. */
-static pst_status wait_for_bucket(pst_zero *engine) {
+/* At most two buckets are in use, or one: the host waits for the launch of an older one, and the
+ * device for its end. */
+static pst_status wait_for_bucket(const pst_partition *partition) {
+    pst_zero *engine = partition->engine;
+    const size_t most = partition->options.single_buffer ? 1 : 2;
     for (;;) {
         pst__operation *oldest = NULL;
         size_t held = 0;
@@ -148,7 +148,7 @@ static pst_status wait_for_bucket(pst_zero *engine) {
             if (found->has_bucket && oldest == NULL) oldest = found;
             held += (size_t)found->has_bucket;
         }
-        if (held < BUCKETS_AT_ONCE) return PST_OK;
+        if (held < most) return PST_OK;
         pst_status status = pst__operation_wait_launch(oldest);
         if (status != PST_OK) return status;
     }
@@ -183,7 +183,7 @@ static pst_status take_bucket(bucket_plan *plan, size_t chunk_bytes, pst_bucket 
     pst_zero *engine = partition->engine;
     pst_slot slot;
     pst_status status = open_buckets(partition, plan->dtype);
-    if (status == PST_OK) status = wait_for_bucket(engine);
+    if (status == PST_OK) status = wait_for_bucket(partition);
     if (status == PST_OK)
         status =
             pst_buckets_slot(engine->buckets, plan->dtype, chunk_bytes, engine->compute, &slot);

@@ -52,6 +52,7 @@ typedef struct pst_partition_options {
     int pumped;          /* 1: the lane is pumped (no worker thread) */
     size_t bucket_bytes; /* of gradients that travel together; 0: 64 MiB. Two such buckets for each
                             dtype; gradients may be larger */
+    int single_buffer;   /* 1: one bucket for each dtype: less memory, less overlap */
     int reduce_in_fp32;  /* 1: gradients travel as fp32; 0: in their own dtype */
     pst_partition_route route;
     /* (optional) where buckets come from, see memory.h */
