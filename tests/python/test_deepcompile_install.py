@@ -1,6 +1,7 @@
 """penstock.deepspeed.install: in place, refused, warned of, taken back."""
 
 import importlib.util
+import subprocess
 import sys
 import warnings
 
@@ -185,3 +186,23 @@ def _is_loaded_after_import():
     return "penstock._dc" in sys.modules or any(
         name.startswith("dc::") for name in torch._C._dispatch_get_all_op_names()
     )
+
+
+_WITH_DEEPSPEED = """
+import penstock.deepspeed
+penstock.deepspeed.install()
+import deepspeed
+from deepspeed.compile import util
+from deepspeed.ops.op_builder.dc import DeepCompileBuilder
+assert util.get_deepcompile_handle().__name__ == "penstock._dc"
+assert DeepCompileBuilder().load() is util.get_deepcompile_handle()
+forward = deepspeed.DeepSpeedEngine.forward
+penstock.deepspeed.install()
+assert deepspeed.DeepSpeedEngine.forward is forward
+"""
+
+
+def test_deepspeed_itself_takes_the_runtime():
+    if not importlib.util.find_spec("deepspeed"):
+        pytest.skip("DeepSpeed is not installed")
+    subprocess.run([sys.executable, "-c", _WITH_DEEPSPEED], check=True, timeout=90)
