@@ -31,6 +31,8 @@ static void operation_free(pst_zero *engine, pst__operation *operation) {
     if (operation->finished != NULL) device->ops->event_destroy(device, operation->finished);
     pst__heap_free(engine->heap, operation->pieces,
                    operation->piece_capacity * sizeof *operation->pieces);
+    pst__heap_free(engine->heap, operation->segments,
+                   operation->segment_capacity * sizeof *operation->segments);
     pst__heap_free(engine->heap, operation, sizeof *operation);
 }
 

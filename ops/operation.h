@@ -33,6 +33,8 @@ struct pst__operation {
     int has_bucket;
     pst_reduce_piece *pieces;
     size_t piece_capacity;
+    pst_segment *segments; /* of a gather that is no group's */
+    size_t segment_capacity;
     struct pst__operation *next;
 };
 
