@@ -98,7 +98,7 @@ pst_status pst__flat_source(pst_flat *flat, uint32_t copy, pst__flat_place *plac
 pst_status pst__flat_refresh(pst_flat *flat, const uint32_t *copies, size_t count);
 /* Compute waits until no peer reads what this rank gathers from any more. */
 pst_status pst__flat_guard(pst_flat *flat);
-/* Device memory that peers can read; zeroed. */
+/* Device memory that peers can read. Blocks. */
 pst_status pst__flat_open(pst_flat *flat, size_t bytes, pst_lease *lease);
 
 /* ---- flat_gather.c --------------------------------------------------------------------------- */

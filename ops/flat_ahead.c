@@ -27,15 +27,12 @@ static void make_room(pst__flat_history *history) {
     history->count = half;
 }
 
-/* Where this use stood last, after the same one as now if it ever did; `count`: nowhere. */
+/* Where this use stood last behind the same one as now; `count`: nowhere. */
 static size_t find(const pst__flat_history *history, uint32_t use) {
-    size_t found = history->count;
-    for (size_t i = history->count; i-- > 0;) {
-        if (history->uses[i] != use) continue;
-        if (i > 0 && history->uses[i - 1] == history->uses[history->count - 1]) return i;
-        if (found == history->count) found = i;
-    }
-    return found;
+    for (size_t i = history->count; i-- > 1;)
+        if (history->uses[i] == use && history->uses[i - 1] == history->uses[history->count - 1])
+            return i;
+    return history->count;
 }
 
 int pst__flat_note(pst_flat *flat, uint32_t use) {

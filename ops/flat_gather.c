@@ -147,11 +147,14 @@ static pst_status submit(pst_flat *flat, const batch *batch) {
     collective->source_bytes = batch->source_bytes;
     collective->destination = batch->destination;
     status = add_segments(flat, batch, operation);
+    /* Whatever changed the shards did so before this. The event is the operation's own, since the
+     * lane may come to wait for it only when others have been recorded again. */
+    if (status == PST_OK) status = pst__zero_record(engine, operation->ready);
     if (status != PST_OK) {
         pst__operation_give(engine, operation);
         return status;
     }
-    pst_event *after[2] = {engine->shards_ready, batch->after};
+    pst_event *after[2] = {operation->ready, batch->after};
     status = pst__operation_submit(operation, batch->bytes, after, batch->after == NULL ? 1 : 2);
     if (status != PST_OK) return status;
     engine->gather_ticket = collective->ticket;
@@ -184,8 +187,6 @@ static pst_status issue_batch(pst_flat *flat, batch *batch) {
 
 pst_status pst__flat_issue(pst_flat *flat, const uint32_t *copies, size_t count) {
     pst_status status = pst__flat_refresh(flat, copies, count);
-    /* Whatever changed the shards did so before this. */
-    if (status == PST_OK) status = pst__zero_record(flat->engine, flat->engine->shards_ready);
     for (size_t done = 0; status == PST_OK && done < count;) {
         batch batch;
         status = count_batch(flat, copies + done, count - done, &batch);
@@ -338,7 +339,6 @@ pst_status pst_flat_gather_to(pst_flat *flat, uint32_t index, void *memory) {
     pst_status status = pst__flat_check_copy(flat, index);
     pst__operation *operation = NULL;
     if (status == PST_OK) status = pst__flat_refresh(flat, &index, 1);
-    if (status == PST_OK) status = pst__zero_record(flat->engine, flat->engine->shards_ready);
     batch batch = {0};
     if (status == PST_OK) status = count_batch(flat, &index, 1, &batch);
     if (status != PST_OK) return status;

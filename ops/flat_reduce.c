@@ -264,16 +264,22 @@ pst_status pst_flat_begin_backward(pst_flat *flat, int is_last) {
     return pst__operation_check_comms(flat->engine);
 }
 
+static pst_status zero(pst_flat *flat, const pst__flat_parameter *parameter) {
+    pst_device *device = flat->engine->device;
+    const pst_cast zeros = {.destination = parameter->target,
+                            .count = parameter->chunk,
+                            .destination_dtype = parameter->target_dtype,
+                            .source_dtype = parameter->target_dtype};
+    return device->ops->cast_scale_copy(device, flat->engine->compute, &zeros, 1, 1.0);
+}
+
 /* The optimizer finds zeros where nothing had a gradient since the last update. */
 static pst_status zero_old(pst_flat *flat) {
-    pst_zero *engine = flat->engine;
     pst_status status = PST_OK;
     for (size_t i = 0; status == PST_OK && i < flat->parameter_count; i++) {
         pst__flat_parameter *parameter = &flat->parameters[i];
         if (parameter->target != NULL && parameter->is_old && !parameter->has_sum)
-            status = engine->device->ops->fill(
-                engine->device, engine->compute, parameter->target, 0,
-                parameter->chunk * pst_dtype_size(parameter->target_dtype));
+            status = zero(flat, parameter);
         parameter->is_old = 0;
     }
     return status;

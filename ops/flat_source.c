@@ -29,9 +29,6 @@ pst_status pst__flat_open(pst_flat *flat, size_t bytes, pst_lease *lease) {
     pst_status status = pst_arena_add_segment(engine->sources, bytes);
     if (status == PST_OK)
         status = pst_arena_acquire_at(engine->sources, stats.reserved, bytes, lease);
-    if (status == PST_OK)
-        status =
-            engine->device->ops->fill(engine->device, engine->compute, lease->memory, 0, bytes);
     if (status == PST_OK) status = open_to(flat, flat->options.gather_comm, lease);
     if (status == PST_OK && !engine->one_comm)
         status = open_to(flat, flat->options.reduce_comm, lease);
