@@ -110,3 +110,8 @@ def train_both(kind: Callable[[], nn.Module], *, steps: int = 3, **options: Any)
         twins.step()
     twins.close()
     return twins.engine
+
+
+def train_only(kind: Callable[[], nn.Module], **options: Any) -> None:
+    """As `train_both`; what ranks return is pickled, and an engine cannot be."""
+    train_both(kind, **options)

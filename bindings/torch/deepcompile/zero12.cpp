@@ -124,6 +124,7 @@ void Zero12::bind(Parameter &parameter, at::Tensor grad_buffer, int64_t offset) 
     const bool is_empty = !grad_buffer.defined() || grad_buffer.numel() == 0;
     if (!is_empty && !grad_buffer.is_contiguous())
         throw StatusError{PST_EINVAL, "a gradient buffer has to be contiguous"};
+    if (!is_empty) grad_buffer.zero_();
     check(pst_partition_bind(partition_, parameter.index,
                              is_empty ? nullptr : grad_buffer.data_ptr(),
                              is_empty ? PST_FLOAT32 : dtype_of(grad_buffer.scalar_type()),

@@ -24,7 +24,8 @@ class Zero12 : public Stage {
 
     // Of the graphs registered from now on; one stage a context.
     void set_stage(int stage);
-    // grad_buffer: what this rank owns of the gradient, from element `offset` on; empty: nothing.
+    // grad_buffer: what this rank owns of the gradient, from element `offset` on, becomes zero;
+    // empty: nothing is bound.
     void register_parameter(int64_t id, const std::vector<int64_t> &shape, at::Tensor grad_buffer,
                             int64_t offset);
     void update_grad_buffer(int64_t id, at::Tensor grad_buffer, int64_t offset);
