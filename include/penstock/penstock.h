@@ -11,6 +11,8 @@
 #include <penstock/graph.h>
 #include <penstock/memory.h>
 #include <penstock/nccl.h>
+#include <penstock/offload.h>
+#include <penstock/partition.h>
 #include <penstock/runtime.h>
 #include <penstock/status.h>
 #include <penstock/trace.h>

@@ -113,10 +113,9 @@ void bind_profiling(py::module_ &module) {
 void bind_parameters(py::module_ &module) {
     module.def(
         "register_param",
-        [](int64_t id, std::vector<int64_t> shape, at::Tensor tensor, at::Tensor grad_buffer,
-           int64_t offset) {
-            current_context()->zero12.register_parameter(id, std::move(shape), std::move(tensor),
-                                                         std::move(grad_buffer), offset);
+        [](int64_t id, const std::vector<int64_t> &shape, const at::Tensor &,
+           at::Tensor grad_buffer, int64_t offset) {
+            current_context()->zero12.register_parameter(id, shape, std::move(grad_buffer), offset);
         },
         py::arg("ds_id"), py::arg("ds_shape"), py::arg("ds_tensor"), py::arg("grad_buffer"),
         py::arg("offset"), Unlocked());
@@ -155,6 +154,9 @@ void bind_passes(py::module_ &module) {
         "start_forward", [] { current_context(); }, Unlocked());
     module.def(
         "end_forward", [] { current_context(); }, Unlocked());
+    module.def(
+        "reduce_bucket_bytes", [] { return current_context()->zero12.bucket_bytes(); },
+        "Memory that ZeRO-1's and 2's reductions hold now.");
     module.def(
         "start_backward", [](bool update) { current_context()->start_backward(update); },
         py::arg("update"), Unlocked());
