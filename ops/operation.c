@@ -33,6 +33,8 @@ static void operation_free(pst_zero *engine, pst__operation *operation) {
                    operation->piece_capacity * sizeof *operation->pieces);
     pst__heap_free(engine->heap, operation->casts,
                    operation->cast_capacity * sizeof *operation->casts);
+    pst__heap_free(engine->heap, operation->segments,
+                   operation->segment_capacity * sizeof *operation->segments);
     pst__heap_free(engine->heap, operation, sizeof *operation);
 }
 

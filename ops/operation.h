@@ -37,6 +37,8 @@ struct pst__operation {
     size_t piece_capacity;
     pst_cast *casts; /* of the second part */
     size_t cast_count, cast_capacity;
+    pst_segment *segments; /* of a gather that is no group's */
+    size_t segment_capacity;
     struct pst__operation *next;
 };
 

@@ -7,6 +7,7 @@
 #include <penstock/cuda.h>
 #include <penstock/device.h>
 #include <penstock/exchange.h>
+#include <penstock/flat.h>
 #include <penstock/graph.h>
 #include <penstock/memory.h>
 #include <penstock/nccl.h>

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepcompile_passes import Compiled, make_backend
+from deepcompile_passes import Compiled, make_backend, profile_with
 from torch import nn
 
 
@@ -198,6 +198,7 @@ class Engine:
         prefetch: int = 0,
         bucket_elements: int = 64,
         lr: float = 0.1,
+        profile: bool = True,
         **config: Any,
     ) -> None:
         self.module = module
@@ -209,6 +210,7 @@ class Engine:
         self.prefetch = prefetch
         self.bucket_elements = bucket_elements
         self.lr = lr
+        self.profile = profile
         self.config = configuration(**config)
         self.micro_step = 0
         self.order: list[Compiled] = []
@@ -230,6 +232,7 @@ class Engine:
             gathers=self.stage == 3,
             prefetch=self.prefetch,
             order=self.order,
+            profile=profile_with(self.handle) if self.profile else None,
         )
         self.compiled = torch.compile(self.module, backend=backend, dynamic=False)
 

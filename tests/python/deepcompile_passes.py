@@ -23,9 +23,9 @@ class Compiled:
 
     graph_id: int
     ids: dict[int, int]  # parameter's number by the number of the input
+    graph: fx.Graph  # kept, so that no later one gets its id
     needs_backward: bool = False
     names: list[str] = field(default_factory=list)  # of the inputs in the forward graph
-    graphs: dict[str, fx.Graph] = field(default_factory=dict)
 
 
 def make_backend(
@@ -35,16 +35,18 @@ def make_backend(
     gathers: bool,
     prefetch: int = 0,
     order: list[Compiled],
+    profile: Callable[[fx.GraphModule, list[Any]], None] | None = None,
 ) -> Callable[..., Any]:
     """A backend for torch.compile that runs the graphs with the operators in them.
 
     gathers: parameters are sharded and gathered in the graph; prefetch: so many of them at a time
-    are announced ahead. `order` gets the graphs, in the order of their compilation.
+    are announced ahead. `order` gets the graphs, in the order of their compilation; `profile` runs
+    before the first run of each, with its arguments.
     """
 
     def backend(module: fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         found = {i: id_of(t) for i, t in enumerate(inputs) if isinstance(t, torch.nn.Parameter)}
-        compiled = Compiled(id(module.graph), found)
+        compiled = Compiled(id(module.graph), found, module.graph)
 
         def partition(joint: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
             compiled.needs_backward = True
@@ -58,16 +60,15 @@ def make_backend(
             compiled.names = [node.name for node in _inputs(graph.graph)]
             if gathers:
                 _add_gathers(graph.graph, compiled, prefetch)
-            return _finish(graph, compiled, "forward")
+            return _finish(graph, profile)
 
         def backward(graph: fx.GraphModule, _: Any) -> Any:
             reducing = [each for each in order if each.needs_backward]
             if gathers:
                 _add_gathers(graph.graph, compiled, prefetch)
             _add_reductions(graph.graph, compiled, release=compiled is reducing[0])
-            return _finish(graph, compiled, "backward")
+            return _finish(graph, profile)
 
-        compiled.graphs["module"] = module.graph  # so that no later graph gets its id
         return aot_module_simplified(
             module, inputs, fw_compiler=forward, bw_compiler=backward, partition_fn=partition
         )
@@ -75,11 +76,51 @@ def make_backend(
     return backend
 
 
-def _finish(module: fx.GraphModule, compiled: Compiled, name: str) -> Any:
+def _finish(module: fx.GraphModule, profile: Callable[..., None] | None) -> Any:
     module.graph.lint()
     module.recompile()
-    compiled.graphs[name] = module.graph
-    return make_boxed_func(module.forward)
+    profiled = profile is None
+
+    def run(arguments: list[Any]) -> Any:
+        nonlocal profiled
+        if not profiled and profile is not None:
+            profile(module, arguments)
+        profiled = True
+        return module.forward(*arguments)
+
+    return make_boxed_func(lambda *arguments: run(list(arguments)))
+
+
+def profile_with(handle: Callable[[], Any]) -> Callable[[fx.GraphModule, list[Any]], None]:
+    """Measure a graph as DeepSpeed does: each node several times, then all of it once more."""
+
+    def profile(module: fx.GraphModule, arguments: list[Any]) -> None:
+        for interpreter in (_NodeByNode(module, handle()), fx.Interpreter(module)):
+            handle().enable_profiling(True)
+            interpreter.run(*arguments)
+            handle().clear_all_gathered_params()
+            handle().enable_profiling(False)
+
+    return profile
+
+
+class _NodeByNode(fx.Interpreter):
+    """Runs each node three times; what is gathered is not there for the next node."""
+
+    def __init__(self, module: fx.GraphModule, handle: Any) -> None:
+        super().__init__(module)
+        self.handle = handle
+
+    def run_node(self, node: fx.Node) -> Any:
+        if node.op != "call_function" or node.target is torch.ops.dc.end_backward.default:
+            return None if node.op == "call_function" else super().run_node(node)
+        times = 1 if node.target is torch.ops.dc.release_param.default else 3
+        for _ in range(times):
+            result = super().run_node(node)
+        if node.target is torch.ops.dc.allgather_param.default:
+            result = result.clone()
+            self.handle.invalidate_gathered_param(node.args[2])
+        return result
 
 
 def _inputs(graph: fx.Graph) -> list[fx.Node]:

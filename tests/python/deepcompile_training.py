@@ -103,15 +103,15 @@ class Twins:
         self.engine.destroy()
 
 
-def train_both(kind: Callable[[], nn.Module], *, steps: int = 3, **options: Any) -> Any:
-    """Steps of both, compared; returns the engine."""
+def train_both(kind: Callable[[], nn.Module], **options: Any) -> None:
+    """Steps of both, compared."""
+    trained(kind, **options)
+
+
+def trained(kind: Callable[[], nn.Module], *, steps: int = 3, **options: Any) -> Any:
+    """As `train_both`; returns the engine."""
     twins = Twins(kind, **options)
     for _ in range(steps):
         twins.step()
     twins.close()
     return twins.engine
-
-
-def train_only(kind: Callable[[], nn.Module], **options: Any) -> None:
-    """As `train_both`; what ranks return is pickled, and an engine cannot be."""
-    train_both(kind, **options)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from deepcompile_training import Twins, train_both, train_only
+from deepcompile_training import Twins, train_both, trained
 from models import Block, Frozen, Net, Tied, Unused
 from torch import nn
 
@@ -12,12 +12,12 @@ STAGES = pytest.mark.parametrize("stage", [1, 2, 3])
 @STAGES
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_steps_equal_unsharded(worlds, stage, ranks):
-    worlds(ranks).run(train_only, Net, stage=stage)
+    worlds(ranks).run(train_both, Net, stage=stage)
 
 
 @STAGES
 def test_accumulated_gradients_equal_unsharded(worlds, stage):
-    worlds(2).run(train_only, Net, stage=stage, sizes=(4, 4, 4), steps=2)
+    worlds(2).run(train_both, Net, stage=stage, sizes=(4, 4, 4), steps=2)
 
 
 class Broken(Net):
@@ -32,7 +32,7 @@ class Broken(Net):
 
 
 def train_broken(stage, sizes):
-    engine = train_both(Broken, stage=stage, sizes=sizes)
+    engine = trained(Broken, stage=stage, sizes=sizes)
     assert sum(each.needs_backward for each in engine.order) >= 3
 
 
@@ -52,7 +52,7 @@ class TiedOverBreak(Tied):
 
 
 def train_tied(stage, sizes):
-    engine = train_both(TiedOverBreak, stage=stage, sizes=sizes)
+    engine = trained(TiedOverBreak, stage=stage, sizes=sizes)
     ids = [ds_id for each in engine.order for ds_id in each.ids.values()]
     assert len(ids) - len(set(ids)) == 2
 
@@ -81,11 +81,11 @@ class WithoutReductions(nn.Module):
 
 @STAGES
 def test_a_backward_graph_without_reductions_does_no_harm(worlds, stage):
-    worlds(2).run(train_only, WithoutReductions, stage=stage, sizes=(4, 4))
+    worlds(2).run(train_both, WithoutReductions, stage=stage, sizes=(4, 4))
 
 
 def recompile_in_a_step(stage):
-    engine = train_both(Net, stage=stage, sizes=(4, 6, 4))
+    engine = trained(Net, stage=stage, sizes=(4, 6, 4))
     assert len(engine.order) == 2  # a pair of graphs a shape
 
 
@@ -109,12 +109,12 @@ def test_graphs_that_a_reset_replaces_go_on_where_they_were(worlds, stage):
 
 @STAGES
 def test_frozen_parameters_stay_and_the_others_train(worlds, stage):
-    worlds(2).run(train_only, Frozen, stage=stage)
+    worlds(2).run(train_both, Frozen, stage=stage)
 
 
 @STAGES
 def test_parameters_that_no_graph_uses_do_no_harm(worlds, stage):
-    worlds(2).run(train_only, Unused, stage=stage)
+    worlds(2).run(train_both, Unused, stage=stage)
 
 
 def evaluate_between(stage):
@@ -134,13 +134,13 @@ def test_evaluations_between_steps_equal_unsharded(worlds, stage):
 
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_announced_gathers_equal_unsharded(worlds, prefetch):
-    worlds(2).run(train_only, Broken, stage=3, sizes=(4, 4), prefetch=prefetch)
+    worlds(2).run(train_both, Broken, stage=3, sizes=(4, 4), prefetch=prefetch)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_persistent_parameters_are_gathered_anew_after_an_update(worlds, prefetch):
     worlds(2).run(
-        train_only, Broken, stage=3, sizes=(4, 4), persistent=(0, 3, 5), prefetch=prefetch
+        train_both, Broken, stage=3, sizes=(4, 4), persistent=(0, 3, 5), prefetch=prefetch
     )
 
 
@@ -159,7 +159,7 @@ class Bf16(Net):
 @pytest.mark.parametrize("grad_dtype", [None, torch.float32], ids=["bf16", "fp32"])
 def test_gradients_of_another_dtype_equal_unsharded(worlds, stage, grad_dtype):
     worlds(2).run(
-        train_only,
+        train_both,
         Bf16,
         stage=stage,
         sizes=(4, 4),
@@ -181,7 +181,7 @@ class Autocast(Net):
 @pytest.mark.parametrize("persistent", [(), (0, 2, 3)], ids=["released", "persistent"])
 def test_gathers_in_the_dtype_of_a_cast_equal_unsharded(worlds, prefetch, persistent):
     worlds(2).run(
-        train_only,
+        train_both,
         Autocast,
         stage=3,
         sizes=(4, 4),
@@ -215,12 +215,12 @@ def test_two_engines_side_by_side_equal_unsharded(worlds, stages):
 @STAGES
 def test_one_engine_after_another_equals_unsharded(worlds, stage):
     for _ in range(2):
-        worlds(2).run(train_only, Net, stage=stage, steps=2)
+        worlds(2).run(train_both, Net, stage=stage, steps=2)
 
 
 @pytest.mark.parametrize("switch", ["double_buffer", "sync_before_reduce", "sync_after_allgather"])
 @STAGES
 def test_a_switched_configuration_equals_unsharded(worlds, stage, switch):
     worlds(2).run(
-        train_only, Net, stage=stage, sizes=(4, 4), steps=2, **{switch: switch != "double_buffer"}
+        train_both, Net, stage=stage, sizes=(4, 4), steps=2, **{switch: switch != "double_buffer"}
     )

@@ -50,12 +50,10 @@ void init(const py::object &group, const py::object &object, int64_t bucket_elem
     const auto device = world.attr("device").cast<at::Device>();
     const auto stream = world.attr("stream").cast<uintptr_t>();
     const auto deadline = world.attr("timeout").cast<double>();
-    const auto gather = world.attr("gather").cast<std::optional<ProcessGroup>>();
-    const auto reduce = world.attr("reduce").cast<std::optional<ProcessGroup>>();
+    ranks->gather = world.attr("gather").cast<std::optional<ProcessGroup>>();
+    ranks->reduce = world.attr("reduce").cast<std::optional<ProcessGroup>>();
     py::gil_scoped_release unlocked;
     ranks->runtime = std::make_shared<Runtime>(ranks->rank, ranks->size, deadline, device, stream);
-    ranks->comms = std::make_unique<Comms>(*ranks->runtime, gather, reduce,
-                                           config.symmetric_memory ? "ce" : "auto", true);
     add_context(std::make_shared<Context>(config, std::move(ranks)));
 }
 
@@ -63,6 +61,26 @@ void register_graph(int stage, int64_t graph, const std::vector<int64_t> &ids) {
     const ContextPointer context = current_context();
     context->register_graph(stage, graph, ids);
     own_graph(graph, context);
+}
+
+py::dict stats() {
+    const pst_flat_stats stats = current_context()->zero3.stats();
+    py::dict result;
+#define PST_PUT(field) result[#field] = stats.field
+    PST_PUT(gathers);
+    PST_PUT(gathered);
+    PST_PUT(gather_bytes);
+    PST_PUT(ahead);
+    PST_PUT(unused);
+    PST_PUT(reduces);
+    PST_PUT(reduce_bytes);
+    PST_PUT(exposed_ns);
+    PST_PUT(late_launches);
+    PST_PUT(arena_reserved);
+    PST_PUT(arena_peak);
+    PST_PUT(bucket_bytes);
+#undef PST_PUT
+    return result;
 }
 
 void bind_life(py::module_ &module) {
@@ -74,8 +92,10 @@ void bind_life(py::module_ &module) {
     module.def(
         "reset", [] { current_context()->reset(); }, Unlocked());
     module.def(
-        "communicator", [] { return std::string(current_context()->ranks->comms->name()); },
-        "Which kind of communicator serves the current runtime.");
+        "communicator", [] { return current_context()->ranks->communicator(); },
+        "Which kind of communicator serves the current runtime; empty before there are "
+        "parameters.");
+    module.def("stats", &stats, "Figures of ZeRO-3 so far.");
 }
 
 void bind_profiling(py::module_ &module) {

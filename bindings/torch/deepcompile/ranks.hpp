@@ -1,23 +1,39 @@
-// The ranks of one job: runtime and communicators on private process groups.
+// The ranks of one job: a runtime, private process groups, communicators.
 #pragma once
 
 #include "comms.hpp"
 
+#include <cstdint>
 #include <memory>
 
 namespace penstock::dc {
 
-struct Ranks {
+class Ranks {
+  public:
     int rank = 0, size = 1;
     std::shared_ptr<Runtime> runtime;
-    std::unique_ptr<Comms> comms; // destroyed before the runtime
+    // Nobody else uses these; nothing: the world is this one process.
+    std::optional<ProcessGroup> gather, reduce;
 
     ~Ranks() {
-        comms.reset();
+        comms_.reset();
     }
+    // The communicators, made by the first call, which blocks until all ranks are in it. Wanted:
+    // "auto", or on a GPU "ce" or "nccl".
+    const Comms &comms(const std::string &wanted);
+    // "" before.
+    std::string communicator() const {
+        return comms_ ? comms_->name() : "";
+    }
+    // Do all ranks have this value? Before the communicators are in use; blocks.
+    bool is_equal_everywhere(uint64_t value) const;
     void check(pst_status status) const {
         penstock::check(runtime->get(), status);
     }
+
+  private:
+    std::unique_ptr<Comms> comms_;
+    std::string wanted_;
 };
 
 } // namespace penstock::dc

@@ -59,11 +59,11 @@ void Zero12::free_segment(void *self, void *memory, size_t) {
 
 void Zero12::open() {
     if (partition_ != nullptr) return;
-    const Ranks &ranks = *context_.ranks;
+    Ranks &ranks = *context_.ranks;
     pst_partition_options options{};
     options.size = sizeof options;
     options.name = "gradients";
-    options.comm = ranks.comms->reduce();
+    options.comm = ranks.comms("nccl").reduce();
     options.device = ranks.runtime->device();
     options.compute = ranks.runtime->compute();
     options.bucket_bytes = bucket_limit(context_.config);

@@ -1,0 +1,34 @@
+#include "ranks.hpp"
+
+#include <ATen/ATen.h>
+
+namespace penstock::dc {
+
+const Comms &Ranks::comms(const std::string &wanted) {
+    if (!comms_) {
+        comms_ = std::make_unique<Comms>(*runtime, gather, reduce, wanted, true);
+        wanted_ = wanted;
+    } else if (wanted != wanted_ && wanted != comms_->name() && runtime->device() != nullptr) {
+        throw StatusError{PST_EUNSUPPORTED, "this runtime's communicator is " + communicator() +
+                                                ", and " + wanted +
+                                                " is wanted: ZeRO-3 and the other stages need "
+                                                "runtimes of their own (init)"};
+    }
+    return *comms_;
+}
+
+bool Ranks::is_equal_everywhere(uint64_t value) const {
+    if (!gather) return true;
+    at::Tensor mine = at::empty({1}, at::kLong);
+    mine.fill_(static_cast<int64_t>(value));
+    std::vector<std::vector<at::Tensor>> all(1);
+    for (int i = 0; i < size; i++)
+        all[0].push_back(at::empty_like(mine));
+    std::vector<at::Tensor> own{mine};
+    (*gather)->allgather(all, own)->wait();
+    for (const at::Tensor &theirs : all[0])
+        if (theirs.item<int64_t>() != mine.item<int64_t>()) return false;
+    return true;
+}
+
+} // namespace penstock::dc
