@@ -124,6 +124,10 @@ void Offload::forget_graphs() {
     activations_.clear();
 }
 
+void Offload::reload_parameter(const at::Tensor &, int64_t, int64_t id) {
+    context_.zero3.reload(id);
+}
+
 // ---- freeing ------------------------------------------------------------------------------------
 
 // Their memory is the compute stream's, and so is whoever gets it next.

@@ -106,9 +106,10 @@ void Zero3::register_parameter(int64_t id, std::vector<int64_t> shape, at::Tenso
         (grad_buffer.numel() != chunk || !grad_buffer.is_contiguous()))
         refuse(id, "its grad_buffer has " + std::to_string(grad_buffer.numel()) +
                        " elements instead of " + std::to_string(chunk) + ", or is not contiguous");
-    if (shard.device() != context_.ranks->runtime->where())
-        refuse(id, "its shard is on " + shard.device().str() + ", and the ranks train on " +
-                       context_.ranks->runtime->where().str());
+    const at::Device where = context_.ranks->runtime->where();
+    if (grad_buffer.defined() && grad_buffer.numel() != 0 && grad_buffer.device() != where)
+        refuse(id, "its grad_buffer is on " + grad_buffer.device().str() + " instead of " +
+                       where.str());
     if (by_id_.count(id) != 0) refuse(id, "is registered already");
     if (flat_ == nullptr) open();
     auto parameter = std::make_unique<Parameter>();
@@ -116,6 +117,11 @@ void Zero3::register_parameter(int64_t id, std::vector<int64_t> shape, at::Tenso
     parameter->shape = std::move(shape);
     parameter->elements = elements;
     parameter->shard = shard.detach();
+    if (shard.device() != where) {
+        parameter->host = parameter->shard;
+        parameter->host_version = version_of(parameter->host);
+        parameter->shard = parameter->host.to(where);
+    }
     parameter->persistent = persistent;
     parameter->grad_dtype = expected_grad_dtype;
     check(pst_flat_add(flat_, name_of(id).c_str(), elements, &parameter->index));
@@ -192,6 +198,19 @@ at::Tensor Zero3::describe(int64_t id, std::optional<at::ScalarType> dtype) cons
     return at::empty(parameter.shape, parameter.shard.options()
                                           .dtype(dtype.value_or(parameter.shard.scalar_type()))
                                           .device(at::kMeta));
+}
+
+// ---- shards on the host -------------------------------------------------------------------------
+
+// The optimizer has written it since, or may have.
+void Zero3::reload(int64_t id) {
+    Parameter &parameter = parameter_of(id);
+    if (!parameter.host.defined()) return;
+    const uint32_t version = version_of(parameter.host);
+    if (!parameter.host_is_newer && version == parameter.host_version) return;
+    parameter.shard.copy_(parameter.host, /*non_blocking=*/true);
+    parameter.host_version = version;
+    parameter.host_is_newer = false;
 }
 
 // ---- gathering ----------------------------------------------------------------------------------
@@ -345,6 +364,7 @@ void Zero3::forget_graphs() {
 }
 
 void Zero3::start_backward(bool update) {
+    updates_ = update;
     if (flat_ != nullptr) check(pst_flat_begin_backward(flat(), update));
 }
 
@@ -361,6 +381,8 @@ void Zero3::reduce_grad(const at::Tensor &grad, int64_t, int64_t id) {
 }
 
 void Zero3::end_backward(int64_t, bool release_reduce_buckets) {
+    for (const auto &parameter : parameters_)
+        parameter->host_is_newer |= updates_;
     if (!context_.profiling) check(pst_flat_end_backward(flat(), release_reduce_buckets));
 }
 

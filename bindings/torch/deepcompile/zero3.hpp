@@ -25,8 +25,9 @@ class Zero3 : public Stage {
     explicit Zero3(Context &context);
     ~Zero3() override;
 
-    // shard: ceil(elements / ranks) elements, padded. grad_buffer: as long, or empty (frozen); it
-    // is zeroed.
+    // shard: ceil(elements / ranks) elements, padded; one on the host, when the ranks train on
+    // GPUs, has a copy on the device that `reload` brings up to date. grad_buffer: as long, or
+    // empty (frozen); it is zeroed.
     void register_parameter(int64_t id, std::vector<int64_t> shape, at::Tensor shard,
                             at::Tensor grad_buffer, bool persistent,
                             std::optional<at::ScalarType> expected_grad_dtype);
@@ -35,6 +36,7 @@ class Zero3 : public Stage {
     void invalidate(int64_t id); // its gathered copies; not a persistent one's
     void clear_gathered();       // as invalidate, for all
     void updated();              // all shards have new values
+    void reload(int64_t id);     // of a shard on the host, if it may have changed
     // What a gathered parameter looks like.
     at::Tensor describe(int64_t id, std::optional<at::ScalarType> dtype) const;
     pst_flat_stats stats() const;
@@ -65,6 +67,9 @@ class Zero3 : public Stage {
         std::vector<int64_t> shape;
         size_t elements = 0;
         at::Tensor shard, grad_buffer;
+        at::Tensor host; // where the shard was registered on the host: the one that is updated
+        uint32_t host_version = 0;
+        bool host_is_newer = false;
         void *address = nullptr; // of the shard, as it was bound
         uint32_t version = 0;
         bool persistent = false;
@@ -96,6 +101,7 @@ class Zero3 : public Stage {
     std::unique_ptr<Segments> segments_;
     pst_flat *flat_ = nullptr;
     bool bound_ = false;
+    bool updates_ = false; // this backward is the last one before an update
     bool homes_agree_ = false;
     std::vector<std::unique_ptr<Parameter>> parameters_; // in the order of registration
     std::unordered_map<int64_t, Parameter *> by_id_;
