@@ -16,6 +16,8 @@ else()
   list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/ops/nccl_absent.c)
 endif()
 
+set(PENSTOCK_SOURCES ${sources}) # tests/sim and tests/model compile them in their own ways
+
 # The text of the kernels, which is compiled when a GPU is found.
 set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/sched/device/cuda_arguments.h
             ${CMAKE_CURRENT_SOURCE_DIR}/sched/device/cuda_kernels.cu)

@@ -166,7 +166,8 @@ typedef struct pst_launch {
  * task of run k-1 has ended, PST_ESTATE when not sealed, or a poisoned runtime's status. It is not
  * busy after pst_launch_wait, nor after pst_task_wait on the tasks without successors (at most 16
  * of them; the call may wait a few milliseconds for a lane that still has to count the run before).
- * The callback of a run's last task may call it. Does not allocate. `launch` may be NULL. One thread at a time. */
+ * The callback of a run's last task may call it. Does not allocate. `launch` may be NULL. One
+ * thread at a time. */
 PST_API pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch);
 
 /* Opens a gate of the current launch (or of a growing graph). `borrowed`: what must come first on

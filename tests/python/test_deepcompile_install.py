@@ -154,12 +154,12 @@ def keep_hooks_apart(folder):
     assert len(util.pre_backward_hooks) == 1 and backend.remaining_schedule == [second]
     contexts = {each._penstock_state.context for each in (first, second)}
     assert len(contexts) == 2 and 0 not in contexts
-    first.step()
+    first._backward_epilogue()
     assert backend.remaining_schedule == [first]
     assert util.dc_handle.current() == first._penstock_state.context
     second.destroy()
     assert util.pre_backward_hooks == []
-    first.step()
+    first._backward_epilogue()
     assert backend.remaining_schedule == [first] and len(util.pre_backward_hooks) == 1
     first.destroy()
     assert util.dc_handle.current() == 0

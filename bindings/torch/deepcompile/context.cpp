@@ -57,6 +57,7 @@ void Context::reset() {
     graphs_.clear();
     zero3.forget_graphs();
     zero12.forget_graphs();
+    offload.forget_graphs();
 }
 
 void Context::start_backward(bool update) {

@@ -3,6 +3,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/torch_dispatch_mode.h>
 
 #include <pybind11/stl.h>
 
@@ -119,6 +120,12 @@ void bind_profiling(py::module_ &module) {
         "clear_all_gathered_params", [] { current_context()->zero3.clear_gathered(); }, Unlocked());
 }
 
+// Passes call it while a graph is traced, when new tensors have no memory.
+void set_persistent(int64_t id) {
+    const torch::torch_dispatch_mode::StashTorchDispatchStackGuard real_tensors;
+    current_context()->zero3.set_persistent(id);
+}
+
 void bind_parameters(py::module_ &module) {
     module.def(
         "register_param",
@@ -144,9 +151,7 @@ void bind_parameters(py::module_ &module) {
         },
         py::arg("ds_id"), py::arg("ds_shape"), py::arg("ds_tensor"), py::arg("grad_buffer"),
         py::arg("persistent"), py::arg("expected_grad_dtype") = py::none(), Unlocked());
-    module.def(
-        "set_persistent", [](int64_t id) { current_context()->zero3.set_persistent(id); },
-        py::arg("ds_id"), Unlocked());
+    module.def("set_persistent", &set_persistent, py::arg("ds_id"), Unlocked());
 }
 
 void bind_graphs(py::module_ &module) {
