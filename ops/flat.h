@@ -94,7 +94,7 @@ typedef struct pst__flat_place {
     const char *memory, *home;
 } pst__flat_place;
 pst_status pst__flat_source(pst_flat *flat, uint32_t copy, pst__flat_place *place);
-/* Casts what is old of these. */
+/* If a source of these copies is old, casts all that are. */
 pst_status pst__flat_refresh(pst_flat *flat, const uint32_t *copies, size_t count);
 /* Compute waits until no peer reads what this rank gathers from any more. */
 pst_status pst__flat_guard(pst_flat *flat);

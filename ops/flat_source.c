@@ -73,35 +73,47 @@ pst_status pst__flat_guard(pst_flat *flat) {
                           (unsigned long long)engine->gather_ticket, comm->ops->error_text(comm));
 }
 
-/* Whether a gather of this copy, or of another parameter's, may still read the sources. */
-static pst_status let_readers_end(pst_flat *flat, const pst__flat_copy *copy) {
-    if (flat->engine->asynchronous || copy->gather == NULL) return pst__flat_guard(flat);
+static int is_due(const pst_flat *flat, const pst__flat_copy *copy) {
+    return copy->source_is_old && has_source(flat, copy) &&
+           (flat->parameters[copy->parameter].shard != NULL);
+}
+
+static pst_status add_cast(pst_flat *flat, uint32_t index, size_t *casts) {
+    pst__flat_copy *copy = &flat->copies[index];
+    const pst__flat_parameter *parameter = &flat->parameters[copy->parameter];
+    pst__flat_place place;
+    pst_status status = PST_OK;
+    if (copy->state == PST__IN_FLIGHT) status = pst_flat_wait(flat, index); /* it is still read */
+    if (status == PST_OK) status = pst__flat_source(flat, index, &place);
+    if (status != PST_OK) return status;
+    copy->source_is_old = 0;
+    flat->casts[(*casts)++] = (pst_cast){.destination = (void *)(uintptr_t)place.memory,
+                                         .source = parameter->shard,
+                                         .count = parameter->chunk,
+                                         .destination_dtype = copy->dtype,
+                                         .source_dtype = parameter->dtype};
     return PST_OK;
 }
 
-pst_status pst__flat_refresh(pst_flat *flat, const uint32_t *copies, size_t count) {
+/* All that is old at once: compute waits for the readers of what was gathered before, which in
+ * mid-step would be those of gathers that are to overlap with it. */
+static pst_status cast_all(pst_flat *flat) {
     pst_zero *engine = flat->engine;
     size_t casts = 0;
     pst_status status = pst__heap_grow(engine->heap, (void **)&flat->casts, &flat->cast_capacity,
-                                       count, sizeof *flat->casts);
-    for (size_t i = 0; status == PST_OK && i < count; i++) {
-        pst__flat_copy *copy = &flat->copies[copies[i]];
-        const pst__flat_parameter *parameter = &flat->parameters[copy->parameter];
-        if (!has_source(flat, copy) || !copy->source_is_old) continue;
-        pst__flat_place place;
-        status = pst__flat_source(flat, copies[i], &place);
-        if (status == PST_OK && casts == 0) status = let_readers_end(flat, copy);
-        copy->source_is_old = 0;
-        flat->casts[casts++] = (pst_cast){.destination = (void *)(uintptr_t)place.memory,
-                                          .source = parameter->shard,
-                                          .count = parameter->chunk,
-                                          .destination_dtype = copy->dtype,
-                                          .source_dtype = parameter->dtype};
-    }
-    if (status != PST_OK || casts == 0) return status;
+                                       flat->copy_count, sizeof *flat->casts);
+    if (status == PST_OK) status = pst__flat_guard(flat);
+    for (size_t i = 0; status == PST_OK && i < flat->copy_count; i++)
+        if (is_due(flat, &flat->copies[i])) status = add_cast(flat, (uint32_t)i, &casts);
+    if (status != PST_OK) return status;
     status = engine->device->ops->cast_scale_copy(engine->device, engine->compute, flat->casts,
                                                   casts, 1.0);
-    if (status != PST_OK)
-        return pst__flat_fail(flat, status, "%s", "casting shards for their gathers failed");
+    if (status == PST_OK) return PST_OK;
+    return pst__flat_fail(flat, status, "%s", "casting shards for their gathers failed");
+}
+
+pst_status pst__flat_refresh(pst_flat *flat, const uint32_t *copies, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (is_due(flat, &flat->copies[copies[i]])) return cast_all(flat);
     return PST_OK;
 }
