@@ -200,6 +200,11 @@ void pst_arena_trim(pst_arena *arena) {
     }
 }
 
+void pst__arena_trim_in_order(pst_arena *arena) {
+    pst__pool_forget_events(&arena->pool);
+    pst_arena_trim(arena);
+}
+
 /* ---- leases --------------------------------------------------------------------------------- */
 
 static void count_leased(pst_arena *arena) {

@@ -3,7 +3,6 @@
 #include "sched/runtime.h"
 
 #define DEFAULT_ALIGNMENT 128u
-#define BUCKETS_PER_DTYPE 2u /* double buffering */
 
 /* idle -> filling (first slot) -> reducing (flush) -> idle (retire) */
 typedef enum bucket_state { BUCKET_IDLE = 0, BUCKET_FILLING, BUCKET_REDUCING } bucket_state;
@@ -24,7 +23,7 @@ struct pst_buckets {
     pst__error *error;
     pst_arena *arena;
     pst_device *device;
-    size_t ranks, chunk_bytes, alignment;
+    size_t ranks, chunk_bytes, alignment, per_dtype;
     int fixed;
     pst_status (*refill)(void *context, uint64_t id, pst_stream *stream);
     void *refill_context;
@@ -43,6 +42,7 @@ static pst_status check_options(pst__error *error, const pst_buckets_options *gi
         return pst__fail(error, PST_EINVAL,
                          "buckets: set options.size to sizeof(pst_buckets_options)");
     if (options->alignment == 0) options->alignment = DEFAULT_ALIGNMENT;
+    if (options->per_dtype == 0) options->per_dtype = 2;
     if ((options->alignment & (options->alignment - 1)) != 0 ||
         options->alignment > PST_ARENA_ALIGNMENT)
         return pst__fail(error, PST_EINVAL, "buckets: alignment %zu is no power of two up to %u",
@@ -81,6 +81,7 @@ pst_status pst_buckets_create(pst_runtime *runtime, const pst_buckets_options *g
                              .ranks = options.ranks,
                              .chunk_bytes = options.chunk_bytes,
                              .alignment = options.alignment,
+                             .per_dtype = options.per_dtype,
                              .fixed = options.fixed,
                              .refill = options.refill,
                              .refill_context = options.refill_context,
@@ -167,7 +168,7 @@ static int is_waiting(pst_buckets *buckets, bucket *item) {
 static pst_status make_bucket(pst_buckets *buckets, pst_dtype dtype, size_t padded, bucket **made) {
     size_t chunk = padded > buckets->chunk_bytes ? padded : buckets->chunk_bytes;
     int own_size = chunk > buckets->chunk_bytes;
-    int extra = !own_size && count_regular(buckets, dtype) >= BUCKETS_PER_DTYPE;
+    int extra = !own_size && count_regular(buckets, dtype) >= buckets->per_dtype;
     if (chunk > SIZE_MAX / buckets->ranks)
         return pst__fail(buckets->error, PST_EINVAL, "buckets: %zu slots of %zu bytes overflow",
                          buckets->ranks, padded);
@@ -188,28 +189,29 @@ static pst_status make_bucket(pst_buckets *buckets, pst_dtype dtype, size_t padd
     return PST_OK;
 }
 
-/* The two in turn, whatever they wait for. */
+/* All in turn, whatever they wait for. */
 static pst_status next_fixed(pst_buckets *buckets, pst_dtype dtype, size_t padded, bucket **next) {
     pst_status status = PST_OK;
     if (padded > buckets->chunk_bytes)
         return pst__fail(buckets->error, PST_EINVAL,
                          "buckets: a slot of %zu bytes is larger than the fixed buckets' %zu",
                          padded, buckets->chunk_bytes);
-    while (status == PST_OK && count_regular(buckets, dtype) < BUCKETS_PER_DTYPE)
+    while (status == PST_OK && count_regular(buckets, dtype) < buckets->per_dtype)
         status = make_bucket(buckets, dtype, padded, next);
     if (status != PST_OK) return status;
     *next = idle_bucket(buckets, dtype, padded);
     return *next == NULL ? PST_PENDING : PST_OK;
 }
 
-/* An idle bucket that is free at once, else a new one as long as there are fewer than two, else an
- * idle one that still waits (this bounds how far the host runs ahead), else an extra one. */
+/* An idle bucket that is free at once, else a new one as long as there are fewer than `per_dtype`,
+ * else an idle one that still waits (this bounds how far the host runs ahead), else an extra one.
+ */
 static pst_status next_bucket(pst_buckets *buckets, pst_dtype dtype, size_t padded, bucket **next) {
     if (buckets->fixed) return next_fixed(buckets, dtype, padded, next);
     bucket *idle = idle_bucket(buckets, dtype, padded);
     *next = idle;
     if (idle != NULL &&
-        (count_regular(buckets, dtype) >= BUCKETS_PER_DTYPE || !is_waiting(buckets, idle)))
+        (count_regular(buckets, dtype) >= buckets->per_dtype || !is_waiting(buckets, idle)))
         return PST_OK;
     pst_status status = make_bucket(buckets, dtype, padded, next);
     /* With no memory for the second one, the first is worth waiting for. */

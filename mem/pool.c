@@ -185,6 +185,12 @@ void pst__pool_settle(pst__pool *pool) {
     }
 }
 
+void pst__pool_forget_events(pst__pool *pool) {
+    for (size_t i = 0; i < pool->pending.count; i++)
+        pool->pending.items[i]->after_count = 0;
+    pst__pool_settle(pool);
+}
+
 /* ---- taking --------------------------------------------------------------------------------- */
 
 static pst__piece *best_fit(const pst__pieces *set, size_t bytes) {

@@ -42,6 +42,9 @@ void pst__pool_quarantine(pst__pool *pool, pst__piece *piece);
 /* Asks the events of all pending pieces and merges those that are done. A piece whose event failed
  * goes to quarantine. */
 void pst__pool_settle(pst__pool *pool);
+/* What is pending waits for its events no more: whoever gets the memory comes behind them anyway.
+ */
+void pst__pool_forget_events(pst__pool *pool);
 size_t pst__pool_largest(const pst__pool *pool);
 
 #endif

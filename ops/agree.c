@@ -71,6 +71,18 @@ static pst_status gather_bytes(pst_zero *engine, const char *name, exchange *exc
     return status;
 }
 
+pst_status pst__agree_gather(pst_zero *engine, const char *name, const void *own, size_t bytes,
+                             void *everyone) {
+    exchange pieces = {0};
+    pst_status status = exchange_alloc(engine, bytes, &pieces);
+    if (status != PST_OK) return status;
+    memcpy(pieces.own, own, bytes);
+    status = gather_bytes(engine, name, &pieces);
+    if (status == PST_OK) memcpy(everyone, pieces.everyone, engine->world * bytes);
+    exchange_free(engine, &pieces);
+    return status;
+}
+
 /* ---- what a rank has, as lines: subject NUL description NUL ---------------------------------- */
 
 typedef struct text_sink {

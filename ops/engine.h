@@ -309,6 +309,9 @@ const pst__plan *pst__record_plan(pst_zero *engine, int grad);
 /* ---- agree.c --------------------------------------------------------------------------------- */
 pst_status pst__agree_alloc(pst_zero *engine);
 void pst__agree_free(pst_zero *engine);
+/* `bytes` of each rank, in the order of ranks. Blocks. */
+pst_status pst__agree_gather(pst_zero *engine, const char *name, const void *own, size_t bytes,
+                             void *everyone);
 /* Compares parameters, groups and options over the ranks. Blocks. */
 pst_status pst__agree_registry(pst_zero *engine);
 /* Compares a plan's hash over the ranks: without blocking (a difference poisons the runtime), or

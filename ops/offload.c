@@ -258,6 +258,16 @@ pst_status pst_offload_host_memory(pst_offload *offload, uint64_t key, void **me
     return PST_OK;
 }
 
+pst_status pst_offload_address(pst_offload *offload, uint64_t key, void **memory, size_t *bytes) {
+    if (offload == NULL || memory == NULL || bytes == NULL) return PST_EINVAL;
+    pst__stored *stored;
+    pst_status status = find(offload, key, &stored);
+    if (status != PST_OK) return status;
+    *memory = stored->memory;
+    *bytes = stored->bytes;
+    return PST_OK;
+}
+
 void pst_offload_reap(pst_offload *offload) {
     if (offload != NULL) pst__transfer_reap(offload);
 }

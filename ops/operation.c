@@ -31,6 +31,10 @@ static void operation_free(pst_zero *engine, pst__operation *operation) {
     if (operation->finished != NULL) device->ops->event_destroy(device, operation->finished);
     pst__heap_free(engine->heap, operation->pieces,
                    operation->piece_capacity * sizeof *operation->pieces);
+    pst__heap_free(engine->heap, operation->casts,
+                   operation->cast_capacity * sizeof *operation->casts);
+    pst__heap_free(engine->heap, operation->segments,
+                   operation->segment_capacity * sizeof *operation->segments);
     pst__heap_free(engine->heap, operation, sizeof *operation);
 }
 
@@ -45,7 +49,9 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     operation->work.collective.wake = wake_lane;
     operation->work.collective.wake_argument = queue->lane;
     operation->task = (pst_task){NULL, 0};
+    operation->then = NULL;
     operation->done = NULL;
+    operation->cast_count = 0;
     operation->is_waited = 0;
     operation->group = PST__NO_GROUP;
     operation->staging = (pst_lease){0};
@@ -117,19 +123,29 @@ static pst_status note_launch(pst__operation *operation, pst_stream *stream) {
     return PST_OK;
 }
 
+static int has_second_part(const pst__operation *operation) {
+    return operation->work.combine_apart || operation->then != NULL;
+}
+
 static pst_status start(void *argument, pst_stream *stream) {
     pst__operation *operation = argument;
     pst_work work = pst_collective_as_work(&operation->work);
     pst_status status = work.start(work.argument, stream);
-    if (status != PST_OK || operation->work.combine_apart) return status;
+    if (status != PST_OK || has_second_part(operation)) return status;
     return note_launch(operation, stream);
 }
 
-static pst_status combine(void *argument, pst_stream *stream) {
-    pst__operation *operation = argument;
+static pst_status combine(pst__operation *operation, pst_stream *stream) {
     pst_work work = pst_combine_as_work(&operation->work);
-    pst_status status = work.start(work.argument, stream);
-    return status == PST_OK ? note_launch(operation, stream) : status;
+    return work.start(work.argument, stream);
+}
+
+static pst_status start_second(void *argument, pst_stream *stream) {
+    pst__operation *operation = argument;
+    pst_status status =
+        operation->then != NULL ? operation->then(operation, stream) : combine(operation, stream);
+    if (status != PST_OK || !operation->engine->asynchronous) return status;
+    return note_launch(operation, stream);
 }
 
 static void poison(const pst__operation *operation, pst_status status) {
@@ -215,14 +231,16 @@ static const char *path_of(pst__operation *operation) {
     return pst_comm_path(operation->work.comm, &operation->work.collective);
 }
 
-/* The sums of a reduction, on a lane of their own behind the chunks' arrival. */
-static pst_status add_combine(pst__operation *operation, size_t bytes) {
+/* The sums of a reduction, on a lane of their own behind the chunks' arrival; or what else comes
+ * behind the collective. */
+static pst_status add_second_part(pst__operation *operation, size_t bytes) {
     pst_task arrival = operation->task;
+    pst__queue *queue = operation->queue;
     const pst_collective *collective = &operation->work.collective;
     pst_task_options options = {.size = sizeof options,
                                 .name = collective->name,
-                                .lane = operation->queue->sum_lane,
-                                .work = {.start = combine, .argument = operation},
+                                .lane = operation->then != NULL ? queue->lane : queue->sum_lane,
+                                .work = {.start = start_second, .argument = operation},
                                 .after = &arrival,
                                 .after_count = 1,
                                 .done = ended,
@@ -235,8 +253,9 @@ static pst_status add_combine(pst__operation *operation, size_t bytes) {
         pst_task_release(arrival);
         return PST_OK;
     }
-    /* The first part goes on alone, and its sums never come. */
-    pst_runtime_poison(operation->engine->runtime, status, "the sums of a reduction got no task");
+    /* The first part goes on alone, and the second never comes. */
+    pst_runtime_poison(operation->engine->runtime, status,
+                       "the second part of a collective got no task");
     pst__store_relaxed(&operation->failed, 1);
     finish_part(operation);
     return PST_OK;
@@ -250,7 +269,7 @@ static pst_status add_task(pst__operation *operation, size_t bytes, pst_event *c
     collective->ticket = operation->queue->tickets + 1;
     operation->work.combine_apart =
         operation->queue->sum_lane != NULL && collective->kind == PST_REDUCE_SCATTER;
-    operation->unfinished = 1 + operation->work.combine_apart; /* the add publishes it */
+    operation->unfinished = 1 + has_second_part(operation); /* the add publishes it */
     pst_task_options options = {.size = sizeof options,
                                 .name = collective->name,
                                 .lane = operation->queue->lane,
@@ -265,7 +284,7 @@ static pst_status add_task(pst__operation *operation, size_t bytes, pst_event *c
     status = pst_graph_add(operation->engine->graph, &options, &operation->task);
     if (status != PST_OK) return status;
     operation->queue->tickets++;
-    return operation->work.combine_apart ? add_combine(operation, bytes) : PST_OK;
+    return has_second_part(operation) ? add_second_part(operation, bytes) : PST_OK;
 }
 
 static void enqueue(pst__queue *queue, pst__operation *operation) {

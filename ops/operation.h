@@ -25,6 +25,8 @@ struct pst__operation {
     int abandoned; /* atomic: one was in flight when all was stopped: its communicator may still
                       write */
     int is_waited; /* compute waits for it already */
+    /* (optional) a second part, behind the collective on its lane, with the memory still held */
+    pst_status (*then)(pst__operation *operation, pst_stream *stream);
     void (*done)(pst__operation *operation); /* (optional) on the worker, when it went well */
     uint64_t argument;
     uint32_t group; /* whose gather this is, or PST__NO_GROUP */
@@ -33,6 +35,10 @@ struct pst__operation {
     int has_bucket;
     pst_reduce_piece *pieces;
     size_t piece_capacity;
+    pst_cast *casts; /* of the second part */
+    size_t cast_count, cast_capacity;
+    pst_segment *segments; /* of a gather that is no group's */
+    size_t segment_capacity;
     struct pst__operation *next;
 };
 

@@ -134,7 +134,8 @@ typedef struct pst_buckets_options {
     size_t ranks;
     size_t chunk_bytes; /* of a rank's chunk; a larger slot gets a bucket of its own size */
     size_t alignment;   /* of slots, a power of two up to PST_ARENA_ALIGNMENT; 0: 128 */
-    int fixed; /* 1, for asynchronous devices: exactly two buckets a dtype, in turn, which keep
+    size_t per_dtype;   /* 0: two; 1: a bucket fills when the reduction of the one before is over */
+    int fixed; /* 1, for asynchronous devices: exactly that many a dtype, in turn, which keep
                   their memory; the choice never depends on what a device has done by then */
     /* (optional) Before anything is written into an empty bucket: gives `stream` what it has to
      * wait for beside the event with which it was retired. */

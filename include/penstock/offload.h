@@ -83,6 +83,11 @@ PST_API pst_status pst_offload_wait_load(pst_offload *offload, uint64_t key);
 PST_API pst_status pst_offload_host_memory(pst_offload *offload, uint64_t key, void **memory,
                                            size_t *bytes);
 
+/* Where that memory is, without waiting: its contents are there behind the store, and it stays
+ * there until the key is dropped or stored with another size. PST_ESTATE when nothing is stored. */
+PST_API pst_status pst_offload_address(pst_offload *offload, uint64_t key, void **memory,
+                                       size_t *bytes);
+
 /* Forgets a key: its host memory is free for others once the copies in flight have ended. Does not
  * block. An unknown key is fine. */
 PST_API void pst_offload_drop(pst_offload *offload, uint64_t key);

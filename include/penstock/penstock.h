@@ -8,11 +8,13 @@
 #include <penstock/cuda.h>
 #include <penstock/device.h>
 #include <penstock/exchange.h>
+#include <penstock/flat.h>
 #include <penstock/graph.h>
 #include <penstock/hierarchy.h>
 #include <penstock/memory.h>
 #include <penstock/nccl.h>
 #include <penstock/offload.h>
+#include <penstock/partition.h>
 #include <penstock/runtime.h>
 #include <penstock/status.h>
 #include <penstock/trace.h>

@@ -79,7 +79,7 @@ static inline void board_fail(board *board, pst_status status, const char *text)
 static inline int board_differ(const pst_collective *a, const pst_collective *b) {
     return a->kind != b->kind || strcmp(a->name, b->name) != 0 || a->dtype != b->dtype ||
            a->source_bytes != b->source_bytes || a->count != b->count ||
-           a->segment_count != b->segment_count || a->piece_count != b->piece_count;
+           a->segment_count != b->segment_count;
 }
 
 /* A small source that is not opened to peers is copied, and free when the collective has ended. */
@@ -153,18 +153,21 @@ static inline void board_reduce(const board *board, const board_ticket *ticket, 
                   mine->pieces[i].accumulate);
 }
 
-/* The largest of int32 elements: the one all-reduce that an engine asks for. */
-static inline int32_t *board_max(const board *board, const board_ticket *ticket,
-                                 const pst_collective *mine) {
-    int32_t *largest = malloc(mine->count * sizeof *largest);
-    for (size_t i = 0; i < mine->count; i++) {
-        largest[i] = INT32_MIN;
-        for (int peer = 0; peer < board->size; peer++) {
-            const int32_t *theirs = ticket->posted[peer].destination;
-            if (theirs[i] > largest[i]) largest[i] = theirs[i];
-        }
-    }
-    return largest;
+static inline void *board_all_reduce(const board *board, const board_ticket *ticket,
+                                     const pst_collective *mine) {
+    const void *sources[BOARD_RANKS];
+    void *result = malloc(mine->count * pst_dtype_size(mine->dtype));
+    for (int peer = 0; peer < board->size; peer++)
+        sources[peer] = ticket->posted[peer].destination;
+    const pst_sum sum = {.destination = result,
+                         .sources = sources,
+                         .source_count = (size_t)board->size,
+                         .count = mine->count,
+                         .scale = mine->scale == 0 ? 1 : mine->scale,
+                         .destination_dtype = mine->dtype,
+                         .source_dtype = mine->dtype};
+    (void)(mine->reduce == PST_REDUCE_MAX ? pst__host_maximum(&sum) : pst__host_sum(&sum));
+    return result;
 }
 
 /* ---- a collective on its stream -------------------------------------------------------------- */
@@ -181,7 +184,7 @@ static inline void async_read(async_collective *self, const board_ticket *ticket
     const int rank = self->comm->comm.rank;
     const pst_collective *what = &self->what;
     if (what->kind == PST_ALL_GATHER) board_gather(ticket, what);
-    if (what->kind == PST_ALL_REDUCE) self->result = board_max(board, ticket, what);
+    if (what->kind == PST_ALL_REDUCE) self->result = board_all_reduce(board, ticket, what);
     if (what->kind != PST_REDUCE_SCATTER) return;
     if (self->comm->ops.combine == NULL) {
         board_reduce(board, ticket, rank, what);
@@ -222,7 +225,8 @@ static inline pst_status async_advance(async_collective *self) {
     self->phase = 2;
     if (!async_is_over(self, ticket)) return PST_PENDING;
     if (self->result != NULL && board->status == PST_OK)
-        memcpy(self->what.destination, self->result, self->what.count * sizeof(int32_t));
+        memcpy(self->what.destination, self->result,
+               self->what.count * pst_dtype_size(self->what.dtype));
     return PST_OK;
 }
 

@@ -277,6 +277,33 @@ static inline pst_status async_cast_scale_copy(pst_device *device, pst_stream *s
     return PST_OK;
 }
 
+typedef struct async_sum {
+    pst_sum sum;
+    const void *sources[4];
+} async_sum;
+
+static inline pst_status async_do_sum(void *argument) {
+    async_sum *own = argument;
+    own->sum.sources = own->sources;
+    return pst__host_sum(&own->sum);
+}
+
+static inline pst_status async_add_up(pst_device *device, pst_stream *stream, const pst_sum *sum) {
+    async_sum own = {.sum = *sum};
+    for (size_t i = 0; i < sum->source_count; i++)
+        own.sources[i] = sum->sources[i];
+    async_call(async_of(device), stream, async_do_sum, &own, sizeof own);
+    return PST_OK;
+}
+
+static inline pst_status async_fill(pst_device *device, pst_stream *stream, void *memory, int byte,
+                                    size_t bytes) {
+    async_cast zeros = {{memory, NULL, bytes, PST_UINT8, PST_UINT8}, 1.0};
+    if (byte != 0) return PST_EUNSUPPORTED;
+    async_call(async_of(device), stream, async_do_cast, &zeros, sizeof zeros);
+    return PST_OK;
+}
+
 static inline pst_status async_alloc(pst_device *device, pst_memory_kind kind, size_t bytes,
                                      void **memory) {
     (void)device, (void)kind;
@@ -310,7 +337,9 @@ static inline async_device *async_open(uint64_t seed, unsigned delay_us) {
                                   .copy = async_copy,
                                   .alloc = async_alloc,
                                   .free = async_free,
-                                  .cast_scale_copy = async_cast_scale_copy};
+                                  .cast_scale_copy = async_cast_scale_copy,
+                                  .sum = async_add_up,
+                                  .fill = async_fill};
     async->device = (pst_device){&async->ops, async};
     async->dice = seed;
     async->delay_us = delay_us;

@@ -1,6 +1,8 @@
 /* No memory: at every allocation in turn; and none at all once a step is known. */
 #include "world.h"
 
+#include <penstock/partition.h>
+
 typedef struct counting_heap {
     long allowed; /* allocations until one fails; negative: all succeed */
     long alive, total;
@@ -78,6 +80,71 @@ static void every_failing_allocation_is_reported_and_leaks_nothing(void **unused
     pst_runtime_destroy(runtime);
 }
 
+static pst_status train_partition(pst_partition *partition, float *targets) {
+    static const size_t sizes[] = {5, 100, 7};
+    static const float gradient[100];
+    uint32_t ids[3];
+    pst_status status = PST_OK;
+    for (size_t i = 0; status == PST_OK && i < 3; i++) {
+        status = pst_partition_add(partition, "p", sizes[i], &ids[i]);
+        if (status == PST_OK)
+            status = pst_partition_bind(partition, ids[i], targets, PST_FLOAT32, 0, sizes[i]);
+        targets += sizes[i];
+    }
+    for (int step = 0; status == PST_OK && step < 4; step++) {
+        status = pst_partition_begin_backward(partition, step % 2);
+        for (size_t i = 0; status == PST_OK && i < 3; i++)
+            status = pst_partition_reduce(partition, ids[i], gradient, PST_FLOAT32, NULL);
+        if (status == PST_OK) status = pst_partition_end_backward(partition, step % 2);
+    }
+    return status;
+}
+
+static pst_status partition_with(counting_heap *heap, pst_local_world *meeting, int channel) {
+    float targets[112];
+    pst_comm *comm = NULL;
+    pst_partition *partition = NULL;
+    pst_runtime *runtime = NULL;
+    const pst_runtime_options options = options_with(heap);
+    pst_status status = pst_runtime_create(&options, &runtime);
+    if (status == PST_OK) status = pst_local_comm_create(meeting, runtime, 0, channel, &comm);
+    const pst_partition_options wanted = {.size = sizeof wanted,
+                                          .name = "test",
+                                          .comm = comm,
+                                          .pumped = 1,
+                                          .bucket_bytes = 256,
+                                          .route = channel % 2 ? PST_PARTITION_ALL_REDUCE
+                                                               : PST_PARTITION_REDUCE_SCATTER};
+    if (status == PST_OK) status = pst_partition_create(runtime, &wanted, &partition);
+    if (status == PST_OK) status = train_partition(partition, targets);
+    pst_partition_destroy(partition);
+    if (comm != NULL) comm->ops->destroy(comm);
+    pst_runtime_destroy(runtime);
+    return status;
+}
+
+static void partitions_report_every_failing_allocation_and_leak_nothing(void **unused) {
+    (void)unused;
+    pst_runtime *runtime;
+    pst_local_world *meeting;
+    assert_int_equal(pst_runtime_create(NULL, &runtime), PST_OK);
+    assert_int_equal(pst_local_world_create(runtime, 1, &meeting), PST_OK);
+    for (int route = 0; route < 2; route++) {
+        pst_status status = PST_ENOMEM;
+        long allowed = 0;
+        for (; status != PST_OK; allowed++) {
+            counting_heap heap = {.allowed = allowed};
+            status = partition_with(&heap, meeting, 2 * (int)allowed + route);
+            if (status != PST_OK) assert_int_equal(status, PST_ENOMEM);
+            assert_int_equal(heap.alive, 0);
+            assert_in_range(allowed, 0, 2000);
+        }
+        assert_true(allowed > 30);
+    }
+    pst_local_world_destroy(meeting);
+    pst_runtime_destroy(runtime);
+}
+
 /* ---- steady state ---------------------------------------------------------------------------- */
 
 /* Pumped, so that how much is in flight at once does not depend on time. */
@@ -120,6 +187,7 @@ static void a_known_step_allocates_nothing(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_failing_allocation_is_reported_and_leaks_nothing),
+        cmocka_unit_test(partitions_report_every_failing_allocation_and_leak_nothing),
         cmocka_unit_test(a_known_step_allocates_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -115,6 +115,11 @@ static void a_load_may_come_before_what_compute_does(void **state) {
     size_t bytes;
     assert_ok(pst_offload_host_memory(w->offload, 3, &memory, &bytes));
     assert_filled(back, 1, BYTES);
+    void *address;
+    assert_ok(pst_offload_address(w->offload, 3, &address, &bytes));
+    assert_ptr_equal(address, memory);
+    assert_int_equal(bytes, BYTES);
+    assert_int_equal(pst_offload_address(w->offload, 4, &address, &bytes), PST_ESTATE);
     async_pause(w->extra, 1);
     stuck->reached = stuck->asked;
     async_pause(w->extra, 0);

@@ -46,7 +46,7 @@ class World:
         self.size = dist.get_world_size(group)
         self.mesh = DeviceMesh.from_group(group, device.type)
         # Operations run on threads of the engine, so they need queues that nobody else uses.
-        self.gather, self.reduce = (_private_group(group, self, timeout) for _ in range(2))
+        self.gather, self.reduce = private_groups(group, self.rank, self.size, timeout)
 
     def close(self) -> None:
         """Give up the private process groups."""
@@ -75,7 +75,12 @@ def stream_of(device: torch.device) -> int:
 _made: defaultdict[str, int] = defaultdict(int)
 
 
-def _private_group(group: Any, world: World, timeout: float) -> Any:
+def private_groups(group: Any, rank: int, size: int, timeout: float) -> tuple[Any, Any]:
+    """Make the two gloo groups of one engine, of the same ranks as `group` (a collective)."""
+    return _private_group(group, rank, size, timeout), _private_group(group, rank, size, timeout)
+
+
+def _private_group(group: Any, rank: int, size: int, timeout: float) -> Any:
     """Make a gloo group of the same ranks that torch.distributed does not know.
 
     It ends with its last user, also when the caller's groups were destroyed before.
@@ -83,10 +88,8 @@ def _private_group(group: Any, world: World, timeout: float) -> Any:
     name = f"penstock/{group.group_name}/{_made[group.group_name]}"
     _made[group.group_name] += 1  # all ranks make the same groups, so they find the same names
     store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
-    backend = dist.ProcessGroupGloo(
-        store, world.rank, world.size, timeout=timedelta(seconds=timeout)
-    )
-    private = dist.ProcessGroup(store, world.rank, world.size)
+    backend = dist.ProcessGroupGloo(store, rank, size, timeout=timedelta(seconds=timeout))
+    private = dist.ProcessGroup(store, rank, size)
     private._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     private._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     private._set_group_name(dist.GroupName(name))

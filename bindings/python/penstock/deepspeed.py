@@ -1,0 +1,297 @@
+"""Put Penstock under DeepSpeed's DeepCompile.
+
+    import penstock.deepspeed
+    penstock.deepspeed.install()
+
+before ``engine.compile()`` is all that a DeepSpeed job changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock import _operators
+from penstock._errors import PenstockError
+
+PROVED_WITH = "0.19.6"  # the version of DeepSpeed
+
+# Entry points of DeepSpeed's engine behind which it calls the runtime.
+_ENTRY_POINTS = ("forward", "_backward_prologue", "_backward_epilogue", "step")
+# What DeepSpeed keeps once a process and fills for each engine.
+_SHARED_STATE = {
+    "deepspeed.compile.util": ("pre_backward_hooks", "post_backward_hooks"),
+    "deepspeed.compile.backend": (
+        "remaining_schedule",
+        "next_pass_step",
+        "next_passes",
+        "current_passes",
+        "graph_order_with_frame_id",
+        "profiling_results",
+        "param_manager",
+    ),
+}
+
+
+def install() -> None:
+    """Make DeepSpeed use this runtime in place of its own; a second call does nothing.
+
+    Warns where DeepSpeed is of another version than the one that this was proved with. Raises
+    PenstockError where DeepSpeed has loaded its own operators already, or where an operator or a
+    function is not as this DeepSpeed wants it; ImportError without DeepSpeed.
+    """
+    deepspeed = _import_deepspeed()
+    places = _Places()
+    if places.taken_by_penstock():
+        return
+    places.refuse_taken()
+    _warn_of_other_version(deepspeed.__version__)
+    native = _operators.load()
+    _check_source(places.source(), native)
+    places.put(native)
+    _wrap_engine(importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine, native)
+
+
+def uninstall() -> None:
+    """Give DeepSpeed its entry points back. Its own operators cannot be loaded in this process."""
+    _import_deepspeed()
+    places = _Places()
+    if places.taken_by_penstock():
+        places.put(None)
+        _unwrap_engine(importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine)
+
+
+def _import_deepspeed() -> Any:
+    try:
+        return importlib.import_module("deepspeed")
+    except ImportError as error:
+        raise ImportError(
+            f"penstock.deepspeed needs DeepSpeed {PROVED_WITH}, which cannot be imported "
+            f"({error}): pip install deepspeed=={PROVED_WITH}; penstock.shard works without it"
+        ) from error
+
+
+def _warn_of_other_version(version: str) -> None:
+    if version.split("+", maxsplit=1)[0] != PROVED_WITH:
+        warnings.warn(
+            f"penstock.deepspeed was proved with DeepSpeed {PROVED_WITH}, and this is {version}: "
+            "operators and functions are compared now, what calls them is not",
+            stacklevel=3,
+        )
+
+
+class _Places:
+    """Where DeepSpeed looks for its operators' module."""
+
+    def __init__(self) -> None:
+        self.util: Any = importlib.import_module("deepspeed.compile.util")
+        builder = importlib.import_module("deepspeed.ops.op_builder.builder")
+        self.loaded: dict[str, Any] = builder.OpBuilder._loaded_ops
+        self.builder = importlib.import_module("deepspeed.ops.op_builder.dc").DeepCompileBuilder
+
+    def taken_by_penstock(self) -> bool:
+        return self.util.dc_handle is not None and self.util.dc_handle is _installed.native
+
+    def refuse_taken(self) -> None:
+        if self.util.dc_handle is not None or "dc" in self.loaded:
+            raise PenstockError(
+                "ESTATE",
+                "DeepSpeed has loaded its own operators of the namespace dc in this process: call "
+                "penstock.deepspeed.install() before the first engine is compiled",
+            )
+
+    def source(self) -> Path:
+        """Return the path of the C++ file in which this DeepSpeed says what its operators are."""
+        return Path(self.builder().deepspeed_src_path("csrc/compile/init.cpp"))
+
+    def put(self, native: Any) -> None:
+        _installed.native = native
+        self.util.dc_handle = native
+        if native is None:
+            self.loaded.pop("dc", None)
+        else:
+            self.loaded["dc"] = native
+
+
+class _Installed:
+    """What is in place now."""
+
+    native: Any = None
+    originals: dict[str, Callable[..., Any]] = {}
+    active: weakref.ref[Any] | None = None  # the engine whose state DeepSpeed's modules hold
+
+
+_installed = _Installed()
+
+
+# ---- operators and functions are as this DeepSpeed has them --------------------------------------
+
+
+def _check_source(source: Path, native: Any) -> None:
+    """Compare with DeepSpeed's declarations, which are text: nothing of it is compiled here."""
+    if not source.exists():
+        warnings.warn(
+            f"{source} is not there, so the operators are not compared with DeepSpeed's",
+            stacklevel=3,
+        )
+        return
+    text = source.read_text()
+    for schema in _schemas_in(text):
+        _check_schema(schema)
+    for function in re.findall(r'm\.def\(\s*"(\w+)"\s*,', text):
+        if not hasattr(native, function):
+            raise PenstockError(
+                "EMISMATCH",
+                f"this DeepSpeed calls a function {function!r} of the runtime, which Penstock does "
+                f"not have: install DeepSpeed {PROVED_WITH}",
+            )
+
+
+def _schemas_in(text: str) -> list[str]:
+    """Return the operators' schemas: literals, maybe in several pieces, with parentheses."""
+    literals = re.findall(r'm\.def\(\s*((?:"[^"]*"\s*)+)\)', text)
+    return ["".join(re.findall(r'"([^"]*)"', literal)) for literal in literals]
+
+
+def _check_schema(wanted: str) -> None:
+    parsed = torch._C.parse_schema(f"dc::{wanted}")
+    packet = getattr(torch.ops.dc, parsed.name.removeprefix("dc::"), None)
+    overload = getattr(packet, parsed.overload_name or "default", None)
+    ours = overload._schema if overload is not None else None
+    if str(ours) != str(parsed):
+        raise PenstockError(
+            "EMISMATCH",
+            f"operator {parsed.name}: this DeepSpeed calls it as {parsed}, Penstock has "
+            f"{ours or 'no such operator'}: install DeepSpeed {PROVED_WITH}",
+        )
+
+
+# ---- each call knows its engine ------------------------------------------------------------------
+#
+# The runtime keeps one context an engine, and one of them is current. DeepSpeed's modules keep
+# hooks, schedule and graphs once a process. Both follow the engine that is at work.
+
+
+class _EngineState:
+    """What belongs to one engine, while another one is at work.
+
+    Attributes
+    ----------
+    context : int
+        Its context in the runtime; 0 before its first compile.
+    shared : dict
+        Values of `_SHARED_STATE`, by module and name.
+    """
+
+    def __init__(self) -> None:
+        self.context = 0
+        self.shared: dict[tuple[str, str], Any] = {}
+
+
+_ATTRIBUTE = "_penstock_state"
+
+
+def _wrap_engine(cls: Any, native: Any) -> None:
+    wrappers = dict.fromkeys(_ENTRY_POINTS, _around)
+    wrappers.update(compile=_around_compile, destroy=_around_destroy)
+    for name in wrappers:
+        if not hasattr(cls, name):
+            raise PenstockError(
+                "EMISMATCH",
+                f"DeepSpeedEngine has no {name!r} in this DeepSpeed: install {PROVED_WITH}",
+            )
+    _installed.originals = {name: getattr(cls, name) for name in wrappers}
+    for name, wrapper in wrappers.items():
+        setattr(cls, name, wrapper(_installed.originals[name], native))
+
+
+def _unwrap_engine(cls: Any) -> None:
+    for name, original in _installed.originals.items():
+        setattr(cls, name, original)
+    _installed.originals = {}
+    _installed.active = None
+
+
+def _around_compile(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        state = engine.__dict__.setdefault(_ATTRIBUTE, _EngineState())
+        _activate(engine, native)
+        result = original(engine, *args, **kwargs)
+        state.context = native.current()
+        if state.context == 0:  # compiled without DeepCompile
+            _forget(engine)
+        return result
+
+    return compile
+
+
+def _around(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def entry_point(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        if _ATTRIBUTE in engine.__dict__:  # compiled
+            _activate(engine, native)
+        return original(engine, *args, **kwargs)
+
+    return entry_point
+
+
+def _around_destroy(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def destroy(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        if _ATTRIBUTE not in engine.__dict__:
+            return original(engine, *args, **kwargs)
+        _activate(engine, native)
+        try:
+            return original(engine, *args, **kwargs)
+        finally:
+            _forget(engine)
+
+    return destroy
+
+
+def _forget(engine: Any) -> None:
+    """Let the engine's hooks and schedule go, and its context, which has ended or never began."""
+    del engine.__dict__[_ATTRIBUTE]
+    _installed.active = None
+    _put_shared({})
+
+
+def _activate(engine: Any, native: Any) -> None:
+    """Make the engine's context current and its state that of DeepSpeed's modules."""
+    before = _installed.active() if _installed.active is not None else None
+    state = engine.__dict__[_ATTRIBUTE]
+    if before is not engine:
+        if before is not None:
+            before.__dict__[_ATTRIBUTE].shared = _take_shared()
+        _put_shared(state.shared)
+        _installed.active = weakref.ref(engine)
+    native.select(state.context)
+
+
+def _take_shared() -> dict[tuple[str, str], Any]:
+    return {
+        (module, name): getattr(importlib.import_module(module), name)
+        for module, names in _SHARED_STATE.items()
+        for name in names
+        if hasattr(importlib.import_module(module), name)
+    }
+
+
+def _put_shared(values: dict[tuple[str, str], Any]) -> None:
+    """Put values in place; of what is missing, new empty ones of the same type."""
+    for (module, name), now in _take_shared().items():
+        value = values.get((module, name), _empty_like(now))
+        setattr(importlib.import_module(module), name, value)
+
+
+def _empty_like(value: Any) -> Any:
+    return value if isinstance(value, (int, type(None))) else type(value)()

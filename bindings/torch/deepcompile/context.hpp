@@ -1,0 +1,61 @@
+// One job's DeepCompile runtime. Several live in a process; one of them is current.
+#pragma once
+
+#include "config.hpp"
+#include "offload.hpp"
+#include "ranks.hpp"
+#include "zero12.hpp"
+#include "zero3.hpp"
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace penstock::dc {
+
+// One thread at a time (which one may change).
+class Context {
+  public:
+    Context(const Config &config, std::unique_ptr<Ranks> ranks);
+    ~Context();
+    Context(const Context &) = delete;
+    Context &operator=(const Context &) = delete;
+
+    // stage: 1, 2 or 3.
+    void register_graph(int stage, int64_t graph, const std::vector<int64_t> &ids);
+    Stage &stage_of(int64_t graph); // an error if it is not registered
+    void reset();                   // graphs are forgotten
+    void start_backward(bool update);
+    // The host waits until the device has done everything (the sync_* switches).
+    void synchronize_if(bool wanted) const;
+
+    const Config config;
+    const int64_t number; // of this context, from 1
+    const std::unique_ptr<Ranks> ranks;
+    bool profiling = false, dry = false; // dry: nothing is gathered either
+    Zero3 zero3;
+    Zero12 zero12;
+    Offload offload;
+
+  private:
+    std::unordered_map<int64_t, Stage *> graphs_;
+};
+
+using ContextPointer = std::shared_ptr<Context>;
+
+// ---- the contexts of this process; any thread ---------------------------------------------------
+
+// Makes it current.
+void add_context(ContextPointer context);
+// 0: none.
+int64_t current_number();
+void select_context(int64_t number);
+// Ends the current one; its graphs are unknown from then on.
+void end_current_context();
+ContextPointer current_context(); // an error if there is none
+// The one that registered the graph last, or the current one.
+ContextPointer context_of(int64_t graph);
+void own_graph(int64_t graph, const ContextPointer &context);
+
+} // namespace penstock::dc

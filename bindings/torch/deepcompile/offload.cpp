@@ -1,0 +1,140 @@
+#include "offload.hpp"
+
+#include "context.hpp"
+
+#include <ATen/ATen.h>
+
+namespace penstock::dc {
+namespace {
+
+void let_go(void *, void *owner) {
+    delete static_cast<at::Tensor *>(owner);
+}
+
+// As the operators' shapes say: dense, in the order of strides that the tensor has.
+at::Tensor dense(const at::Tensor &tensor) {
+    return tensor.is_non_overlapping_and_dense() ? tensor.detach()
+                                                 : at::empty_like(tensor).copy_(tensor.detach());
+}
+
+size_t bytes_of(const at::Tensor &tensor) {
+    return static_cast<size_t>(tensor.numel()) * tensor.element_size();
+}
+
+} // namespace
+
+Offload::Store::Store(std::shared_ptr<Runtime> owner) : runtime(std::move(owner)) {
+    pst_offload_options options{};
+    options.size = sizeof options;
+    options.name = "activations";
+    options.device = runtime->device();
+    options.compute = runtime->compute();
+    options.released = let_go;
+    penstock::check(runtime->get(), pst_offload_create(runtime->get(), &options, &offload));
+}
+
+Offload::Store::~Store() {
+    pst_offload_destroy(offload);
+}
+
+void Offload::check(pst_status status) const {
+    context_.ranks->check(status);
+}
+
+bool Offload::is_pinned() const {
+    return context_.config.offload_activation_pin_memory;
+}
+
+Offload::Store &Offload::store() {
+    if (!store_) store_ = std::make_shared<Store>(context_.ranks->runtime);
+    return *store_;
+}
+
+// ---- activations --------------------------------------------------------------------------------
+
+Offload::Activation &Offload::activation(int64_t graph, int64_t id) {
+    const auto found = activations_.find({graph, id});
+    if (found == activations_.end())
+        throw StatusError{PST_ESTATE, "activation " + std::to_string(id) + " of graph " +
+                                          std::to_string(graph) +
+                                          " was not offloaded: call offload_tensor first"};
+    return found->second;
+}
+
+at::Tensor Offload::host_view(uint64_t key, const at::Tensor &like) {
+    void *memory = nullptr;
+    size_t bytes = 0;
+    check(pst_offload_address(store().offload, key, &memory, &bytes));
+    const std::shared_ptr<Store> keeper = store_;
+    return at::from_blob(
+        memory, like.sizes(), like.strides(), [keeper](void *) {},
+        at::TensorOptions().dtype(like.scalar_type()).device(at::kCPU), at::Device(at::kCPU));
+}
+
+at::Tensor Offload::offload(const at::Tensor &tensor, int64_t graph, int64_t id) {
+    const at::Tensor source = dense(tensor);
+    Activation &activation = activations_[{graph, id}];
+    if (activation.key == 0) activation.key = ++last_key_;
+    if (source.numel() == 0 || !is_pinned()) {
+        activation.host =
+            at::empty_strided(source.sizes(), source.strides(), source.options().device(at::kCPU));
+        activation.host.copy_(source);
+        return activation.host;
+    }
+    auto *owner = new at::Tensor(source);
+    const pst_status status = pst_offload_store(store().offload, activation.key, source.data_ptr(),
+                                                bytes_of(source), owner);
+    if (status != PST_OK) delete owner;
+    check(status);
+    activation.host = host_view(activation.key, source);
+    return activation.host;
+}
+
+at::Tensor Offload::wait_offload(const at::Tensor &host, int64_t graph, int64_t id) {
+    const Activation &activation = this->activation(graph, id);
+    if (host.numel() != 0 && is_pinned())
+        check(pst_offload_wait_store(store().offload, activation.key));
+    return activation.host;
+}
+
+at::Tensor Offload::reload(const at::Tensor &, int64_t graph, int64_t id) {
+    Activation &activation = this->activation(graph, id);
+    const at::Tensor &host = activation.host;
+    at::Tensor device = at::empty_strided(host.sizes(), host.strides(),
+                                          host.options().device(context_.ranks->runtime->where()));
+    if (host.numel() == 0 || !is_pinned()) return device.copy_(host);
+    auto *owner = new at::Tensor(device);
+    const pst_status status = pst_offload_load(store().offload, activation.key, device.data_ptr(),
+                                               bytes_of(device), nullptr, 0, owner);
+    if (status != PST_OK) delete owner;
+    check(status);
+    activation.is_reloaded = true;
+    return device;
+}
+
+at::Tensor Offload::wait_reload(const at::Tensor &tensor, int64_t graph, int64_t id) {
+    const Activation &activation = this->activation(graph, id);
+    if (activation.is_reloaded) check(pst_offload_wait_load(store().offload, activation.key));
+    return tensor;
+}
+
+void Offload::forget_graphs() {
+    for (const auto &[place, activation] : activations_)
+        if (store_) pst_offload_drop(store_->offload, activation.key);
+    activations_.clear();
+}
+
+void Offload::reload_parameter(const at::Tensor &, int64_t, int64_t id) {
+    context_.zero3.reload(id);
+}
+
+// ---- freeing ------------------------------------------------------------------------------------
+
+// Their memory is the compute stream's, and so is whoever gets it next.
+void Offload::free_tensors(const std::vector<at::Tensor> &tensors) const {
+    for (const at::Tensor &tensor : tensors)
+        if (tensor.numel() > context_.config.free_activation_threshold)
+            tensor.set_data(at::empty({0}, tensor.options()));
+}
+
+} // namespace penstock::dc

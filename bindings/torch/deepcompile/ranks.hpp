@@ -1,0 +1,55 @@
+// The ranks of one job: a runtime, private process groups, communicators.
+#pragma once
+
+#include "comms.hpp"
+
+#include <c10/core/Stream.h>
+
+#include <cstdint>
+#include <memory>
+
+namespace penstock::dc {
+
+class Ranks {
+  public:
+    int rank = 0, size = 1;
+    std::shared_ptr<Runtime> runtime;
+    // Nobody else uses these; nothing: the world is this one process.
+    std::optional<ProcessGroup> gather, reduce;
+    std::optional<c10::Stream> compute; // on a GPU: the one that was current at init
+
+    ~Ranks() {
+        comms_.reset();
+    }
+    // The communicators, made by the first call, which blocks until all ranks are in it. Wanted:
+    // "auto", or on a GPU "ce" or "nccl".
+    const Comms &comms(const std::string &wanted);
+    // "" before.
+    std::string communicator() const {
+        return comms_ ? comms_->name() : "";
+    }
+    // Do all ranks have this value? Before the communicators are in use; blocks.
+    bool is_equal_everywhere(uint64_t value) const;
+    void check(pst_status status) const {
+        penstock::check(runtime->get(), status);
+    }
+
+  private:
+    std::unique_ptr<Comms> comms_;
+    std::string wanted_;
+};
+
+// While it lives, what is done on the runtime's compute stream comes behind the stream that is
+// current, and the other way round after it: operators may be called on any stream.
+class StreamBridge {
+  public:
+    explicit StreamBridge(const Ranks &ranks);
+    ~StreamBridge();
+    StreamBridge(const StreamBridge &) = delete;
+    StreamBridge &operator=(const StreamBridge &) = delete;
+
+  private:
+    std::optional<c10::Stream> current_, compute_; // nothing: they are the same
+};
+
+} // namespace penstock::dc

@@ -1,0 +1,77 @@
+// ZeRO-1 and 2: parameters are whole, their gradients reduced into flat partitions.
+#pragma once
+
+#include "stage.hpp"
+
+#include <penstock/partition.h>
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+namespace penstock::dc {
+
+class Context;
+
+// What has gradients is known by parameter and not by graph: a parameter may be in several graphs
+// of a backward, and a recompile may replace them between two backwards.
+class Zero12 : public Stage {
+  public:
+    explicit Zero12(Context &context) : context_(context) {}
+    ~Zero12() override;
+    Zero12(const Zero12 &) = delete;
+    Zero12 &operator=(const Zero12 &) = delete;
+
+    // Of the graphs registered from now on; one stage a context.
+    void set_stage(int stage);
+    // grad_buffer: what this rank owns of the gradient, from element `offset` on, becomes zero;
+    // empty: nothing is bound.
+    void register_parameter(int64_t id, const std::vector<int64_t> &shape, at::Tensor grad_buffer,
+                            int64_t offset);
+    void update_grad_buffer(int64_t id, at::Tensor grad_buffer, int64_t offset);
+
+    void register_graph(int64_t graph, const std::vector<int64_t> &ids) override;
+    void forget_graphs() override {}
+    void start_backward(bool update) override;
+    void reduce_grad(const at::Tensor &grad, int64_t graph, int64_t id) override;
+    void end_backward(int64_t graph, bool release_reduce_buckets) override;
+
+    // Memory that the reductions hold now.
+    size_t bucket_bytes() const;
+
+  private:
+    struct Parameter {
+        uint32_t index = 0; // in the partition
+        int64_t elements = 0;
+        at::Tensor grad_buffer;
+        // Stage 1: the sum of this rank's own gradients since the last update.
+        at::Tensor sum;
+        bool sum_is_ours = false; // may be added to in place
+    };
+
+    void open();
+    Parameter &parameter(int64_t id);
+    void bind(Parameter &parameter, at::Tensor grad_buffer, int64_t offset);
+    at::Tensor add_up(Parameter &parameter, const at::Tensor &grad);
+    void send(const Parameter &parameter, const at::Tensor &grad);
+    bool ends_with_autograd();
+    void finish(bool release);
+    void check(pst_status status) const;
+
+    // torch's memory, so that its statistics show it; freed in the order of the compute stream.
+    static pst_status alloc_segment(void *self, size_t bytes, void **memory);
+    static void free_segment(void *self, void *memory, size_t bytes);
+
+    Context &context_;
+    int stage_ = 0;
+    bool updates_ = true; // this backward is the last one before an update
+    pst_partition *partition_ = nullptr;
+    std::unordered_map<int64_t, Parameter> parameters_;
+    std::unordered_map<void *, at::Tensor> segments_;
+    bool has_reduced_ = false; // since the last finish
+    // For autograd's callback, which may come after this is gone: points to this, or to nothing.
+    std::shared_ptr<Zero12 *> self_ = std::make_shared<Zero12 *>(this);
+    bool is_queued_ = false;
+};
+
+} // namespace penstock::dc

@@ -1,0 +1,127 @@
+/* The structs of flat shards. The engine inside has no parameters and no groups: it carries
+ * collectives. */
+#ifndef PST_OPS_FLAT_H
+#define PST_OPS_FLAT_H
+
+#include "ops/operation.h"
+
+#include <penstock/flat.h>
+
+typedef struct pst__flat_parameter {
+    char *name;
+    size_t elements, chunk; /* of all ranks; of each */
+    const char *shard, *home;
+    pst_dtype dtype;
+    void *target; /* NULL: frozen */
+    pst_dtype target_dtype;
+    int has_sum;          /* the target holds gradients since the last update */
+    int is_old;           /* and those of an earlier one */
+    uint64_t bucket;      /* number of the one that the last of its gradients went into */
+    int adds;             /* and it adds there */
+    size_t first_of_home; /* elements of parameters before it: its place in what is cast */
+} pst__flat_parameter;
+
+typedef struct pst__flat_copy {
+    uint32_t parameter;
+    pst_dtype dtype;
+    pst__gather_state state;
+    uint32_t uses;
+    int is_resident, is_ahead; /* gathered, no use yet */
+    int is_stale;
+    int source_is_old; /* what peers read is cast anew before the next gather */
+    pst_lease lease;
+    pst_event *released; /* compute's last use of the lease */
+    uint64_t release;    /* its number: later ones come behind earlier ones */
+    pst__operation *gather;
+    uint64_t ticket; /* of `gather`, which may be somebody else's by now */
+} pst__flat_copy;
+
+/* Memory that holds what peers read, where shards themselves cannot serve: cast, or opened. */
+typedef struct pst__flat_sources {
+    char *memory;
+    size_t elements; /* there is room for */
+} pst__flat_sources;
+
+/* What was used, in order; PST__FLAT_UPDATE stands where shards changed. */
+#define PST__FLAT_UPDATE  UINT32_MAX
+#define PST__FLAT_HISTORY 8192u
+typedef struct pst__flat_history {
+    uint32_t *uses; /* PST__FLAT_HISTORY of them */
+    size_t count;
+    size_t next; /* where the use after the latest one stood the last time; == count: unknown */
+} pst__flat_history;
+
+struct pst_flat {
+    pst_flat_options options;
+    pst_zero *engine;
+    pst__flat_parameter *parameters;
+    size_t parameter_count, parameter_capacity;
+    size_t elements; /* chunks of all parameters, aligned */
+    pst__flat_copy *copies;
+    size_t copy_count, copy_capacity;
+    pst__flat_sources sources[PST_DTYPE_COUNT];
+    pst__flat_history history;
+    size_t ahead_bytes; /* gathered without a use yet */
+    uint64_t releases;
+    int is_last;                           /* this backward */
+    uint64_t buckets;                      /* numbered so far */
+    uint64_t open_number[PST_DTYPE_COUNT]; /* of the bucket that is filled; 0: none */
+    int has_buckets[PST_DTYPE_COUNT];      /* there is memory for them that peers can read */
+    pst_cast *casts;
+    size_t cast_capacity;
+    uint32_t *batch; /* copies of the next collective */
+    size_t batch_capacity;
+    pst_flat_stats stats;
+};
+
+#define PST__FLAT_ALIGNMENT 128u /* bytes, of sources and slots */
+
+#define pst__flat_fail(flat, status, format, ...)                                                  \
+    pst__zero_fail((flat)->engine, status, format, __VA_ARGS__)
+
+/* ---- flat.c ---------------------------------------------------------------------------------- */
+pst_status pst__flat_check(pst_flat *flat, uint32_t parameter);
+pst_status pst__flat_check_copy(pst_flat *flat, uint32_t copy);
+static inline size_t pst__flat_bytes(const pst_flat *flat, const pst__flat_copy *copy) {
+    return flat->parameters[copy->parameter].chunk * flat->engine->world *
+           pst_dtype_size(copy->dtype);
+}
+
+/* ---- flat_source.c --------------------------------------------------------------------------- */
+/* Where this rank's part of a copy lies for its peers, and the begin of the memory that it is a
+ * piece of. */
+typedef struct pst__flat_place {
+    const char *memory, *home;
+} pst__flat_place;
+pst_status pst__flat_source(pst_flat *flat, uint32_t copy, pst__flat_place *place);
+/* If a source of these copies is old, casts all that are. */
+pst_status pst__flat_refresh(pst_flat *flat, const uint32_t *copies, size_t count);
+/* Compute waits until no peer reads what this rank gathers from any more. */
+pst_status pst__flat_guard(pst_flat *flat);
+/* Device memory that peers can read. Blocks. */
+pst_status pst__flat_open(pst_flat *flat, size_t bytes, pst_lease *lease);
+
+/* ---- flat_gather.c --------------------------------------------------------------------------- */
+/* Gathers what is needed of these (indices of copies, without repetition). */
+pst_status pst__flat_issue(pst_flat *flat, const uint32_t *copies, size_t count);
+int pst__flat_is_current(const pst__flat_copy *copy);
+/* Compute has waited, and the memory goes back. */
+pst_status pst__flat_drop(pst_flat *flat, pst__flat_copy *copy);
+
+/* ---- flat_ahead.c ---------------------------------------------------------------------------- */
+pst_status pst__flat_history_alloc(pst_flat *flat);
+void pst__flat_history_free(pst_flat *flat);
+/* A use begins; 1: it was foreseen, or nothing was. */
+int pst__flat_note(pst_flat *flat, uint32_t copy);
+/* Gathers what comes next. */
+pst_status pst__flat_gather_ahead(pst_flat *flat);
+/* Is the copy used again within what may be gathered ahead? */
+int pst__flat_is_near(const pst_flat *flat, uint32_t copy);
+/* Gives back what was gathered ahead in vain. */
+pst_status pst__flat_drop_ahead(pst_flat *flat);
+
+/* ---- flat_reduce.c --------------------------------------------------------------------------- */
+pst_status pst__flat_flush_all(pst_flat *flat);
+void pst__flat_abandon_all(pst_flat *flat);
+
+#endif

@@ -1,0 +1,316 @@
+/* Flat shards: gathers and reductions in the caller's order. */
+#include "flat_rank.h"
+
+static void flat_backward(flat_rank *rank, int is_last) {
+    rank_state *state = rank->state;
+    CHECK_OK(pst_flat_begin_backward(rank->flat, is_last));
+    for (size_t p = state->model->parameter_count; p-- > 0;) {
+        flat_use(rank, p, state->model->gather_dtype);
+        CHECK_FINE();
+        flat_report(rank, p);
+        CHECK_FINE();
+    }
+    CHECK_OK(pst_flat_end_backward(rank->flat, 1));
+}
+
+static void flat_forward(flat_rank *rank) {
+    for (size_t p = 0; p < rank->state->model->parameter_count; p++) {
+        flat_use(rank, p, rank->state->model->gather_dtype);
+        rank_state *state = rank->state;
+        CHECK_FINE();
+    }
+}
+
+static void train(flat_rank *rank, int steps) {
+    rank_state *state = rank->state;
+    for (int step = 0; step < steps; step++) {
+        flat_forward(rank);
+        CHECK_FINE();
+        flat_backward(rank, 1);
+        CHECK_FINE();
+        flat_step(rank);
+    }
+}
+
+/* Frozen parameters' shards change, too, in these tests. */
+static model trainable_model(pst_dtype dtype) {
+    model model = odd_model(3);
+    model.shapes[model.parameter_count - 1].trainable = 1;
+    model.gather_dtype = dtype;
+    return model;
+}
+
+static void train_body(rank_state *state) {
+    flat_rank rank;
+    open_flat(&rank, state);
+    if (state->failure[0] == '\0') train(&rank, 4);
+    close_flat(&rank);
+}
+
+static void every_step_is_right(void **unused) {
+    (void)unused;
+    for (int world = 1; world <= MOST_RANKS; world++)
+        for (int dtype = 0; dtype < 2; dtype++) {
+            model model = trainable_model(dtype == 0 ? PST_FLOAT32 : PST_BFLOAT16);
+            model.prefetch_bytes = 2000;
+            run_ranks(world, &model, train_body, NULL);
+        }
+}
+
+static void large_gradients_travel_in_parts(void **unused) {
+    (void)unused;
+    model model = trainable_model(PST_FLOAT32);
+    model.bucket_bytes = 512;
+    run_ranks(3, &model, train_body, NULL);
+}
+
+static void ahead_body(rank_state *state) {
+    flat_rank rank;
+    pst_flat_stats before, after;
+    open_flat(&rank, state);
+    if (state->failure[0] == '\0') train(&rank, 3);
+    pst_flat_get_stats(rank.flat, &before);
+    if (state->failure[0] == '\0') train(&rank, 1);
+    pst_flat_get_stats(rank.flat, &after);
+    if (after.gathers - before.gathers > 3 || after.unused != before.unused ||
+        after.ahead - before.ahead + 1 < state->model->parameter_count - 1)
+        fail_at(state, __FILE__, __LINE__, "nothing was foreseen");
+    close_flat(&rank);
+}
+
+static void what_followed_once_is_gathered_ahead_in_few_collectives(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 4, 33); /* of one home: the fifth has another */
+    model.prefetch_bytes = 1 << 20;
+    model.prefetch_ahead = 100;
+    run_ranks(2, &model, ahead_body, NULL);
+}
+
+static void resident_body(rank_state *state) {
+    flat_rank rank;
+    void *first = NULL, *memory = NULL;
+    uint32_t copy;
+    open_flat(&rank, state);
+    for (int step = 0; step < 3 && state->failure[0] == '\0'; step++) {
+        begin_flat_use(&rank, 1, PST_FLOAT32, &copy, &memory);
+        if (step == 0 && pst_flat_set_resident(rank.flat, copy, 1) == PST_OK) first = memory;
+        if (memory != first) fail_at(state, __FILE__, __LINE__, "it moved");
+        (void)pst_flat_release(rank.flat, copy);
+        train(&rank, 1);
+    }
+    close_flat(&rank);
+}
+
+static void a_resident_copy_keeps_its_address_and_follows_updates(void **unused) {
+    (void)unused;
+    model model = trainable_model(PST_FLOAT32);
+    model.prefetch_bytes = 3000;
+    run_ranks(2, &model, resident_body, NULL);
+}
+
+/* C3: accumulation belongs to the parameter, whatever graph or backward a gradient comes from. */
+static void accumulate_body(rank_state *state) {
+    flat_rank rank;
+    open_flat(&rank, state);
+    for (int step = 0; step < 3 && state->failure[0] == '\0'; step++) {
+        flat_backward(&rank, 0);
+        if (state->failure[0] == '\0' && pst_flat_begin_backward(rank.flat, 1) != PST_OK)
+            fail_at(state, __FILE__, __LINE__, "begin_backward");
+        flat_report(&rank, 1);
+        flat_report(&rank, 1);
+        flat_report(&rank, 0);
+        (void)pst_flat_end_backward(rank.flat, 0);
+        flat_report(&rank, 1);
+        if (pst_flat_end_backward(rank.flat, 1) != PST_OK)
+            fail_at(state, __FILE__, __LINE__, "end_backward");
+        flat_step(&rank);
+    }
+    close_flat(&rank);
+}
+
+static void gradients_of_several_backwards_and_parts_add_up(void **unused) {
+    (void)unused;
+    model model = trainable_model(PST_FLOAT32);
+    run_ranks(2, &model, accumulate_body, NULL);
+}
+
+/* The target of a parameter without a gradient since the last update. */
+static void missing_body(rank_state *state) {
+    flat_rank rank;
+    open_flat(&rank, state);
+    if (state->failure[0] == '\0') train(&rank, 1);
+    if (pst_flat_begin_backward(rank.flat, 1) != PST_OK)
+        fail_at(state, __FILE__, __LINE__, "begin_backward");
+    flat_report(&rank, 0);
+    if (pst_flat_end_backward(rank.flat, 1) != PST_OK)
+        fail_at(state, __FILE__, __LINE__, "end_backward");
+    for (size_t p = 1; p < state->model->parameter_count; p++) {
+        memset(rank.expected[p], 0, flat_elements(&rank, p) * sizeof(float));
+        rank.has_sum[p] = 1;
+    }
+    flat_step(&rank);
+    close_flat(&rank);
+}
+
+static void a_missing_gradient_is_zero_and_not_the_last_one(void **unused) {
+    (void)unused;
+    model model = trainable_model(PST_FLOAT32);
+    run_ranks(2, &model, missing_body, NULL);
+}
+
+static void broken_body(rank_state *state) {
+    flat_rank rank;
+    open_flat(&rank, state);
+    if (state->failure[0] == '\0') train(&rank, 1);
+    (void)pst_flat_begin_backward(rank.flat, 1);
+    flat_report(&rank, 1);
+    memset(rank.has_sum, 0, sizeof rank.has_sum);
+    if (state->failure[0] == '\0') train(&rank, 2);
+    close_flat(&rank);
+}
+
+static void a_backward_that_was_broken_off_is_forgotten(void **unused) {
+    (void)unused;
+    model model = trainable_model(PST_FLOAT32);
+    run_ranks(2, &model, broken_body, NULL);
+}
+
+static void to_memory_body(rank_state *state) {
+    flat_rank rank;
+    uint32_t copy;
+    open_flat(&rank, state);
+    for (size_t p = 0; p < state->model->parameter_count && state->failure[0] == '\0'; p++) {
+        float *memory = malloc((rank.chunks[p] * (size_t)state->world + 1) * sizeof(float));
+        if (pst_flat_copy(rank.flat, rank.parameters[p], PST_FLOAT32, &copy) != PST_OK ||
+            pst_flat_gather_to(rank.flat, copy, memory) != PST_OK)
+            fail_at(state, __FILE__, __LINE__, "gather_to");
+        const flat_job job = {&rank, rank.version, p, memory, PST_FLOAT32, NULL, NULL};
+        on_compute(state, check_flat_now, &job, sizeof job);
+        finish_compute(state);
+        free(memory);
+    }
+    close_flat(&rank);
+}
+
+static void a_copy_can_be_gathered_into_other_memory(void **unused) {
+    (void)unused;
+    model model = trainable_model(PST_FLOAT32);
+    run_ranks(3, &model, to_memory_body, NULL);
+}
+
+/* ---- any order ------------------------------------------------------------------------------- */
+
+static uint64_t draw(uint64_t *dice, uint64_t bound) {
+    *dice += 0x9e3779b97f4a7c15u;
+    return mix(*dice) % bound;
+}
+
+typedef struct open_use {
+    uint32_t copy;
+} open_use;
+
+static pst_dtype draw_dtype(uint64_t *dice) {
+    return draw(dice, 3) == 0 ? PST_BFLOAT16 : PST_FLOAT32;
+}
+
+static void hint(flat_rank *rank, uint64_t *dice) {
+    rank_state *state = rank->state;
+    uint32_t copies[4];
+    size_t count = draw(dice, 5);
+    for (size_t i = 0; i < count; i++) {
+        size_t p = draw(dice, state->model->parameter_count);
+        CHECK_OK(pst_flat_copy(rank->flat, rank->parameters[p], draw_dtype(dice), &copies[i]));
+    }
+    CHECK_OK(pst_flat_prefetch(rank->flat, copies, count));
+}
+
+/* Uses that nest; most of them in the order that the parameters have. */
+static void random_uses(flat_rank *rank, uint64_t *dice) {
+    rank_state *state = rank->state;
+    uint32_t held[4];
+    size_t count = 0, parameters = state->model->parameter_count;
+    for (size_t i = 0; i < parameters; i++) {
+        size_t p = draw(dice, 8) == 0 ? draw(dice, parameters) : i;
+        void *memory;
+        uint32_t copy;
+        if (draw(dice, 10) == 0) hint(rank, dice);
+        CHECK_FINE();
+        begin_flat_use(rank, p, draw_dtype(dice), &copy, &memory);
+        CHECK_FINE();
+        if (draw(dice, 30) == 0)
+            CHECK_OK(pst_flat_set_resident(rank->flat, copy, (int)draw(dice, 2)));
+        if (count < 4 && draw(dice, 3) == 0)
+            held[count++] = copy;
+        else
+            CHECK_OK(pst_flat_release(rank->flat, copy));
+    }
+    while (count > 0)
+        CHECK_OK(pst_flat_release(rank->flat, held[--count]));
+}
+
+static void random_backward(flat_rank *rank, uint64_t *dice, int is_last) {
+    rank_state *state = rank->state;
+    CHECK_OK(pst_flat_begin_backward(rank->flat, is_last));
+    for (uint64_t part = 1 + draw(dice, 2); part > 0; part--) {
+        random_uses(rank, dice);
+        CHECK_FINE();
+        for (size_t p = state->model->parameter_count; p-- > 0;) {
+            if (draw(dice, 4) != 0) flat_report(rank, p);
+            CHECK_FINE();
+        }
+        CHECK_OK(pst_flat_end_backward(rank->flat, part == 1));
+    }
+}
+
+static void random_body(rank_state *state) {
+    uint64_t dice = state->model->seed;
+    flat_rank rank;
+    open_flat(&rank, state);
+    for (int step = 0; step < 6 && state->failure[0] == '\0'; step++) {
+        uint64_t steps_dice = draw(&dice, 3) == 0 ? dice : state->model->seed; /* often the same */
+        int backwards = 1 + (int)draw(&dice, 2);
+        for (int i = 1; i <= backwards && state->failure[0] == '\0'; i++) {
+            uint64_t again = steps_dice;
+            random_uses(&rank, &again);
+            if (state->failure[0] == '\0') random_backward(&rank, &again, i == backwards);
+        }
+        flat_step(&rank);
+    }
+    close_flat(&rank);
+}
+
+static void random_programs_are_right(void **unused) {
+    (void)unused;
+    const char *given = getenv("PST_SEED");
+    uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)time(NULL) * 1000003u;
+    for (int i = 0; i < (given != NULL ? 1 : 25); i++, seed++) {
+        uint64_t dice = seed;
+        model model = empty_model(3);
+        for (size_t p = 2 + draw(&dice, 12); p > 0; p--)
+            add_shape(&model, draw(&dice, 12), 1 + draw(&dice, 60), 1);
+        model.prefetch_bytes = draw(&dice, 3) * (1 + draw(&dice, 20000));
+        model.prefetch_ahead = (uint32_t)draw(&dice, 4);
+        model.bucket_bytes = draw(&dice, 2) * 512 * (1 + draw(&dice, 20));
+        model.one_comm = draw(&dice, 4) == 0;
+        model.delay_us = (unsigned)(draw(&dice, 3) * draw(&dice, 30));
+        model.seed = seed;
+        printf("PST_SEED=%llu\n", (unsigned long long)seed);
+        (void)fflush(stdout);
+        run_ranks(1 + (int)draw(&dice, MOST_RANKS), &model, random_body, NULL);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_step_is_right),
+        cmocka_unit_test(large_gradients_travel_in_parts),
+        cmocka_unit_test(what_followed_once_is_gathered_ahead_in_few_collectives),
+        cmocka_unit_test(a_resident_copy_keeps_its_address_and_follows_updates),
+        cmocka_unit_test(gradients_of_several_backwards_and_parts_add_up),
+        cmocka_unit_test(a_missing_gradient_is_zero_and_not_the_last_one),
+        cmocka_unit_test(a_backward_that_was_broken_off_is_forgotten),
+        cmocka_unit_test(a_copy_can_be_gathered_into_other_memory),
+        cmocka_unit_test(random_programs_are_right),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,205 @@
+"""penstock.deepspeed.install: in place, refused, warned of, taken back."""
+
+import importlib.util
+import subprocess
+import sys
+import warnings
+
+import fake_deepspeed
+import penstock.deepspeed
+import pytest
+import torch
+from fake_deepspeed import FUNCTIONS, OPERATORS, declarations
+from models import Net, make
+from penstock import PenstockError
+
+
+@pytest.fixture
+def put(tmp_path):
+    """Puts a package `deepspeed` in place and takes it away again."""
+
+    def put(**changes):
+        return fake_deepspeed.put(tmp_path, **{"source": declarations(), **changes})
+
+    yield put
+    if "deepspeed" in sys.modules:
+        penstock.deepspeed.uninstall()
+        fake_deepspeed.remove()
+
+
+def test_without_deepspeed_the_import_error_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(ImportError, match=r"pip install deepspeed==0\.19\.6"):
+        penstock.deepspeed.install()
+
+
+def test_deepspeed_finds_the_runtime_where_it_looks(put):
+    deepspeed = put()
+    penstock.deepspeed.install()
+    handle = deepspeed.compile.util.dc_handle
+    assert handle.__name__ == "penstock._dc"
+    builder = sys.modules["deepspeed.ops.op_builder.builder"].OpBuilder
+    assert builder._loaded_ops["dc"] is handle
+
+
+def test_a_second_install_changes_nothing(put):
+    deepspeed = put()
+    penstock.deepspeed.install()
+    forward = deepspeed.runtime.engine.DeepSpeedEngine.forward
+    penstock.deepspeed.install()
+    assert deepspeed.runtime.engine.DeepSpeedEngine.forward is forward
+
+
+def test_uninstall_gives_the_entry_points_back(put):
+    deepspeed = put()
+    engine = deepspeed.runtime.engine.DeepSpeedEngine
+    names = ("compile", "forward", "_backward_prologue", "step", "destroy")
+    before = [getattr(engine, name) for name in names]
+    penstock.deepspeed.install()
+    assert all(getattr(engine, n) is not f for n, f in zip(names, before, strict=True))
+    penstock.deepspeed.uninstall()
+    assert all(getattr(engine, n) is f for n, f in zip(names, before, strict=True))
+    assert deepspeed.compile.util.dc_handle is None
+
+
+def test_the_version_it_was_proved_with_gives_no_warning(put):
+    put(version="0.19.6+abc")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        penstock.deepspeed.install()
+
+
+def test_another_version_gets_a_warning_that_says_so(put):
+    put(version="0.20.0")
+    with pytest.warns(UserWarning, match=r"proved with DeepSpeed 0\.19\.6, and this is 0\.20\.0"):
+        penstock.deepspeed.install()
+
+
+def test_deepspeeds_own_operators_loaded_before_are_refused(put):
+    put()
+    sys.modules["deepspeed.ops.op_builder.builder"].OpBuilder._loaded_ops["dc"] = object()
+    with pytest.raises(PenstockError, match="loaded its own operators"):
+        penstock.deepspeed.install()
+
+
+def install_behind_a_foreign_library():
+    """A process of its own: a library of operators stays for ever."""
+    foreign = torch.library.Library("dc", "DEF")
+    foreign.define(OPERATORS[0])
+    with pytest.raises(PenstockError, match="can hold one library of that name"):
+        penstock.deepspeed._operators.load()
+
+
+def test_a_foreign_library_of_the_namespace_is_refused(fresh_world):
+    fresh_world(1).run(install_behind_a_foreign_library)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("release_param(Tensor(a) a", "release_param(Tensor a"),
+        ("int n_users) -> Tensor(a)", "int n_users, bool last) -> Tensor(a)"),
+        ("wait_reload(Tensor a, int id, int id) -> Tensor", "wait_all(Tensor a) -> Tensor"),
+        ("ScalarType? dtype = None) -> Tensor", "ScalarType? dtype) -> Tensor"),
+    ],
+    ids=["alias", "argument", "name", "default"],
+)
+def test_an_operator_that_differs_is_an_error_with_both_schemas(put, change):
+    before, after = change
+    operators = [o.replace(before, after) for o in OPERATORS]
+    (changed,) = (o for o in operators if o not in OPERATORS)
+    name = changed.split("(")[0]
+    deepspeed = put(source=declarations(operators=operators))
+    with pytest.raises(PenstockError, match=f"operator dc::{name}: ") as error:
+        penstock.deepspeed.install()
+    assert error.value.status == "EMISMATCH"
+    assert str(torch._C.parse_schema(f"dc::{changed}")) in str(error.value)
+    ours = getattr(torch.ops.dc, name, None)
+    assert (str(ours.default._schema) if ours else "no such operator") in str(error.value)
+    assert deepspeed.compile.util.dc_handle is None
+
+
+def test_a_function_that_is_missing_is_an_error_at_install(put):
+    put(source=declarations(functions=[*FUNCTIONS, "gather_everything"]))
+    with pytest.raises(PenstockError, match="'gather_everything'"):
+        penstock.deepspeed.install()
+
+
+def test_operators_that_cannot_be_compared_are_warned_of(put):
+    put(source=None)
+    with pytest.warns(UserWarning, match=r"init\.cpp is not there"):
+        penstock.deepspeed.install()
+
+
+def test_an_engine_without_deepcompile_is_left_alone(put):
+    deepspeed = put()
+    penstock.deepspeed.install()
+    engine = deepspeed.runtime.engine.DeepSpeedEngine(make(Net), stage=3)
+    engine.compiles = False
+    engine.compile()
+    assert "_penstock_state" not in engine.__dict__
+
+
+def keep_hooks_apart(folder):
+    """Hooks and schedule are each engine's own, and go with it."""
+    deepspeed = fake_deepspeed.put(folder, source=declarations())
+    penstock.deepspeed.install()
+    util, backend = deepspeed.compile.util, deepspeed.compile.backend
+    first, second = (
+        deepspeed.runtime.engine.DeepSpeedEngine(make(Net), stage=stage) for stage in (1, 2)
+    )
+    first.compile()
+    assert len(util.pre_backward_hooks) == 1 and backend.remaining_schedule == [first]
+    second.compile()
+    assert len(util.pre_backward_hooks) == 1 and backend.remaining_schedule == [second]
+    contexts = {each._penstock_state.context for each in (first, second)}
+    assert len(contexts) == 2 and 0 not in contexts
+    first._backward_epilogue()
+    assert backend.remaining_schedule == [first]
+    assert util.dc_handle.current() == first._penstock_state.context
+    second.destroy()
+    assert util.pre_backward_hooks == []
+    first._backward_epilogue()
+    assert backend.remaining_schedule == [first] and len(util.pre_backward_hooks) == 1
+    first.destroy()
+    assert util.dc_handle.current() == 0
+    fake_deepspeed.remove()
+
+
+def test_each_engine_has_its_own_hooks_schedule_and_context(fresh_world, tmp_path):
+    fresh_world(1).run(keep_hooks_apart, tmp_path)
+
+
+def test_importing_the_package_loads_no_operators(fresh_world):
+    assert fresh_world(1).run(_is_loaded_after_import) == [False]
+
+
+def _is_loaded_after_import():
+    import penstock.dc
+    import penstock.deepcompile
+    import penstock.deepspeed
+
+    assert penstock.shard and penstock.deepcompile.record
+    return "penstock._dc" in sys.modules or any(
+        name.startswith("dc::") for name in torch._C._dispatch_get_all_op_names()
+    )
+
+
+_WITH_DEEPSPEED = """
+import penstock.deepspeed
+penstock.deepspeed.install()
+import deepspeed
+from deepspeed.compile import util
+from deepspeed.ops.op_builder.dc import DeepCompileBuilder
+assert util.get_deepcompile_handle().__name__ == "penstock._dc"
+assert DeepCompileBuilder().load() is util.get_deepcompile_handle()
+forward = deepspeed.DeepSpeedEngine.forward
+penstock.deepspeed.install()
+assert deepspeed.DeepSpeedEngine.forward is forward
+"""
+
+
+def test_deepspeed_itself_takes_the_runtime():
+    if not importlib.util.find_spec("deepspeed"):
+        pytest.skip("DeepSpeed is not installed")
+    subprocess.run([sys.executable, "-c", _WITH_DEEPSPEED], check=True, timeout=90)
