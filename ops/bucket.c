@@ -1,4 +1,5 @@
-/* Gradients on their way out: a bucket of each dtype fills, and goes out as one reduce-scatter. */
+/* Gradients on their way out: a bucket of each dtype fills, and goes out as one reduce-scatter.
+ * What is larger than part_bytes goes in parts, so that it needs no bucket of its size. */
 #include "ops/engine.h"
 #include "ops/operation.h"
 
@@ -69,9 +70,8 @@ static pst_status wait_for_bucket(pst_zero *engine) {
     return status;
 }
 
-static pst_status take_slot(pst_zero *engine, const pst__group *group, pst_slot *slot) {
-    size_t bytes = group->layout.gradient_elements * group->layout.reduce_element_bytes;
-    pst_dtype dtype = group->reduce_dtype;
+static pst_status take_slot(pst_zero *engine, pst_dtype dtype, size_t count, pst_slot *slot) {
+    size_t bytes = count * pst_dtype_size(dtype);
     for (;;) {
         pst_status status = pst_buckets_slot(engine->buckets, dtype, bytes, engine->compute, slot);
         if (status == PST_EBUSY)
@@ -84,8 +84,14 @@ static pst_status take_slot(pst_zero *engine, const pst__group *group, pst_slot 
     }
 }
 
-static pst_status add_piece(pst_zero *engine, pst__group *group, const pst_slot *slot,
-                            int accumulate) {
+size_t pst__part_elements(const pst_zero *engine, const pst__group *group) {
+    size_t bytes = engine->options.part_bytes / PST_ZERO_ALIGNMENT * PST_ZERO_ALIGNMENT;
+    size_t most = bytes / group->layout.reduce_element_bytes;
+    return most < group->layout.gradient_elements ? most : group->layout.gradient_elements;
+}
+
+static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
+                            const pst_slot *slot, int accumulate) {
     pst__open_bucket *open = &engine->open[group->reduce_dtype];
     pst__operation *operation = open->operation;
     size_t count = operation->work.collective.piece_count;
@@ -94,34 +100,56 @@ static pst_status add_piece(pst_zero *engine, pst__group *group, const pst_slot 
                        count + 1, sizeof *operation->pieces);
     if (status != PST_OK)
         return pst__zero_fail(engine, status, "group '%s': no memory to reduce it", group->name);
+    char *target = (char *)group->target + part.first * group->layout.element_bytes;
     operation->pieces[count] = (pst_reduce_piece){.offset = slot->offset,
-                                                  .count = group->layout.gradient_elements,
-                                                  .destination = group->target,
+                                                  .count = part.count,
+                                                  .destination = target,
                                                   .destination_dtype = group->dtype,
                                                   .accumulate = accumulate};
     operation->work.collective.piece_count++;
-    open->whole_bytes += group->layout.gradient_bytes_whole;
+    if (part.first == 0) open->whole_bytes += group->layout.gradient_bytes_whole;
     return PST_OK;
+}
+
+static pst_status copy_in(pst_zero *engine, const pst__group *group, pst__part part,
+                          const pst_slot *slot, const void *const *sources, pst_dtype dtype) {
+    pst_device *device = engine->device;
+    size_t count =
+        pst__layout_casts(&group->layout, engine->world, part, slot->memory, slot->stride, sources,
+                          dtype, group->reduce_dtype, engine->casts);
+    pst_status status = device->ops->cast_scale_copy(device, engine->compute, engine->casts, count,
+                                                     1.0 / (double)engine->world);
+    if (status == PST_OK) return PST_OK;
+    return pst__zero_fail(engine, status, "group '%s': copying its %s gradients failed",
+                          group->name, pst_dtype_name(dtype));
+}
+
+static pst_status fill_part(pst_zero *engine, pst__group *group, pst__part part,
+                            const void *const *sources, pst_dtype dtype, int accumulate) {
+    pst_slot slot;
+    pst__open_bucket *open = &engine->open[group->reduce_dtype];
+    pst_status status = take_slot(engine, group->reduce_dtype, part.count, &slot);
+    if (status == PST_OK && open->operation == NULL)
+        status = pst__operation_take(engine, PST__REDUCE_LANE, &open->operation);
+    if (status == PST_OK) status = add_piece(engine, group, part, &slot, accumulate);
+    if (status != PST_OK) return status;
+    note_bucket_bytes(engine);
+    status = copy_in(engine, group, part, &slot, sources, dtype);
+    if (status != PST_OK || slot.offset + slot.padded_bytes < engine->options.bucket_bytes)
+        return status;
+    return flush(engine, group->reduce_dtype);
 }
 
 pst_status pst__bucket_fill(pst_zero *engine, uint32_t index, const void *const *sources,
                             pst_dtype dtype, int accumulate) {
     pst__group *group = &engine->groups[index];
-    pst_slot slot;
-    pst_status status = take_slot(engine, group, &slot);
-    pst__open_bucket *open = &engine->open[group->reduce_dtype];
-    if (status == PST_OK && open->operation == NULL)
-        status = pst__operation_take(engine, PST__REDUCE_LANE, &open->operation);
-    if (status == PST_OK) status = add_piece(engine, group, &slot, accumulate);
+    size_t most = pst__part_elements(engine, group), left = group->layout.gradient_elements;
+    pst_status status = PST_OK;
+    for (pst__part part = {0, 0}; status == PST_OK && left > 0; left -= part.count) {
+        part.first += part.count;
+        part.count = left < most ? left : most;
+        status = fill_part(engine, group, part, sources, dtype, accumulate);
+    }
     if (status != PST_OK) return status;
-    note_bucket_bytes(engine);
-    size_t count = pst__layout_casts(&group->layout, engine->world, slot.memory, slot.stride,
-                                     sources, dtype, group->reduce_dtype, engine->casts);
-    pst_device *device = engine->device;
-    status = device->ops->cast_scale_copy(device, engine->compute, engine->casts, count,
-                                          1.0 / (double)engine->world);
-    if (status != PST_OK)
-        return pst__zero_fail(engine, status, "group '%s': copying its %s gradients failed",
-                              group->name, pst_dtype_name(dtype));
     return pst__record(engine, PST_ZERO_REDUCE, index, group->layout.gradient_bytes_whole);
 }

@@ -235,7 +235,10 @@ pst_status pst__backward_finish(pst_zero *engine);
 uint64_t pst__backward_hash(const pst_zero *engine);
 
 /* ---- bucket.c -------------------------------------------------------------------------------- */
-/* A group's gradients go into a bucket, which goes out when it is full. `sources` NULL: zeros. */
+/* How many elements of a rank's chunk of the group's gradients travel at once, at most. */
+size_t pst__part_elements(const pst_zero *engine, const pst__group *group);
+/* A group's gradients go into a bucket, which goes out when bucket_bytes are in it. `sources` NULL:
+ * zeros. */
 pst_status pst__bucket_fill(pst_zero *engine, uint32_t group, const void *const *sources,
                             pst_dtype dtype, int accumulate);
 pst_status pst__bucket_flush_all(pst_zero *engine);

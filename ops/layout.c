@@ -118,34 +118,39 @@ static size_t place_end(const pst__layout *layout, size_t index) {
     return layout->gradient_elements;
 }
 
-/* One member's place in the slot of one rank: its rows, then zeros. */
-static size_t member_casts(const pst__member *member, pst__rows rows, char *place, size_t elements,
-                           const void *source, pst_dtype source_dtype, pst_dtype reduce_dtype,
-                           pst_cast *pieces) {
+/* The part of one member's place that lies in the slot of one rank: its rows, then zeros. `from`
+ * and `to` count from the begin of its place. */
+static size_t member_casts(const pst__member *member, pst__rows rows, char *place, size_t from,
+                           size_t to, const void *source, pst_dtype source_dtype,
+                           pst_dtype reduce_dtype, pst_cast *pieces) {
     size_t count = 0, valid = source == NULL ? 0 : rows.count * member->row_elements;
-    size_t skipped = rows.first * member->row_elements * pst_dtype_size(source_dtype);
-    if (valid > 0)
+    size_t skipped = rows.first * member->row_elements + from;
+    size_t end = smallest(to, valid), zeros = from > valid ? from : valid;
+    if (end > from)
         pieces[count++] =
-            (pst_cast){place, (const char *)source + skipped, valid, reduce_dtype, source_dtype};
-    if (elements > valid)
-        pieces[count++] = (pst_cast){place + valid * pst_dtype_size(reduce_dtype), NULL,
-                                     elements - valid, reduce_dtype, reduce_dtype};
+            (pst_cast){place, (const char *)source + skipped * pst_dtype_size(source_dtype),
+                       end - from, reduce_dtype, source_dtype};
+    if (to > zeros)
+        pieces[count++] = (pst_cast){place + (zeros - from) * pst_dtype_size(reduce_dtype), NULL,
+                                     to - zeros, reduce_dtype, reduce_dtype};
     return count;
 }
 
-size_t pst__layout_casts(const pst__layout *layout, size_t world, char *slot, size_t stride,
-                         const void *const *sources, pst_dtype source_dtype, pst_dtype reduce_dtype,
-                         pst_cast *pieces) {
-    size_t count = 0, element = pst_dtype_size(reduce_dtype);
+size_t pst__layout_casts(const pst__layout *layout, size_t world, pst__part part, char *slot,
+                         size_t stride, const void *const *sources, pst_dtype source_dtype,
+                         pst_dtype reduce_dtype, pst_cast *pieces) {
+    size_t count = 0, element = pst_dtype_size(reduce_dtype), part_end = part.first + part.count;
     for (size_t i = 0; i < layout->member_count; i++) {
         const pst__member *member = &layout->members[i];
-        if (!member->trainable) continue;
-        size_t elements = place_end(layout, i) - member->gradient_element;
+        size_t begin = member->gradient_element;
+        if (!member->trainable || begin >= part_end || place_end(layout, i) <= part.first) continue;
+        size_t first = begin > part.first ? begin : part.first;
+        size_t end = smallest(place_end(layout, i), part_end);
         for (size_t rank = 0; rank < world; rank++) {
-            char *place = slot + rank * stride + member->gradient_element * element;
-            count += member_casts(member, pst__rows_of(member->rows, world, rank), place, elements,
-                                  sources == NULL ? NULL : sources[i], source_dtype, reduce_dtype,
-                                  &pieces[count]);
+            char *place = slot + rank * stride + (first - part.first) * element;
+            count += member_casts(member, pst__rows_of(member->rows, world, rank), place,
+                                  first - begin, end - begin, sources == NULL ? NULL : sources[i],
+                                  source_dtype, reduce_dtype, &pieces[count]);
         }
     }
     return count;

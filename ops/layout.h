@@ -45,12 +45,17 @@ typedef struct pst__layout {
 pst_status pst__layout_build(const pst__heap *heap, pst__layout *layout, size_t world);
 void pst__layout_free(const pst__heap *heap, pst__layout *layout);
 
-/* Pieces that fill one rank-major slot with whole gradients: valid rows from `sources` (by member;
- * NULL: zeros), everything else zeros. Returns how many were written; at most
+/* Elements of a group's flat gradient, the same in all ranks' chunks. */
+typedef struct pst__part {
+    size_t first, count;
+} pst__part;
+
+/* Pieces that fill one rank-major slot with a part of whole gradients: valid rows from `sources`
+ * (by member; NULL: zeros), everything else zeros. Returns how many were written; at most
  * pst__layout_cast_limit. */
 size_t pst__layout_cast_limit(const pst__layout *layout, size_t world);
-size_t pst__layout_casts(const pst__layout *layout, size_t world, char *slot, size_t stride,
-                         const void *const *sources, pst_dtype source_dtype, pst_dtype reduce_dtype,
-                         pst_cast *pieces);
+size_t pst__layout_casts(const pst__layout *layout, size_t world, pst__part part, char *slot,
+                         size_t stride, const void *const *sources, pst_dtype source_dtype,
+                         pst_dtype reduce_dtype, pst_cast *pieces);
 
 #endif

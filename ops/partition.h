@@ -2,6 +2,7 @@
 #ifndef PST_OPS_PARTITION_H
 #define PST_OPS_PARTITION_H
 
+#include "mem/arena.h"
 #include "ops/operation.h"
 
 #include <penstock/partition.h>
@@ -58,10 +59,10 @@ typedef struct pst__comparison {
 struct pst_partition {
     pst_partition_options options;
     pst_zero *engine;
-    pst_arena *memory; /* of buckets */
+    pst_arena *memory;  /* of buckets */
     size_t chunk_bytes; /* of a rank, in a bucket */
     int is_opened;      /* peers read buckets by themselves: they stay, and have one size */
-    int has_memory[PST_DTYPE_COUNT];                   /* opened, for buckets of this dtype */
+    int has_memory[PST_DTYPE_COUNT];                  /* opened, for buckets of this dtype */
     uint64_t bucket_tickets[2 * PST_DTYPE_COUNT + 1]; /* opened: by id, of its last reduction */
 
     pst__split *splits;
@@ -88,6 +89,11 @@ struct pst_partition {
 #define pst__partition_fail(partition, status, format, ...)                                        \
     pst__zero_fail((partition)->engine, status, format, __VA_ARGS__)
 
+/* Bytes of so many elements in a bucket. */
+static inline size_t pst__padded(size_t count, pst_dtype dtype) {
+    return pst__round_up(count * pst_dtype_size(dtype), PST_ZERO_ALIGNMENT);
+}
+
 /* ---- partition_owners.c ---------------------------------------------------------------------- */
 /* The ranks tell each other what they own. Blocks. PST_EMISMATCH names what is wrong. */
 pst_status pst__owners_compare(pst_partition *partition);
@@ -98,6 +104,10 @@ void pst__comparisons_free(pst_partition *partition);
 pst_status pst__comparison_begin(pst_partition *partition);
 
 /* ---- partition_bucket.c ---------------------------------------------------------------------- */
+/* All that is pending in this dtype goes out as one collective. */
+pst_status pst__bucket_send(pst_partition *partition, const pst__pending *pending, pst_dtype dtype);
+
+/* ---- partition_pending.c --------------------------------------------------------------------- */
 pst_status pst__pending_add(pst_partition *partition, uint32_t parameter, const void *source,
                             pst_dtype dtype, void *token);
 pst_status pst__pending_flush_all(pst_partition *partition);

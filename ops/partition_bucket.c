@@ -1,8 +1,6 @@
-/* Gradients on their way into partitions: they wait until they fill a bucket, then all are copied
- * into it in one launch, and it goes out. A gradient that is larger than what is left is cut. */
+/* A bucket of gradients on its way into partitions: which way it goes, and where what lies in it.
+ * All gradients are copied into it in one launch. */
 #include "ops/partition.h"
-
-#include "mem/arena.h"
 
 /* ---- where the pieces of a bucket lie -------------------------------------------------------- */
 
@@ -12,10 +10,6 @@ static pst__range meet(pst__range a, pst__range b) {
     size_t a_end = a.first + a.count, b_end = b.first + b.count;
     size_t end = a_end < b_end ? a_end : b_end;
     return (pst__range){first, end > first ? end - first : 0};
-}
-
-static size_t padded(size_t count, pst_dtype dtype) {
-    return pst__round_up(count * pst_dtype_size(dtype), PST_ZERO_ALIGNMENT);
 }
 
 /* A bucket that is being put together. */
@@ -42,7 +36,7 @@ static pst_status copy_in(const bucket_plan *plan, const pst__entry *entry, pst_
     char *destination = plan->memory + offset;
     size_t skipped = (part.first - entry->range.first) * pst_dtype_size(entry->source_dtype);
     size_t bytes = part.count * pst_dtype_size(plan->dtype);
-    size_t gap = padded(part.count, plan->dtype) - bytes;
+    size_t gap = pst__padded(part.count, plan->dtype) - bytes;
     pst_status status =
         add_cast(plan->partition, (pst_cast){destination, (const char *)entry->source + skipped,
                                              part.count, plan->dtype, entry->source_dtype});
@@ -101,7 +95,7 @@ static size_t largest_chunk(pst_partition *partition, const pst__pending *pendin
         for (size_t j = 0; j < split->owner_count; j++) {
             const pst__owner *owner = &partition->owners[split->first_owner + j];
             pst__range part = meet(pending->entries[i].range, owner->range);
-            if (part.count > 0) used[owner->rank] += padded(part.count, dtype);
+            if (part.count > 0) used[owner->rank] += pst__padded(part.count, dtype);
             if (used[owner->rank] > largest) largest = used[owner->rank];
         }
     }
@@ -215,7 +209,7 @@ static pst_status place_in_chunks(const bucket_plan *plan, const pst__pending *p
             status = copy_in(plan, entry, part, owner->rank * plan->stride + offset);
             if (status == PST_OK && owner->rank == partition->engine->rank)
                 status = take_out(plan, entry, part, offset);
-            used[owner->rank] += padded(part.count, plan->dtype);
+            used[owner->rank] += pst__padded(part.count, plan->dtype);
         }
     }
     return status;
@@ -228,7 +222,7 @@ static pst_status place_in_a_row(const bucket_plan *plan, const pst__pending *pe
         const pst__entry *entry = &pending->entries[i];
         status = copy_in(plan, entry, entry->range, offset);
         if (status == PST_OK) status = take_out(plan, entry, entry->range, offset);
-        offset += padded(entry->range.count, plan->dtype);
+        offset += pst__padded(entry->range.count, plan->dtype);
     }
     return status;
 }
@@ -318,114 +312,15 @@ static pst_status submit(bucket_plan *plan, const pst__pending *pending, size_t 
     return PST_OK;
 }
 
-static void consumed(const pst_partition *partition, void *token) {
-    if (partition->options.consumed != NULL)
-        partition->options.consumed(partition->options.callback_context, token);
-}
-
-/* The entries' sources are copied, or never will be. */
-static void forget(pst_partition *partition, pst__pending *pending) {
-    for (size_t i = 0; i < pending->count; i++)
-        if (pending->entries[i].is_last) consumed(partition, pending->entries[i].token);
-    pending->count = pending->bytes = 0;
-    pending->number = 0;
-}
-
-static pst_status flush(pst_partition *partition, pst_dtype dtype) {
-    pst__pending *pending = &partition->pending[dtype];
-    pst_status status = PST_OK;
-    if (pending->count == 0) return PST_OK;
-    if (!partition->is_compared) status = pst__owners_compare(partition);
+pst_status pst__bucket_send(pst_partition *partition, const pst__pending *pending,
+                            pst_dtype dtype) {
+    const size_t world = partition->engine->world;
+    bucket_plan plan = {.partition = partition, .dtype = dtype};
+    pst_status status = partition->is_compared ? PST_OK : pst__owners_compare(partition);
     if (status == PST_OK) status = name_unowned(partition, pending);
-    if (status == PST_OK) {
-        bucket_plan plan = {.partition = partition, .dtype = dtype};
-        size_t largest = largest_chunk(partition, pending, dtype);
-        size_t even = pst__round_up((pending->bytes + partition->engine->world - 1) /
-                                        partition->engine->world,
-                                    PST_ZERO_ALIGNMENT);
-        plan.by_reduce_scatter = is_even(partition, largest, pending->bytes);
-        status = submit(&plan, pending, plan.by_reduce_scatter ? largest : even);
-    }
-    forget(partition, pending);
-    return pst__reduce_give_up(partition->engine, status);
-}
-
-pst_status pst__pending_flush_all(pst_partition *partition) {
-    pst_status status = PST_OK;
-    for (int dtype = 0; status == PST_OK && dtype < PST_DTYPE_COUNT; dtype++)
-        status = flush(partition, (pst_dtype)dtype);
-    return status;
-}
-
-void pst__pending_forget_all(pst_partition *partition) {
-    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
-        pst__pending *pending = &partition->pending[dtype];
-        for (size_t i = 0; i < pending->count; i++)
-            if (!pending->entries[i].accumulate)
-                partition->splits[pending->entries[i].parameter].has_sum = 0;
-        forget(partition, pending);
-    }
-}
-
-/* ---- coming in ------------------------------------------------------------------------------- */
-
-static pst_status append(pst_partition *partition, pst__pending *pending, const pst__entry *entry,
-                         size_t bytes) {
-    pst_status status =
-        pst__heap_grow(partition->engine->heap, (void **)&pending->entries, &pending->capacity,
-                       pending->count + 1, sizeof *pending->entries);
-    if (status != PST_OK)
-        return pst__partition_fail(partition, status, "parameter '%s': no memory to reduce it",
-                                   partition->splits[entry->parameter].name);
-    if (pending->number == 0) pending->number = ++partition->buckets;
-    pending->entries[pending->count++] = *entry;
-    pending->bytes += bytes;
-    partition->splits[entry->parameter].bucket = pending->number;
-    return PST_OK;
-}
-
-/* As much of a gradient as the bucket still takes. */
-static pst_status add_part(pst_partition *partition, pst_dtype travels, pst__entry *entry,
-                           size_t end) {
-    pst__pending *pending = &partition->pending[travels];
-    size_t room = partition->options.bucket_bytes - pending->bytes;
-    size_t most = room / pst_dtype_size(travels), left = end - entry->range.first;
-    entry->range.count = left < most ? left : most;
-    entry->is_last = entry->range.count == left;
-    pst_status status = append(partition, pending, entry, padded(entry->range.count, travels));
-    if (status != PST_OK) entry->is_last = 0; /* nobody will consume it */
-    if (status == PST_OK && pending->bytes == partition->options.bucket_bytes)
-        status = flush(partition, travels);
-    return status;
-}
-
-/* A bucket holds no two gradients of one parameter, and no second one goes out before the first:
- * it has to be added to it. */
-static pst_status flush_earlier(pst_partition *partition, uint32_t parameter) {
-    pst_status status = PST_OK;
-    for (int dtype = 0; status == PST_OK && dtype < PST_DTYPE_COUNT; dtype++) {
-        uint64_t number = partition->pending[dtype].number;
-        if (number != 0 && partition->splits[parameter].bucket == number)
-            status = flush(partition, (pst_dtype)dtype);
-    }
-    return status;
-}
-
-pst_status pst__pending_add(pst_partition *partition, uint32_t parameter, const void *source,
-                            pst_dtype dtype, void *token) {
-    pst__split *split = &partition->splits[parameter];
-    pst_dtype travels = partition->options.reduce_in_fp32 ? PST_FLOAT32 : dtype;
-    pst__entry entry = {.parameter = parameter,
-                        .source_dtype = dtype,
-                        .accumulate = split->has_sum,
-                        .token = token};
-    pst_status status = flush_earlier(partition, parameter);
-    split->has_sum = 1;
-    while (status == PST_OK && !entry.is_last) {
-        entry.source = (const char *)source + entry.range.first * pst_dtype_size(dtype);
-        status = add_part(partition, travels, &entry, split->elements);
-        entry.range.first += entry.range.count;
-    }
-    if (!entry.is_last) consumed(partition, token);
-    return pst__reduce_give_up(partition->engine, status);
+    if (status != PST_OK) return status;
+    size_t largest = largest_chunk(partition, pending, dtype);
+    size_t even = pst__round_up((pending->bytes + world - 1) / world, PST_ZERO_ALIGNMENT);
+    plan.by_reduce_scatter = is_even(partition, largest, pending->bytes);
+    return submit(&plan, pending, plan.by_reduce_scatter ? largest : even);
 }

@@ -53,13 +53,13 @@ static pst_status alloc_copies(pst_zero *engine) {
     return PST_OK;
 }
 
-/* On an asynchronous device the two buckets of a dtype are all there is: each holds any group. */
+/* On an asynchronous device the two buckets of a dtype are all there is: each holds a part of any
+ * group. */
 static size_t chunk_bytes(const pst_zero *engine) {
     size_t chunk = engine->options.bucket_bytes;
     for (size_t i = 0; engine->asynchronous && i < engine->group_count; i++) {
-        const pst__layout *layout = &engine->groups[i].layout;
-        size_t slot = pst__round_up(layout->gradient_elements * layout->reduce_element_bytes,
-                                    PST_ZERO_ALIGNMENT);
+        const pst__group *group = &engine->groups[i];
+        size_t slot = pst__part_elements(engine, group) * group->layout.reduce_element_bytes;
         if (slot > chunk) chunk = slot;
     }
     return pst__round_up(chunk, PST_ZERO_ALIGNMENT);

@@ -57,7 +57,9 @@ typedef struct pst_zero_options {
     int pumped;              /* 1: lanes are pumped (no worker thread) */
     uint32_t prefetch_ahead; /* groups gathered ahead of their use once a pass was recorded */
     size_t prefetch_bytes;   /* and at most so many bytes gathered or in flight; 0: no limit */
-    size_t bucket_bytes;     /* of gradients a rank's chunk; 0: 8 MiB */
+    size_t bucket_bytes;     /* of gradients a rank's chunk that travel together; 0: 8 MiB */
+    size_t part_bytes;       /* of a rank's chunk of a group's gradients: what is more travels in
+                                parts, so that buckets stay small; 0: 128 MiB */
     pst_status (*segment_alloc)(void *context, size_t bytes, void **memory); /* see memory.h */
     void (*segment_free)(void *context, void *memory, size_t bytes);
     void *segment_context;

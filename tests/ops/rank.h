@@ -202,6 +202,7 @@ static inline pst_status create_engine(rank_state *state) {
         .prefetch_ahead = model->prefetch_ahead,
         .prefetch_bytes = model->prefetch_bytes,
         .bucket_bytes = is_on_host(state) || model->bucket_bytes != 0 ? model->bucket_bytes : 65536,
+        .part_bytes = model->part_bytes,
         .segment_alloc = is_on_host(state) ? NULL : alloc_segment,
         .segment_free = is_on_host(state) ? NULL : free_segment,
         .gradient_target = give_target,

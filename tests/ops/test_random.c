@@ -22,6 +22,7 @@ static model random_model(uint64_t *dice) {
     model.prefetch_ahead = (uint32_t)draw(dice, 4);
     model.prefetch_bytes = draw(dice, 2) * (1 + draw(dice, 8000));
     model.bucket_bytes = draw(dice, 2) * 128 * (1 + draw(dice, 20));
+    model.part_bytes = draw(dice, 2) * 128 * (1 + draw(dice, 4));
     model.one_comm = draw(dice, 4) == 0;
     model.delay_us = (unsigned)(draw(dice, 3) * draw(dice, 30));
     model.seed = *dice;

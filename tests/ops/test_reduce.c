@@ -94,6 +94,16 @@ static void splits_into_buckets_and_takes_larger_groups(void **unused) {
     on_all_worlds(&model, train_twice);
 }
 
+static void a_large_group_travels_in_parts(void **unused) {
+    (void)unused;
+    for (size_t parts = 1; parts <= 3; parts++) {
+        model model = odd_model(3);
+        model.bucket_bytes = 256;
+        model.part_bytes = parts * 128;
+        on_all_worlds(&model, train_twice);
+    }
+}
+
 static void accumulate(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
@@ -427,6 +437,9 @@ static void small_groups_share_a_bucket(void **unused) {
     model.bucket_bytes = 128;
     expected = 4;
     run_ranks(2, &model, count_reduces, &expected);
+    model.part_bytes = 128; /* each group in two */
+    expected = 8;
+    run_ranks(2, &model, count_reduces, &expected);
 }
 
 int main(void) {
@@ -434,6 +447,7 @@ int main(void) {
         cmocka_unit_test(reduces_to_the_mean_in_rank_order),
         cmocka_unit_test(reduces_over_one_communicator),
         cmocka_unit_test(splits_into_buckets_and_takes_larger_groups),
+        cmocka_unit_test(a_large_group_travels_in_parts),
         cmocka_unit_test(accumulates_over_two_backwards),
         cmocka_unit_test(reduces_in_another_dtype),
         cmocka_unit_test(a_rank_that_never_reaches_a_group_sends_zeros),

@@ -50,6 +50,7 @@ static model draw_model(uint64_t *random) {
     }
     made.prefetch_ahead = random_below(random, 4);
     made.bucket_bytes = random_below(random, 2) * 128 * (1 + random_below(random, 4));
+    made.part_bytes = random_below(random, 2) * 128;
     made.one_comm = random_once_in(random, 4);
     made.pumped = random_once_in(random, 4);
     made.deadline_ns = DEADLINE_NS;

@@ -1,7 +1,6 @@
 #include "offload.hpp"
 
 #include "context.hpp"
-#include "not_built.hpp"
 
 #include <ATen/ATen.h>
 
@@ -123,15 +122,6 @@ void Offload::forget_graphs() {
     for (const auto &[place, activation] : activations_)
         if (store_) pst_offload_drop(store_->offload, activation.key);
     activations_.clear();
-}
-
-// ---- parameters ---------------------------------------------------------------------------------
-
-void Offload::offload_parameter(const at::Tensor &, int64_t, int64_t) {
-    not_built("offload_parameter");
-}
-void Offload::reload_parameter(const at::Tensor &, int64_t, int64_t) {
-    not_built("reload_parameter");
 }
 
 // ---- freeing ------------------------------------------------------------------------------------

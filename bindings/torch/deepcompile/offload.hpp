@@ -1,4 +1,4 @@
-// Activations and parameters that leave the device and come back; activations freed early.
+// Activations that leave the device and come back, or are freed early.
 #pragma once
 
 #include "runtime.hpp"
@@ -32,8 +32,9 @@ class Offload {
     // The copy back is like any tensor: its memory goes back after its last use.
     at::Tensor reload(const at::Tensor &host, int64_t graph, int64_t id);
     at::Tensor wait_reload(const at::Tensor &tensor, int64_t graph, int64_t id);
-    void offload_parameter(const at::Tensor &tensor, int64_t graph, int64_t id);
-    void reload_parameter(const at::Tensor &tensor, int64_t graph, int64_t id);
+    // Shards live where the ranks train (register_z3_param refuses others), so nothing has to move.
+    void offload_parameter(const at::Tensor &, int64_t, int64_t) const {}
+    void reload_parameter(const at::Tensor &, int64_t, int64_t) const {}
     // Those above the threshold lose their memory behind the compute stream's work so far.
     void free_tensors(const std::vector<at::Tensor> &tensors) const;
     void forget_graphs();

@@ -63,7 +63,7 @@ void Zero12::open() {
     pst_partition_options options{};
     options.size = sizeof options;
     options.name = "gradients";
-    options.comm = ranks.comms("nccl").reduce();
+    options.comm = ranks.comms(context_.config.symmetric_memory ? "ce" : "nccl").reduce();
     options.device = ranks.runtime->device();
     options.compute = ranks.runtime->compute();
     options.bucket_bytes = bucket_limit(context_.config);

@@ -106,6 +106,9 @@ void Zero3::register_parameter(int64_t id, std::vector<int64_t> shape, at::Tenso
         (grad_buffer.numel() != chunk || !grad_buffer.is_contiguous()))
         refuse(id, "its grad_buffer has " + std::to_string(grad_buffer.numel()) +
                        " elements instead of " + std::to_string(chunk) + ", or is not contiguous");
+    if (shard.device() != context_.ranks->runtime->where())
+        refuse(id, "its shard is on " + shard.device().str() + ", and the ranks train on " +
+                       context_.ranks->runtime->where().str());
     if (by_id_.count(id) != 0) refuse(id, "is registered already");
     if (flat_ == nullptr) open();
     auto parameter = std::make_unique<Parameter>();
