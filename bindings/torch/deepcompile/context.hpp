@@ -33,7 +33,7 @@ class Context {
     const Config config;
     const int64_t number; // of this context, from 1
     const std::unique_ptr<Ranks> ranks;
-    bool profiling = false;
+    bool profiling = false, dry = false; // dry: nothing is gathered either
     Zero3 zero3;
     Zero12 zero12;
     Offload offload;

@@ -1,6 +1,7 @@
 // The extension module penstock._dc: the functions of DeepCompile's native module.
 #include "context.hpp"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/torch_dispatch_mode.h>
 
@@ -54,6 +55,8 @@ void init(const py::object &group, const py::object &object, int64_t bucket_elem
     ranks->gather = world.attr("gather").cast<std::optional<ProcessGroup>>();
     ranks->reduce = world.attr("reduce").cast<std::optional<ProcessGroup>>();
     py::gil_scoped_release unlocked;
+    if (device.is_cuda())
+        ranks->compute = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
     ranks->runtime = std::make_shared<Runtime>(ranks->rank, ranks->size, deadline, device, stream);
     add_context(std::make_shared<Context>(config, std::move(ranks)));
 }
@@ -101,8 +104,14 @@ void bind_life(py::module_ &module) {
 
 void bind_profiling(py::module_ &module) {
     module.def(
-        "enable_profiling", [](bool enable) { current_context()->profiling = enable; },
-        py::arg("enable"));
+        "enable_profiling",
+        [](bool enable, bool dry) {
+            const ContextPointer context = current_context();
+            context->profiling = enable;
+            context->dry = enable && dry;
+        },
+        py::arg("enable"), py::arg("dry") = false,
+        "Reductions do nothing; gathers are real, or with `dry` tensors without values.");
     module.def("is_profiling", [] { return current_context()->profiling; });
     module.def(
         "invalidate_gathered_param", [](int64_t id) { current_context()->zero3.invalidate(id); },
@@ -162,6 +171,9 @@ void bind_passes(py::module_ &module) {
     module.def(
         "reduce_bucket_bytes", [] { return current_context()->zero12.bucket_bytes(); },
         "Memory that ZeRO-1's and 2's reductions hold now.");
+    module.def(
+        "step_ends", [] { current_context()->zero3.step_ends(); }, Unlocked(),
+        "The optimizer is through; without this call a boundary's end_backward stands for it.");
     module.def(
         "start_backward", [](bool update) { current_context()->start_backward(update); },
         py::arg("update"), Unlocked());

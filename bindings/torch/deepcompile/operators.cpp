@@ -22,13 +22,27 @@ template <typename Body> auto guarded(const char *name, const Body &body) {
     }
 }
 
+// A context at work for the stream that is current.
+class Session {
+  public:
+    explicit Session(ContextPointer context)
+        : context_(std::move(context)), bridge_(*context_->ranks) {}
+    Context *operator->() const {
+        return context_.get();
+    }
+
+  private:
+    ContextPointer context_;
+    StreamBridge bridge_;
+};
+
 Tensor empty_of(const Tensor &grad) {
     return at::empty({0}, grad.options());
 }
 
 Tensor allgather_param(const Tensor &, int64_t graph, int64_t id, Dtype dtype) {
     return guarded("allgather_param", [&] {
-        const ContextPointer context = context_of(graph);
+        const Session context(context_of(graph));
         context->synchronize_if(context->config.sync_before_allgather);
         Tensor gathered = context->zero3.gather(graph, id, dtype);
         context->synchronize_if(context->config.sync_after_allgather);
@@ -43,22 +57,22 @@ Tensor allgather_param_meta(const Tensor &, int64_t graph, int64_t id, Dtype dty
 void prefetch_params_fused(int64_t graph, const std::vector<Tensor> &,
                            const std::vector<int64_t> &ids, const Dtypes &dtypes) {
     guarded("prefetch_params_fused",
-            [&] { context_of(graph)->zero3.prefetch(graph, ids, dtypes); });
+            [&] { Session(context_of(graph))->zero3.prefetch(graph, ids, dtypes); });
 }
 
 Tensor wait_allgather(const Tensor &gathered, int64_t graph, int64_t id) {
-    guarded("wait_allgather", [&] { context_of(graph)->zero3.wait(graph, id); });
+    guarded("wait_allgather", [&] { Session(context_of(graph))->zero3.wait(graph, id); });
     return gathered;
 }
 
 Tensor release_param(const Tensor &value, int64_t graph, int64_t id, int64_t users) {
-    guarded("release_param", [&] { context_of(graph)->zero3.release(graph, id, users); });
+    guarded("release_param", [&] { Session(context_of(graph))->zero3.release(graph, id, users); });
     return value;
 }
 
 Tensor reduce_grad(const Tensor &grad, int64_t graph, int64_t id) {
     guarded("reduce_grad", [&] {
-        const ContextPointer context = context_of(graph);
+        const Session context(context_of(graph));
         context->synchronize_if(context->config.sync_before_reduce);
         Stage &stage = context->stage_of(graph);
         if (!context->profiling) stage.reduce_grad(grad, graph, id);
@@ -69,46 +83,48 @@ Tensor reduce_grad(const Tensor &grad, int64_t graph, int64_t id) {
 
 void end_backward(const c10::IValue &, int64_t graph, bool release_reduce_buckets) {
     guarded("end_backward", [&] {
-        const ContextPointer context = context_of(graph);
+        const Session context(context_of(graph));
         context->stage_of(graph).end_backward(graph, release_reduce_buckets);
     });
 }
 
 void free_tensors(const std::vector<Tensor> &tensors) {
     guarded("free_tensors", [&] {
-        const ContextPointer context = current_context();
+        const Session context(current_context());
         if (!context->profiling) context->offload.free_tensors(tensors);
     });
 }
 
 Tensor offload_tensor(const Tensor &tensor, int64_t graph, int64_t id) {
     return guarded("offload_tensor",
-                   [&] { return context_of(graph)->offload.offload(tensor, graph, id); });
+                   [&] { return Session(context_of(graph))->offload.offload(tensor, graph, id); });
 }
 
 Tensor wait_offload(const Tensor &tensor, int64_t graph, int64_t id) {
-    return guarded("wait_offload",
-                   [&] { return context_of(graph)->offload.wait_offload(tensor, graph, id); });
+    return guarded("wait_offload", [&] {
+        return Session(context_of(graph))->offload.wait_offload(tensor, graph, id);
+    });
 }
 
 Tensor reload_tensor(const Tensor &tensor, int64_t graph, int64_t id) {
     return guarded("reload_tensor",
-                   [&] { return context_of(graph)->offload.reload(tensor, graph, id); });
+                   [&] { return Session(context_of(graph))->offload.reload(tensor, graph, id); });
 }
 
 Tensor wait_reload(const Tensor &tensor, int64_t graph, int64_t id) {
-    return guarded("wait_reload",
-                   [&] { return context_of(graph)->offload.wait_reload(tensor, graph, id); });
+    return guarded("wait_reload", [&] {
+        return Session(context_of(graph))->offload.wait_reload(tensor, graph, id);
+    });
 }
 
 void offload_parameter(const Tensor &tensor, int64_t graph, int64_t id) {
     guarded("offload_parameter",
-            [&] { context_of(graph)->offload.offload_parameter(tensor, graph, id); });
+            [&] { Session(context_of(graph))->offload.offload_parameter(tensor, graph, id); });
 }
 
 void reload_parameter(const Tensor &tensor, int64_t graph, int64_t id) {
     guarded("reload_parameter",
-            [&] { context_of(graph)->offload.reload_parameter(tensor, graph, id); });
+            [&] { Session(context_of(graph))->offload.reload_parameter(tensor, graph, id); });
 }
 
 Tensor test_call(const Tensor &tensor) {

@@ -1,6 +1,8 @@
 #include "ranks.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace penstock::dc {
 
@@ -29,6 +31,30 @@ bool Ranks::is_equal_everywhere(uint64_t value) const {
     for (const at::Tensor &theirs : all[0])
         if (theirs.item<int64_t>() != mine.item<int64_t>()) return false;
     return true;
+}
+
+namespace {
+
+void put_behind(const c10::Stream &stream, const c10::Stream &first) {
+    c10::Event event(first.device_type());
+    event.record(first);
+    event.block(stream);
+}
+
+} // namespace
+
+StreamBridge::StreamBridge(const Ranks &ranks) {
+    if (!ranks.compute) return;
+    const c10::impl::VirtualGuardImpl device(ranks.compute->device_type());
+    const c10::Stream current = device.getStream(ranks.compute->device());
+    if (current == *ranks.compute) return;
+    current_ = current;
+    compute_ = ranks.compute;
+    put_behind(*compute_, *current_);
+}
+
+StreamBridge::~StreamBridge() {
+    if (compute_) put_behind(*current_, *compute_);
 }
 
 } // namespace penstock::dc

@@ -3,6 +3,8 @@
 
 #include "comms.hpp"
 
+#include <c10/core/Stream.h>
+
 #include <cstdint>
 #include <memory>
 
@@ -14,6 +16,7 @@ class Ranks {
     std::shared_ptr<Runtime> runtime;
     // Nobody else uses these; nothing: the world is this one process.
     std::optional<ProcessGroup> gather, reduce;
+    std::optional<c10::Stream> compute; // on a GPU: the one that was current at init
 
     ~Ranks() {
         comms_.reset();
@@ -34,6 +37,19 @@ class Ranks {
   private:
     std::unique_ptr<Comms> comms_;
     std::string wanted_;
+};
+
+// While it lives, what is done on the runtime's compute stream comes behind the stream that is
+// current, and the other way round after it: operators may be called on any stream.
+class StreamBridge {
+  public:
+    explicit StreamBridge(const Ranks &ranks);
+    ~StreamBridge();
+    StreamBridge(const StreamBridge &) = delete;
+    StreamBridge &operator=(const StreamBridge &) = delete;
+
+  private:
+    std::optional<c10::Stream> current_, compute_; // nothing: they are the same
 };
 
 } // namespace penstock::dc

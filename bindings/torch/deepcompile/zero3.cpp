@@ -204,10 +204,15 @@ at::Tensor Zero3::gather(int64_t graph, int64_t id, std::optional<at::ScalarType
     pst_flat *engine = flat();
     look_at(parameter);
     Copy &copy = copy_of(parameter, dtype);
-    if (context_.profiling) return gather_profiled(parameter, copy, dtype);
+    if (context_.profiling) {
+        profiled_uses_[graph][id].users_left = 0;
+        return gather_profiled(parameter, copy, dtype);
+    }
     Use &use = uses_[graph][id];
-    // A graph that is run again without having released has been broken off.
-    if (std::find(use.copies.begin(), use.copies.end(), &copy) != use.copies.end())
+    const bool is_again =
+        std::find(use.copies.begin(), use.copies.end(), &copy) != use.copies.end();
+    if (use.copies.empty() || is_again) use.users_left = 0; // whatever was broken off before
+    if (is_again)
         check(pst_flat_release(engine, copy.index));
     else
         use.copies.push_back(&copy);
@@ -227,7 +232,7 @@ at::Tensor Zero3::gather_profiled(Parameter &parameter, Copy &copy, at::ScalarTy
     const auto padded = parameter.shard.numel() * context_.ranks->size;
     copy.profiled = at::Tensor();
     at::Tensor whole = at::empty({padded}, parameter.shard.options().dtype(dtype));
-    check(pst_flat_gather_to(flat(), copy.index, whole.mutable_data_ptr()));
+    if (!context_.dry) check(pst_flat_gather_to(flat(), copy.index, whole.mutable_data_ptr()));
     copy.profiled = whole;
     return whole.narrow(0, 0, static_cast<int64_t>(parameter.elements)).view(parameter.shape);
 }
@@ -260,15 +265,19 @@ void Zero3::wait(int64_t graph, int64_t id) {
 }
 
 void Zero3::release(int64_t graph, int64_t id, int64_t users) {
-    const Parameter &parameter = parameter_of(id);
-    Use &use = uses_[graph][id];
+    Parameter &parameter = parameter_of(id);
+    Use &use = (context_.profiling ? profiled_uses_ : uses_)[graph][id];
     if (use.users_left <= 0) use.users_left = users;
     if (--use.users_left > 0) return;
-    std::vector<Copy *> copies = std::move(use.copies);
+    if (context_.profiling) return release_profiled(parameter);
+    const std::vector<Copy *> copies = std::move(use.copies);
     use.copies.clear();
     for (Copy *copy : copies)
         end_use(parameter, *copy);
-    for (auto &[dtype, copy] : by_id_.at(id)->copies) {
+}
+
+void Zero3::release_profiled(Parameter &parameter) {
+    for (auto &[dtype, copy] : parameter.copies) {
         if (copy.profiled.defined() && !parameter.persistent) free_storage(copy.profiled);
         copy.profiled = at::Tensor();
     }
@@ -306,7 +315,7 @@ void Zero3::invalidate(int64_t id) {
     if (parameter.persistent) return;
     for (auto &[dtype, copy] : parameter.copies) {
         copy.profiled = at::Tensor();
-        check(pst_flat_invalidate(flat(), copy.index));
+        if (!context_.profiling) check(pst_flat_invalidate(flat(), copy.index));
     }
 }
 
@@ -315,8 +324,8 @@ void Zero3::clear_gathered() {
         invalidate(parameter->id);
 }
 
-void Zero3::updated() {
-    if (flat_ == nullptr) return;
+void Zero3::step_ends() {
+    if (flat_ == nullptr || !update_) return;
     check(pst_flat_updated(flat()));
     for (const auto &parameter : parameters_)
         look_at(*parameter);
@@ -337,6 +346,7 @@ void Zero3::register_graph(int64_t graph, const std::vector<int64_t> &ids) {
 
 void Zero3::forget_graphs() {
     uses_.clear();
+    profiled_uses_.clear();
     if (flat_ == nullptr) return;
     check(pst_flat_end_uses(flat()));
     for (const auto &parameter : parameters_)
@@ -345,6 +355,7 @@ void Zero3::forget_graphs() {
 }
 
 void Zero3::start_backward(bool update) {
+    update_ = update;
     if (flat_ != nullptr) check(pst_flat_begin_backward(flat(), update));
 }
 

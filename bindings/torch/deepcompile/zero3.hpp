@@ -34,7 +34,7 @@ class Zero3 : public Stage {
     void set_persistent(int64_t id);
     void invalidate(int64_t id); // its gathered copies; not a persistent one's
     void clear_gathered();       // as invalidate, for all
-    void updated();              // all shards have new values
+    void step_ends();            // if an update was due, the shards have new values
     // What a gathered parameter looks like.
     at::Tensor describe(int64_t id, std::optional<at::ScalarType> dtype) const;
     pst_flat_stats stats() const;
@@ -75,8 +75,9 @@ class Zero3 : public Stage {
     // What a graph does with a parameter.
     struct Use {
         std::vector<Copy *> copies; // that it has gathered and not released
-        int64_t users_left = 0;
+        int64_t users_left = 0;     // 0: the first release tells
     };
+    using Uses = std::unordered_map<int64_t, std::unordered_map<int64_t, Use>>;
 
     pst_flat *flat();
     void open();
@@ -89,6 +90,7 @@ class Zero3 : public Stage {
     size_t bytes_of(const Parameter &parameter, at::ScalarType dtype) const;
     at::Tensor gather_profiled(Parameter &parameter, Copy &copy, at::ScalarType dtype);
     void make_resident(Parameter &parameter, Copy &copy);
+    void release_profiled(Parameter &parameter);
     void end_use(const Parameter &parameter, Copy &copy);
     void check(pst_status status) const;
 
@@ -99,7 +101,8 @@ class Zero3 : public Stage {
     bool homes_agree_ = false;
     std::vector<std::unique_ptr<Parameter>> parameters_; // in the order of registration
     std::unordered_map<int64_t, Parameter *> by_id_;
-    std::unordered_map<int64_t, std::unordered_map<int64_t, Use>> uses_; // by graph and parameter
+    Uses uses_, profiled_uses_; // by graph and parameter
+    bool update_ = false;       // the optimizer steps after the backward that began last
 };
 
 } // namespace penstock::dc
