@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from functorch.compile import make_boxed_func
 from torch import fx
 from torch._functorch.aot_autograd import aot_module_simplified
@@ -114,9 +115,12 @@ class _NodeByNode(fx.Interpreter):
     def run_node(self, node: fx.Node) -> Any:
         if node.op != "call_function" or node.target is torch.ops.dc.end_backward.default:
             return None if node.op == "call_function" else super().run_node(node)
-        times = 1 if node.target is torch.ops.dc.release_param.default else 3
-        for _ in range(times):
-            result = super().run_node(node)
+        if node.target is torch.ops.dc.release_param.default:
+            return super().run_node(node)
+        for times in (2, 3):
+            for _ in range(times):
+                result = super().run_node(node)
+            dist.barrier()
         if node.target is torch.ops.dc.allgather_param.default:
             result = result.clone()
             self.handle.invalidate_gathered_param(node.args[2])

@@ -245,9 +245,18 @@ def clear_all_gathered_params() -> None:
     _operators.load().clear_all_gathered_params()
 
 
-def enable_profiling(enable: bool) -> None:
-    """While on, graphs may be run to measure them: gradients go nowhere."""
-    _operators.load().enable_profiling(enable)
+def enable_profiling(enable: bool, dry: bool = False) -> None:
+    """While on, graphs may be run to measure them: gradients go nowhere.
+
+    Parameters
+    ----------
+    enable : bool
+        On or off.
+    dry : bool
+        Gather nothing: gathered parameters have shape and dtype, and no values. Left out, gathers
+        are real, so that their times and memory are.
+    """
+    _operators.load().enable_profiling(enable, dry)
 
 
 def is_profiling() -> bool:

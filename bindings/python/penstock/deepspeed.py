@@ -25,7 +25,7 @@ from penstock._errors import PenstockError
 PROVED_WITH = "0.19.6"  # the version of DeepSpeed
 
 # Entry points of DeepSpeed's engine behind which it calls the runtime.
-_ENTRY_POINTS = ("forward", "_backward_prologue", "_backward_epilogue", "step")
+_ENTRY_POINTS = ("forward", "_backward_prologue", "_backward_epilogue")
 # What DeepSpeed keeps once a process and fills for each engine.
 _SHARED_STATE = {
     "deepspeed.compile.util": ("pre_backward_hooks", "post_backward_hooks"),
@@ -201,7 +201,7 @@ _ATTRIBUTE = "_penstock_state"
 
 def _wrap_engine(cls: Any, native: Any) -> None:
     wrappers = dict.fromkeys(_ENTRY_POINTS, _around)
-    wrappers.update(compile=_around_compile, destroy=_around_destroy)
+    wrappers.update(compile=_around_compile, step=_around_step, destroy=_around_destroy)
     for name in wrappers:
         if not hasattr(cls, name):
             raise PenstockError(
@@ -242,6 +242,19 @@ def _around(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
         return original(engine, *args, **kwargs)
 
     return entry_point
+
+
+def _around_step(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        if _ATTRIBUTE not in engine.__dict__:
+            return original(engine, *args, **kwargs)
+        _activate(engine, native)
+        result = original(engine, *args, **kwargs)
+        native.step_ends()  # the shards may have changed
+        return result
+
+    return step
 
 
 def _around_destroy(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
