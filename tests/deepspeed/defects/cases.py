@@ -14,6 +14,13 @@ def numbers(surface: Surface, count: int, dtype: torch.dtype = torch.float32) ->
     return (torch.arange(count, device=surface.device) % 251).to(dtype)
 
 
+def spoil_free_memory(surface: Surface, like: torch.Tensor) -> None:
+    """Leave memory of that size behind that holds no numbers."""
+    stale = torch.full_like(like, float("nan"))
+    surface.join()
+    del stale
+
+
 def expect(found: torch.Tensor, wanted: torch.Tensor) -> None:
     """Compare type and bits, after the device has done all."""
     assert found.dtype == wanted.dtype, f"{found.dtype} where {wanted.dtype} was asked for"
@@ -28,9 +35,7 @@ def cast_of_a_prefetched_parameter_waits_for_its_gather(surface: Surface) -> Non
     surface.register(0, whole)
     surface.dc.register_graph_z3(GRAPH, [0])
     for _ in range(3):
-        stale = torch.full_like(whole, float("nan"))
-        surface.join()
-        del stale  # the gather's memory held this
+        spoil_free_memory(surface, whole)
         surface.operators.prefetch_params_fused.default(GRAPH, [surface.shards[0]], [0])
         found = surface.gather(GRAPH, 0, torch.bfloat16)
         surface.join()
@@ -153,6 +158,7 @@ def error_in_a_reduction_leaves_no_silent_damage(surface: Surface) -> None:
         print(f"refused, as it should be: {error}")
     else:
         raise AssertionError("a complex gradient was taken")
+    spoil_free_memory(surface, whole)
     try:
         found = surface.gather(GRAPH, 0)
         surface.join()

@@ -47,6 +47,7 @@ class Surface:
         self.operators = torch.ops.dc
         self.shards: dict[int, torch.Tensor] = {}
         self.gradients: dict[int, torch.Tensor] = {}
+        self.reduced: list[torch.Tensor] = []
 
     def open(self) -> None:
         """Begin an engine."""
@@ -81,11 +82,12 @@ class Surface:
 
     def reduce(self, gradient: torch.Tensor, graph: int, number: int) -> None:
         """Hand in this rank's gradient of a parameter."""
-        self.operators.reduce_grad.default(gradient, graph, number)
+        self.reduced.append(self.operators.reduce_grad.default(gradient, graph, number))
 
     def end_backward(self, graph: int, release: bool = False) -> None:
         """End a graph's backward."""
-        self.operators.end_backward.default([], graph, release)
+        self.operators.end_backward.default(self.reduced, graph, release)
+        self.reduced = []
 
     def backward(self, graph: int, gradients: dict[int, torch.Tensor]) -> None:
         """Run a backward of one graph, at an update's boundary."""
