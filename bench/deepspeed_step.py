@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -232,10 +231,7 @@ class Group:
     def __init__(self, name: str, options: argparse.Namespace, given: list[str]) -> None:
         self.name = name
         self.turns = Turns(Path(options.turns), name)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        launcher = f"-m torch.distributed.run --nproc-per-node {options.ranks} --master-port {port}"
+        launcher = f"-m torch.distributed.run --standalone --nproc-per-node {options.ranks}"
         script = f"{__file__} --implementation {name} --turns {options.turns}"
         with (Path(options.logs) / f"{name}.log").open("w") as log:
             self.process = subprocess.Popen(
