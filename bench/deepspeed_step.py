@@ -231,6 +231,7 @@ class Group:
     def __init__(self, name: str, options: argparse.Namespace, given: list[str]) -> None:
         self.name = name
         self.turns = Turns(Path(options.turns), name)
+        self.end = time.monotonic() + options.deadline
         launcher = f"-m torch.distributed.run --standalone --nproc-per-node {options.ranks}"
         script = f"{__file__} --implementation {name} --turns {options.turns}"
         with (Path(options.logs) / f"{name}.log").open("w") as log:
@@ -241,7 +242,10 @@ class Group:
             )
 
     def alive(self) -> bool:
-        """Return whether it still runs."""
+        """Return whether it still runs; end it at the deadline."""
+        if time.monotonic() > self.end:
+            self.process.terminate()
+            return False
         return self.process.poll() is None
 
     def result(self) -> dict | None:
@@ -301,6 +305,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     own.add_argument("--only", nargs="+", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
     own.add_argument("--ranks", type=int, default=4)
     own.add_argument("--warm-together", action="store_true", help="faster, less like a real job")
+    own.add_argument("--deadline", type=float, default=1800.0, help="seconds for each")
     own.add_argument("--logs", default=".", help="the folder for what the groups print")
     own.add_argument("--implementation", choices=IMPLEMENTATIONS, help="be a rank of this one")
     own.add_argument("--turns", help="the folder of the turns")
