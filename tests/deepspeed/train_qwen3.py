@@ -52,7 +52,7 @@ def configuration() -> dict:
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": options.accumulation,
         "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "torch_adam": True}},
         "zero_optimization": zero,
         "compile": compiling,
         "steps_per_print": 1000000,
