@@ -54,6 +54,7 @@ def configuration() -> dict:
         "bf16": {"enabled": True},
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "torch_adam": True}},
         "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
         "compile": compiling,
         "steps_per_print": 1000000,
     }
