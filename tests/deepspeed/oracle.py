@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import random
 
 import deepspeed
@@ -118,4 +117,3 @@ def compare_with_unsharded(
         # an update is at most the rate; where a gradient is noise its sign may differ
         compare_parameters(engine, reference, rate / 10 if precision == torch.float32 else 4 * rate)
     engine.destroy()
-    print(f"equal to the unsharded run over {iteration} steps", os.environ.get("RANK"))
