@@ -1,0 +1,108 @@
+"""Train a small Qwen3 under DeepSpeed's DeepCompile; write the losses of all steps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("losses", type=Path, help="where the losses go, the mean of all ranks")
+parser.add_argument("--penstock", action="store_true", help="put Penstock under DeepCompile")
+parser.add_argument("--plain", action="store_true", help="without DeepCompile")
+parser.add_argument("--stage", type=int, default=3)
+parser.add_argument("--accumulation", type=int, default=1)
+parser.add_argument("--offload", choices=("nothing", "activations", "states", "optimizer"))
+parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--layers", type=int, default=4)
+parser.add_argument("--backend", default="inductor")
+options = parser.parse_args()
+
+if options.penstock:
+    import penstock.deepspeed
+
+    penstock.deepspeed.install()
+
+import deepspeed  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import transformers  # noqa: E402
+from deepspeed.accelerator import get_accelerator  # noqa: E402
+
+SEQUENCE = 256
+VOCABULARY = 2048
+BATCHES = 8
+
+
+def configuration() -> dict:
+    """Return what is asked for, in DeepSpeed's words."""
+    zero = {"stage": options.stage, "reduce_bucket_size": 1 << 20}
+    compiling = {"deepcompile": not options.plain}
+    if options.offload == "activations":
+        compiling["offload_activation"] = True
+        os.environ.setdefault("DS_DC_OFFLOAD_ACT_BUDGET_GB", "0.01")
+        os.environ.setdefault("DS_DC_OFFLOAD_ACT_MIN_SIZE_MB", "0.01")
+    if options.offload == "states":
+        compiling["offload_opt_states"] = True
+        os.environ.setdefault("DS_DC_OFFLOAD_OPT_BUDGET_GB", "0.01")
+    if options.offload == "optimizer":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": options.accumulation,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "torch_adam": True}},
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
+        "compile": compiling,
+        "steps_per_print": 1000000,
+    }
+
+
+def make_model() -> torch.nn.Module:
+    """Return a Qwen3 with the same random weights in every run."""
+    torch.manual_seed(0)
+    shape = transformers.Qwen3Config(
+        hidden_size=256,
+        num_hidden_layers=options.layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        intermediate_size=768,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=SEQUENCE,
+        use_cache=False,
+    )
+    return transformers.Qwen3ForCausalLM(shape)
+
+
+def main() -> None:
+    """Train."""
+    deepspeed.init_distributed()
+    model = make_model()
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=model.parameters(), config=configuration()
+    )
+    if not options.plain:
+        engine.compile(backend=options.backend)
+    generator = torch.Generator().manual_seed(1 + dist.get_rank())
+    device = get_accelerator().current_device_name()
+    batches = torch.randint(VOCABULARY, (BATCHES, 2, SEQUENCE), generator=generator).to(device)
+    losses = []
+    for step in range(options.steps * options.accumulation):
+        tokens = batches[step % BATCHES]
+        loss = engine(input_ids=tokens, labels=tokens).loss
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.detach().float())
+    mean = torch.stack(losses)
+    dist.all_reduce(mean)
+    if dist.get_rank() == 0:
+        options.losses.write_text(json.dumps((mean / dist.get_world_size()).tolist()))
+    engine.destroy()
+    dist.barrier()
+    os._exit(0)  # DeepSpeed leaves groups behind whose end can hang
+
+
+main()
