@@ -29,8 +29,6 @@ static void flat_free(const pst__heap *heap, pst_flat *flat) {
     pst_zero *engine = flat->engine;
     for (size_t i = 0; i < flat->copy_count; i++)
         engine->device->ops->event_destroy(engine->device, flat->copies[i].released);
-    for (size_t i = 0; i < flat->parameter_count; i++)
-        pst__heap_free_text(heap, flat->parameters[i].name);
     pst__flat_history_free(flat);
     pst__heap_free(heap, flat->parameters, flat->parameter_capacity * sizeof *flat->parameters);
     pst__heap_free(heap, flat->copies, flat->copy_capacity * sizeof *flat->copies);
@@ -116,18 +114,18 @@ pst_status pst__flat_check_copy(pst_flat *flat, uint32_t copy) {
 pst_status pst_flat_add(pst_flat *flat, const char *name, size_t elements, uint32_t *parameter) {
     if (flat == NULL || parameter == NULL) return PST_EINVAL;
     pst_zero *engine = flat->engine;
-    char *copy = pst__heap_text(engine->heap, name);
+    pst__trace *trace = pst__runtime_trace(engine->runtime); /* which may outlive this */
+    const char *kept = pst__trace_intern(trace, name == NULL ? "" : name);
     pst_status status =
         pst__heap_grow(engine->heap, (void **)&flat->parameters, &flat->parameter_capacity,
                        flat->parameter_count + 1, sizeof *flat->parameters);
-    if (copy == NULL || status != PST_OK) {
-        pst__heap_free_text(engine->heap, copy);
+    if (kept == NULL || status != PST_OK)
         return pst__flat_fail(flat, PST_ENOMEM, "no memory for parameter '%s'",
                               name == NULL ? "" : name);
-    }
     size_t chunk = (elements + engine->world - 1) / engine->world;
     flat->parameters[flat->parameter_count] = (pst__flat_parameter){
-        .name = copy, .elements = elements, .chunk = chunk, .first_of_home = flat->elements};
+
+        .name = kept, .elements = elements, .chunk = chunk, .first_of_home = flat->elements};
     flat->elements += pst__round_up(chunk, PST__FLAT_ALIGNMENT);
     *parameter = (uint32_t)flat->parameter_count++;
     return PST_OK;
@@ -222,7 +220,9 @@ void pst_flat_get_stats(const pst_flat *flat, pst_flat_stats *stats) {
     pst_buckets_stats buckets = {0};
     pst_arena_get_stats(flat->engine->gathered, &arena);
     if (flat->engine->buckets != NULL) pst_buckets_get_stats(flat->engine->buckets, &buckets);
+    const pst_zero_stats *waits = &flat->engine->stats;
     *stats = flat->stats;
+    stats->exposed_ns = waits->exposed_gather_ns + waits->exposed_reduce_ns;
     stats->late_launches = flat->engine->stats.late_launches;
     stats->arena_reserved = arena.reserved;
     stats->arena_peak = arena.peak;

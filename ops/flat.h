@@ -8,7 +8,7 @@
 #include <penstock/flat.h>
 
 typedef struct pst__flat_parameter {
-    char *name;
+    const char *name;       /* the trace's */
     size_t elements, chunk; /* of all ranks; of each */
     const char *shard, *home;
     pst_dtype dtype;

@@ -258,7 +258,7 @@ pst_status pst_flat_wait(pst_flat *flat, uint32_t index) {
     pst__operation *operation = in_flight(copy);
     if (operation != NULL)
         status = pst__operation_wait(operation, flat->parameters[copy->parameter].name,
-                                     &flat->stats.exposed_ns);
+                                     PST__GATHER_LANE);
     if (status == PST_OK) status = pst_runtime_status(flat->engine->runtime);
     if (status != PST_OK) return status;
     status = pst__gather_state_step(&copy->state, PST__STEP_WAIT);
@@ -351,6 +351,6 @@ pst_status pst_flat_gather_to(pst_flat *flat, uint32_t index, void *memory) {
     *copy = kept;
     if (status == PST_OK)
         status = pst__operation_wait(operation, flat->parameters[copy->parameter].name,
-                                     &flat->stats.exposed_ns);
+                                     PST__GATHER_LANE);
     return status == PST_OK ? pst_runtime_status(flat->engine->runtime) : status;
 }

@@ -82,7 +82,7 @@ static pst_status submit(pst_flat *flat, pst_dtype dtype, pst__operation *operat
     flat->stats.reduces++;
     flat->stats.reduce_bytes += bytes;
     if (!flat->options.single_buffer) return PST_OK;
-    return pst__operation_wait(operation, "wait gradients", &flat->stats.exposed_ns);
+    return pst__operation_wait(operation, "wait gradients", PST__REDUCE_LANE);
 }
 
 static pst_status flush(pst_flat *flat, pst_dtype dtype) {
@@ -291,7 +291,7 @@ static pst_status wait_reductions(pst_flat *flat) {
     for (pst__operation *operation = pst__queue_of(engine, PST__REDUCE_LANE)->oldest;
          status == PST_OK && operation != NULL; operation = operation->next)
         if (operation->work.collective.kind == PST_REDUCE_SCATTER)
-            status = pst__operation_wait(operation, "wait gradients", &flat->stats.exposed_ns);
+            status = pst__operation_wait(operation, "wait gradients", PST__REDUCE_LANE);
     return status == PST_OK ? pst_runtime_status(engine->runtime) : status;
 }
 

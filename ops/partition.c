@@ -287,8 +287,7 @@ static pst_status wait_all(pst_partition *partition) {
     for (pst__operation *operation = engine->queues[PST__GATHER_LANE].oldest; operation != NULL;
          operation = operation->next) {
         if (operation->work.collective.kind == PST_ALL_GATHER) continue; /* an earlier comparison */
-        pst_status status =
-            pst__operation_wait(operation, "wait gradients", &partition->stats.exposed_ns);
+        pst_status status = pst__operation_wait(operation, "wait gradients", PST__REDUCE_LANE);
         if (status != PST_OK) return status;
     }
     return pst_runtime_status(engine->runtime);
@@ -334,5 +333,6 @@ void pst_partition_get_stats(const pst_partition *partition, pst_partition_stats
     pst_arena_stats memory;
     pst_arena_get_stats(partition->memory, &memory);
     *stats = partition->stats;
+    stats->exposed_ns = partition->engine->stats.exposed_reduce_ns;
     stats->bucket_bytes = memory.reserved;
 }
