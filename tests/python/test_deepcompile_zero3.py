@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 GRAPH = 7
 
@@ -365,6 +366,23 @@ def gradient_dtypes():
     for i in range(len(SHAPES)):
         job.check_buffer(i, job.mean(i, 1), tolerance=2e-2)
     job.close()
+
+
+def ended_in_a_trace():
+    job = Job(SHAPES)
+    for step in range(1, 11):
+        job.dc.start_backward(True)
+        done = [job.reduce(i, step) for i in range(len(SHAPES))]
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            job.end_backward()  # this thread may be the one that starts the reductions
+        assert len(done) == len(SHAPES)
+        for i in range(len(SHAPES)):
+            job.check_buffer(i, job.mean(i, step), tolerance=1e-5)
+    job.close()
+
+
+def test_reductions_may_be_started_by_a_thread_that_traces(worlds):
+    worlds(2).run(ended_in_a_trace)
 
 
 def test_gradients_travel_in_the_dtype_that_was_registered(worlds):
