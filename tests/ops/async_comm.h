@@ -87,7 +87,7 @@ static inline void board_copy_source(board_ticket *ticket, const async_comm *com
     const int rank = comm->comm.rank;
     pst_collective *posted = &ticket->posted[rank];
     const char *source = posted->source;
-    if (comm->ops.source_wait == NULL || posted->kind != PST_ALL_GATHER ||
+    if (comm->ops.source_wait == NULL || posted->kind != PST_ALL_GATHER || source == NULL ||
         (source >= comm->opened && source < comm->opened + comm->opened_bytes))
         return;
     ticket->copies[rank] = malloc(posted->source_bytes + 1);
@@ -123,6 +123,7 @@ static inline void board_gather(const board_ticket *ticket, const pst_collective
     for (size_t i = 0; i < mine->segment_count; i++) {
         const pst_segment *segment = &mine->segments[i];
         const char *source = ticket->posted[segment->peer].source;
+        if (segment->bytes == 0) continue; /* there may be no memory either */
         memmove((char *)mine->destination + segment->destination, source + segment->source,
                 segment->bytes);
     }
@@ -313,8 +314,11 @@ static inline pst_status async_combine(pst_comm *comm, const pst_collective *col
 }
 
 static inline pst_status async_open_memory(pst_comm *comm, void *memory, size_t bytes) {
-    async_comm_of(comm)->opened = memory;
-    async_comm_of(comm)->opened_bytes = bytes;
+    async_comm *self = async_comm_of(comm);
+    (void)pthread_mutex_lock(&self->board->lock); /* the device may be looking at a source */
+    self->opened = memory;
+    self->opened_bytes = bytes;
+    (void)pthread_mutex_unlock(&self->board->lock);
     return PST_OK;
 }
 

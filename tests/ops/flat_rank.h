@@ -80,8 +80,8 @@ static inline void open_flat(flat_rank *rank, rank_state *state) {
         .ahead_bytes = model->prefetch_bytes,
         .fuse_bytes = model->prefetch_ahead * 4096,
         .bucket_bytes = model->bucket_bytes == 0 ? 65536 : model->bucket_bytes,
-        .segment_alloc = is_on_host(state) ? NULL : alloc_segment,
-        .segment_free = is_on_host(state) ? NULL : free_segment};
+        .segment_alloc = has_own_segments(state) ? alloc_segment : NULL,
+        .segment_free = has_own_segments(state) ? free_segment : NULL};
     CHECK_OK(pst_flat_create(state->runtime, &options, &rank->flat));
     size_t all = 0, world = (size_t)state->world;
     for (size_t p = 0; p < model->parameter_count; p++) {

@@ -196,7 +196,12 @@ static inline pst_status add_group(rank_state *state, size_t index) {
     return pst_zero_add_group(state->engine, &options, &state->groups[index]);
 }
 
-/* Segments are large: nothing is written where nothing is used. */
+/* Segments are large: nothing is written where nothing is used. Not for memory that peers map: the
+ * device has to keep it as long as they see it. */
+static inline int has_own_segments(const rank_state *state) {
+    return !is_on_host(state) && device_of(state)->ops->memory_export == NULL;
+}
+
 static inline pst_status alloc_segment(void *unused, size_t bytes, void **memory) {
     (void)unused;
     *memory = aligned_alloc(PST_ARENA_ALIGNMENT, bytes);
@@ -223,8 +228,8 @@ static inline pst_status create_engine(rank_state *state) {
         .prefetch_bytes = model->prefetch_bytes,
         .bucket_bytes = is_on_host(state) || model->bucket_bytes != 0 ? model->bucket_bytes : 65536,
         .part_bytes = model->part_bytes,
-        .segment_alloc = is_on_host(state) ? NULL : alloc_segment,
-        .segment_free = is_on_host(state) ? NULL : free_segment,
+        .segment_alloc = has_own_segments(state) ? alloc_segment : NULL,
+        .segment_free = has_own_segments(state) ? free_segment : NULL,
         .gradient_target = give_target,
         .gradients_consumed = note_consumed,
         .callback_context = state};
