@@ -23,6 +23,7 @@ typedef struct model {
     int stage;
     uint32_t prefetch_ahead;
     size_t prefetch_bytes, bucket_bytes, part_bytes;
+    int device_segments; /* the device keeps memory as long as peers see it */
     int one_comm, pumped;
     uint64_t deadline_ns, watchdog_ns;                          /* a watchdog poisons */
     enum { ON_HOST = 0, ON_ASYNC, ON_ONE_SIDED, ON_CE } device; /* and what communicators */

@@ -196,10 +196,9 @@ static inline pst_status add_group(rank_state *state, size_t index) {
     return pst_zero_add_group(state->engine, &options, &state->groups[index]);
 }
 
-/* Segments are large: nothing is written where nothing is used. Not for memory that peers map: the
- * device has to keep it as long as they see it. */
+/* Segments are large: nothing is written where nothing is used. */
 static inline int has_own_segments(const rank_state *state) {
-    return !is_on_host(state) && device_of(state)->ops->memory_export == NULL;
+    return !is_on_host(state) && !state->model->device_segments;
 }
 
 static inline pst_status alloc_segment(void *unused, size_t bytes, void **memory) {

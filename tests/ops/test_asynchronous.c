@@ -466,6 +466,7 @@ static void a_call_of_the_device_that_fails_ends_all_ranks_or_none(void **unused
         model.deadline_ns = 2000000000u;
         model.one_comm = 1;
         model.device = ON_CE;
+        model.device_segments = 1;
         model.delay_us = run % 2 == 0 ? 0 : 20;
         run_ranks_on_device(2 + run % 3, &model, fail_in_a_call, &call);
     }
