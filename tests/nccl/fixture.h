@@ -4,6 +4,7 @@
 #define PST_TESTS_NCCL_FIXTURE_H
 
 #include "../cmocka_all.h"
+#include "base/clock.h"
 
 #include <fake_driver.h>
 #include <fake_nccl.h>
@@ -17,7 +18,8 @@
 
 #define RANKS        2
 #define AREA         65536 /* bytes of a rank's memory */
-#define MILLISECONDS 1000000u
+#define MILLISECONDS 1000000ull
+#define PATIENCE     (30000 * MILLISECONDS) /* for what has to come, on a machine that is busy */
 
 typedef struct nccl_rank {
     int rank;
@@ -38,6 +40,7 @@ typedef struct nccl_rank {
 typedef struct nccl_world {
     pst_runtime *runtime;
     pst_local_world *meeting;
+    uint64_t watchdog_ns; /* 0: none */
     nccl_rank ranks[RANKS];
 } nccl_world;
 
@@ -46,8 +49,8 @@ static inline int open_nccl_rank(nccl_world *world, int number) {
     const pst_runtime_options options = {.size = sizeof options,
                                          .rank = number,
                                          .world_size = RANKS,
-                                         .deadline_ns = 500 * MILLISECONDS,
-                                         .watchdog_ns = 80 * MILLISECONDS,
+                                         .deadline_ns = PATIENCE,
+                                         .watchdog_ns = world->watchdog_ns,
                                          .watchdog_poisons = 1};
     const pst_cuda_options cuda = {.size = sizeof cuda,
                                    .ordinal = number,
@@ -72,9 +75,10 @@ static inline int open_nccl_rank(nccl_world *world, int number) {
     return 0;
 }
 
-static inline int set_up(void **state) {
+static inline int set_up_watched(void **state, uint64_t watchdog_ns) {
     nccl_world *world = calloc(1, sizeof *world);
     *state = world;
+    world->watchdog_ns = watchdog_ns;
     fake_cuda_reset();
     fake_nccl_reset();
     if (pst_runtime_create(NULL, &world->runtime) != PST_OK) return -1;
@@ -82,6 +86,10 @@ static inline int set_up(void **state) {
     for (int i = 0; i < RANKS; i++)
         if (open_nccl_rank(world, i) != 0) return -1;
     return 0;
+}
+
+static inline int set_up(void **state) {
+    return set_up_watched(state, 0);
 }
 
 static inline void close_nccl_rank(nccl_rank *rank) {
@@ -152,13 +160,20 @@ static inline pst_status query(nccl_rank *rank) {
     return status == PST_OK ? ops->event_query(rank->device, rank->event) : status;
 }
 
-static inline pst_status until_over(nccl_rank *rank) {
-    pst_status status = PST_PENDING;
-    for (int turn = 0; status == PST_PENDING && turn < 2000; turn++) {
-        status = query(rank);
+/* Asks again while the answer is `unfinished` and the patience lasts. */
+static inline pst_status ask_until(nccl_rank *rank, pst_status (*ask)(nccl_rank *),
+                                   pst_status unfinished) {
+    const uint64_t end = pst__now() + PATIENCE;
+    pst_status status = ask(rank);
+    while (status == unfinished && pst__now() < end) {
         (void)nanosleep(&(struct timespec){0, 100000}, NULL);
+        status = ask(rank);
     }
     return status;
+}
+
+static inline pst_status until_over(nccl_rank *rank) {
+    return ask_until(rank, query, PST_PENDING);
 }
 
 #endif
