@@ -408,7 +408,7 @@ static void a_collective_that_fails_after_its_launch_ends_the_training(void **un
     for (uint64_t ticket = 1; ticket <= 12; ticket++) {
         model model = chain_model(3, 4, 16);
         model.bucket_bytes = 256;
-        model.deadline_ns = 1000000000u;
+        model.deadline_ns = 5000000000u;
         model.fail_at = ticket;
         run_ranks_on_boards(2, &model, fail_after_launch, NULL);
     }
@@ -463,7 +463,7 @@ static void a_call_of_the_device_that_fails_ends_all_ranks_or_none(void **unused
         uint64_t call = 1 + mix(seed + (uint64_t)run) % 600; /* from the beginning of training */
         model model = chain_model(3, 4, 16);
         model.bucket_bytes = 256;
-        model.deadline_ns = 2000000000u;
+        model.deadline_ns = 5000000000u;
         model.one_comm = 1;
         model.device = ON_CE;
         model.device_segments = 1;
@@ -487,7 +487,7 @@ static void gather_alone(rank_state *state) {
 static void destroying_in_mid_flight_does_not_hang(void **unused) {
     (void)unused;
     model model = chain_model(3, 4, 16);
-    model.deadline_ns = 200000000u;
+    model.deadline_ns = 2000000000u;
     run_ranks_on_boards(2, &model, gather_alone, NULL);
 }
 

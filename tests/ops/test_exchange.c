@@ -40,7 +40,7 @@ static int set_up(void **state) {
         rank->rank = i;
         rank->world = f.world;
         pst_runtime_options options = {
-            .size = sizeof options, .rank = i, .world_size = RANKS, .deadline_ns = 200000000};
+            .size = sizeof options, .rank = i, .world_size = RANKS, .deadline_ns = 2000000000};
         if (pst_runtime_create(&options, &rank->runtime) != PST_OK) return -1;
         if (pst_local_comm_create(f.world, rank->runtime, i, 0, &rank->comm) != PST_OK) return -1;
         if (pst_comm_exchange_open(rank->runtime, rank->comm, &rank->exchange) != PST_OK) return -1;
