@@ -8,6 +8,7 @@
 
 #define HELP_BUDGET 8u  /* launches of a lane between two looks at what is waited for */
 #define VAIN_TURNS  32u /* in vain, from one look at the workers' lanes to the next */
+#define BUSY_TURNS  64u /* that did something, until the clock and the watchdog have their look */
 
 /* ---- waiting ---------------------------------------------------------------------------- */
 
@@ -25,35 +26,40 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Turns and looks, then one sleep. 1 when there is no reason to sleep again. A lane that has a
- * worker is first of all its worker's: each look of ours takes the lane's line from the worker's
- * cache. So we look there now and then, and go on as long as the worker leaves us something. */
+/* Turns and looks, then one sleep if nothing was done. 1 when there is no reason to sleep again. A
+ * lane that has a worker is first of all its worker's: each look of ours takes the lane's line from
+ * the worker's cache. So we look there now and then, and go on as long as the worker leaves us
+ * something. */
 static int help_or_spin(pst_runtime *runtime, int (*holds)(const void *), const void *argument) {
     int worker_is_away = 0;
-    for (uint32_t vain = 0; vain < runtime->spin; vain++) {
+    for (uint32_t vain = 0, busy = 0; vain < runtime->spin && busy < BUSY_TURNS; vain++) {
         if (holds(argument) || pst_runtime_status(runtime) != PST_OK) return 1;
         const int did = pst__runtime_help_some(runtime, 0, HELP_BUDGET);
         const int looks = worker_is_away || vain % VAIN_TURNS == VAIN_TURNS - 1;
         worker_is_away = looks && pst__runtime_help_some(runtime, 1, HELP_BUDGET);
-        if (did || worker_is_away)
+        if (did || worker_is_away) {
             vain = 0;
-        else
+            busy++;
+        } else {
             ck_pr_stall();
+        }
     }
     return 0;
 }
 
-static void sleep_until(pst_runtime *runtime, int (*holds)(const void *), const void *argument,
-                        uint64_t timeout_ns) {
+/* 0 when there was no reason to sleep. */
+static int sleep_until(pst_runtime *runtime, int (*holds)(const void *), const void *argument,
+                       uint64_t timeout_ns) {
     /* Registered first, then the fence, then the last looks: pairs with the fence in
      * pst__runtime_wake_waiters. */
     const uint32_t count = pst__park_count(&runtime->waiting);
     (void)pst__add_acq_rel(&runtime->waiters, 1);
     pst__fence_store_load();
-    if (!holds(argument) && pst_runtime_status(runtime) == PST_OK &&
-        !pst__runtime_help(runtime, HELP_BUDGET, NULL))
-        pst__park_wait(&runtime->waiting, count, timeout_ns);
+    const int in_vain = !holds(argument) && pst_runtime_status(runtime) == PST_OK &&
+                        !pst__runtime_help(runtime, HELP_BUDGET, NULL);
+    if (in_vain) pst__park_wait(&runtime->waiting, count, timeout_ns);
     (void)pst__sub_acq_rel(&runtime->waiters, 1);
+    return in_vain;
 }
 
 pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argument),
@@ -73,8 +79,8 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
             if (spent >= runtime->deadline_ns) return PST_ETIMEDOUT;
             timeout = least(timeout, runtime->deadline_ns - spent);
         }
-        sleep_until(runtime, holds, argument, timeout);
-        poll_ns = pst__poll_longer(poll_ns);
+        const int slept = sleep_until(runtime, holds, argument, timeout);
+        poll_ns = slept ? pst__poll_longer(poll_ns) : PST__POLL_FIRST_NS;
     }
 }
 

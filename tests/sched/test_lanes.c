@@ -401,6 +401,43 @@ static void a_wait_behind_a_closed_gate_names_the_gate(void **state) {
     }
 }
 
+/* Each task adds the next one, so that a thread which helps always finds something to do. */
+typedef struct endless {
+    pst_graph *graph;
+    pst_lane *lane;
+    int added, over;
+} endless;
+
+static void add_next(void *argument, pst_status status) {
+    endless *self = argument;
+    assert_ok(status);
+    if (self->over) return;
+    self->added++;
+    const pst_task_options options = {.size = sizeof options,
+                                      .name = "next",
+                                      .lane = self->lane,
+                                      .done = add_next,
+                                      .done_argument = self};
+    assert_ok(pst_graph_add(self->graph, &options, NULL));
+}
+
+static void a_wait_in_vain_ends_though_there_is_always_something_to_do(void **state) {
+    (void)state;
+    pst_runtime *runtime = open_runtime(DEADLINE_MS);
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "closed");
+    endless busy = {.graph = open_graph(runtime, PST_GRAPH_GROWING, "busy"),
+                    .lane = open_lane(runtime, "lane", PST_LANE_PUMPED)};
+    pst_task gate;
+    assert_ok(pst_graph_add_gate(graph, "gate", &gate));
+    add_next(&busy, PST_OK);
+    assert_status(pst_task_wait((pst_launch){graph, 0}, gate, NULL), PST_ETIMEDOUT);
+    assert_true(busy.added > 1);
+    busy.over = 1;
+    assert_ok(pst_launch_wait((pst_launch){busy.graph, 0}));
+    pst_task_release(gate);
+    pst_runtime_destroy(runtime);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pumped_runtime_owns_no_thread),
@@ -420,6 +457,7 @@ int main(void) {
         cmocka_unit_test(a_wait_in_vain_names_what_it_waits_for),
         cmocka_unit_test(a_wait_for_a_task_in_a_queue_says_so),
         cmocka_unit_test(a_wait_behind_a_closed_gate_names_the_gate),
+        cmocka_unit_test(a_wait_in_vain_ends_though_there_is_always_something_to_do),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
