@@ -32,10 +32,10 @@ static pst_status check_order(pst_runtime *runtime, const pst_lane_options *opti
     const pst_lane *leader = options->order_with;
     if (leader == NULL) return PST_OK;
     if (options->order != PST_LANE_BY_SUBMISSION || leader->order != PST_LANE_BY_SUBMISSION ||
-        leader->runtime != runtime)
+        leader->mode == PST_LANE_BORROWED || leader->runtime != runtime)
         return pst__runtime_fail(runtime, PST_EINVAL,
-                                 "lane %s: it cannot have one order with lane %s: both must be "
-                                 "BY_SUBMISSION and of one runtime",
+                                 "lane %s: it cannot have one order with lane %s: both must take "
+                                 "tasks, be BY_SUBMISSION and of one runtime",
                                  options->name, leader->name);
     if (options->mode != 0 || options->share_with != NULL)
         return pst__runtime_fail(runtime, PST_EINVAL,

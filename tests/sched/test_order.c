@@ -213,6 +213,9 @@ static void wrong_orders_are_refused(void **state) {
     assert_refused(f.runtime, (pst_lane_options){.mode = PST_LANE_PUMPED,
                                                  .order = PST_LANE_BY_SUBMISSION,
                                                  .order_with = f.gather});
+    assert_refused(f.runtime, (pst_lane_options){.order = PST_LANE_BY_SUBMISSION,
+                                                 .order_with = open_lane_in_order(
+                                                     f.runtime, "compute", PST_LANE_BORROWED)});
     pst_runtime_destroy(other);
     pst_runtime_destroy(f.runtime);
 }
