@@ -3,14 +3,19 @@
 
 #include <inttypes.h>
 
-/* Whoever gets the gate from pending to open in this launch is the one who opens it. */
+/* Not opened in launch `number` yet. Neither is a gate of a later launch, and yet it is not closed
+ * here: who opens the last launch's gate may come that late. */
+static int is_closed(const pst__node *gate, uint32_t word, uint64_t number) {
+    if (gate->flags & PST__NODE_GROWING) return pst__word_state(word) == PST__TASK_PENDING;
+    return pst__word_number(word) == ((number - 1) & PST__NUMBER_MASK);
+}
+
+/* Whoever gets the gate from closed to open in this launch is the one who opens it. */
 static int claim(pst__node *gate, uint64_t number) {
     uint32_t seen = pst__load_relaxed(&gate->word); /* a guess: the exchange below is what counts */
     const uint32_t open = pst__word(number, PST__TASK_OPEN, PST_OK);
     do {
-        if (pst__word_number(seen) == pst__word_number(open) &&
-            pst__word_state(seen) != PST__TASK_PENDING)
-            return 0;
+        if (!is_closed(gate, seen, number)) return 0;
         /* Acquire-release against the other claimants: the loser finds the winner's opening. */
     } while (!pst__cas_acq_rel(&gate->word, &seen, open));
     return 1;
@@ -43,17 +48,17 @@ static pst_status record_on(pst_lane *borrowed, pst__detail *detail) {
 static pst_status check_gate(const pst_launch *launch, const pst__node *gate,
                              const pst_lane *borrowed) {
     pst_graph *graph = launch->graph;
+    const uint64_t latest = pst__graph_number(graph);
     if (gate == NULL || !(gate->flags & PST__NODE_GATE))
         return pst__runtime_fail(graph->runtime, PST_EINVAL,
                                  "graph %s: what is to be opened is no gate of this graph",
                                  graph->name);
-    if (launch->number != pst__graph_number(graph) ||
-        (graph->kind == PST_GRAPH_SEALED && launch->number == 0))
+    if (launch->number != latest || (graph->kind == PST_GRAPH_SEALED && launch->number == 0))
         return pst__runtime_fail(
             graph->runtime, PST_ESTATE,
             "graph %s: gate %s can only be opened in the current launch %" PRIu64
             ", not in %" PRIu64,
-            graph->name, pst__node_name(gate), graph->number, launch->number);
+            graph->name, pst__node_name(gate), latest, launch->number);
     if (borrowed != NULL &&
         (borrowed->mode != PST_LANE_BORROWED || borrowed->runtime != graph->runtime))
         return pst__runtime_fail(graph->runtime, PST_EINVAL,

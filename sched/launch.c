@@ -93,28 +93,42 @@ pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch) {
 
 /* ---- canceling -------------------------------------------------------------------------- */
 
-void pst__graph_cancel(pst_graph *graph, pst_status status) {
-    ck_spinlock_lock(&graph->lock);
+/* The caller holds the graph's lock. */
+static void cancel_latest(pst_graph *graph, pst_status status) {
     /* Acquire: pairs with pst__run_count. */
     pst__run *run = pst__graph_run(graph, graph->number);
-    if (pst__run_unfinished(graph, run) != 0) {
-        /* Relaxed: tasks that are being launched at this moment may see it or not. */
-        if (pst__load_relaxed(&graph->stop) == PST_OK) pst__store_relaxed(&graph->stop, status);
-        pst__gates_cancel(graph, status);
-    }
+    if (pst__run_unfinished(graph, run) == 0) return;
+    /* Relaxed: tasks that are being launched at this moment may see it or not. */
+    if (pst__load_relaxed(&graph->stop) == PST_OK) pst__store_relaxed(&graph->stop, status);
+    pst__gates_cancel(graph, status);
+}
+
+void pst__graph_cancel(pst_graph *graph, pst_status status) {
+    ck_spinlock_lock(&graph->lock);
+    cancel_latest(graph, status);
     ck_spinlock_unlock(&graph->lock);
+}
+
+/* A launch begins under the lock, too: the next one is not canceled in this one's place. Returns
+ * the latest launch's number. */
+static uint64_t cancel_if_latest(const pst_launch *launch) {
+    pst_graph *graph = launch->graph;
+    ck_spinlock_lock(&graph->lock);
+    const uint64_t latest = graph->number;
+    if (launch->number == latest) cancel_latest(graph, PST_ECANCELED);
+    ck_spinlock_unlock(&graph->lock);
+    return latest;
 }
 
 pst_status pst_launch_cancel(pst_launch launch) {
     if (launch.graph == NULL) return PST_EINVAL;
     pst_graph *graph = launch.graph;
-    if (launch.number != pst__graph_number(graph)) {
-        if (launch.number != 0 && launch.number < graph->number) return PST_OK; /* all launched */
+    const uint64_t latest = cancel_if_latest(&launch);
+    if (launch.number > latest || (launch.number == 0 && latest != 0))
         return pst__runtime_fail(graph->runtime, PST_ESTATE,
                                  "graph %s: there is no launch %" PRIu64 " to cancel", graph->name,
                                  launch.number);
-    }
-    pst__graph_cancel(graph, PST_ECANCELED);
+    if (launch.number < latest) return PST_OK; /* all of it is launched */
     for (pst_lane *lane = pst__runtime_lanes(graph->runtime); lane != NULL; lane = lane->next)
         pst__lane_notify(lane);
     return PST_OK;

@@ -50,6 +50,62 @@ const model_program sealed_gate_and_cancel = {
     .finish = check_ended,
     .preemptions = 2};
 
+/* ---- against the next launch ------------------------------------------------------------ */
+
+static pst_launch first_launch;
+
+static void set_up_first_launch(void) {
+    set_up_sealed();
+    first_launch = world.launch;
+}
+
+static void open_if_nobody_has(void) {
+    const pst_status status = pst_gate_open(first_launch, world.gate, NULL);
+    model_check(status == PST_OK || status == PST_ESTATE, "the gate neither opens nor is open");
+}
+
+static void open_in_both_launches(void) {
+    open_if_nobody_has();
+    check_ok(pst_launch_wait(first_launch), "the wait fails");
+    begin_launch();
+    open_gate();
+}
+
+static void check_both_launches(void) {
+    pump_turns(2);
+    check_ran(0, 2);
+    check_idle_and_destroy();
+}
+
+static void cancel_first_launch(void) {
+    check_ok(pst_launch_cancel(first_launch), "cannot be canceled");
+}
+
+static void end_and_launch_again(void) {
+    open_gate_if_not_canceled();
+    const pst_status status = pst_launch_wait(first_launch);
+    model_check(status == PST_OK || status == PST_ECANCELED, "the wait fails");
+    begin_launch();
+    open_gate();
+}
+
+static void check_second_launch(void) {
+    pump_turns(2);
+    model_check(world.bodies[0].ended == 2, "not one callback a launch");
+    check_ok(world.bodies[0].status, "the second launch was canceled");
+    check_idle_and_destroy();
+}
+
+const model_program cancel_of_last_launch = {.setup = set_up_first_launch,
+                                             .threads = {cancel_first_launch, end_and_launch_again},
+                                             .finish = check_second_launch,
+                                             .preemptions = 2};
+
+const model_program gate_of_last_launch = {.setup = set_up_first_launch,
+                                           .threads = {open_if_nobody_has, open_in_both_launches},
+                                           .finish = check_both_launches,
+                                           .preemptions = 2};
+
 /* ---- against the graph's end ------------------------------------------------------------ */
 
 /* Whoever waits may destroy the graph while the opening thread is on its way out of the call. */

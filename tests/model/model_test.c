@@ -39,6 +39,10 @@ MODEL_TEST(a_helper_hands_what_became_ready_to_the_worker, helper_in_order, MODE
 MODEL_TEST(a_worker_that_parks_hears_of_a_task, park_and_submit, MODEL_LATE_COUNT)
 MODEL_TEST(a_thread_that_waits_hears_of_the_end, wait_and_end, MODEL_LATE_COUNT)
 MODEL_TEST(a_gate_of_a_sealed_graph_is_opened_or_canceled, sealed_gate_and_cancel, MODEL_SPLIT_CAS)
+MODEL_TEST(an_opening_of_the_last_launch_opens_nothing_in_the_next, gate_of_last_launch,
+           MODEL_SPLIT_CAS)
+MODEL_TEST(a_cancel_of_the_last_launch_cancels_nothing_of_the_next, cancel_of_last_launch,
+           MODEL_NO_PLANT)
 MODEL_TEST(a_growing_graph_may_go_while_its_gates_opener_returns, growing_gate_and_destroy,
            MODEL_NO_PLANT)
 MODEL_TEST(a_sealed_graph_may_go_while_its_gates_opener_returns, sealed_gate_and_destroy,
@@ -73,6 +77,8 @@ int main(void) {
         cmocka_unit_test(a_worker_that_parks_hears_of_a_task),
         cmocka_unit_test(a_thread_that_waits_hears_of_the_end),
         cmocka_unit_test(a_gate_of_a_sealed_graph_is_opened_or_canceled),
+        cmocka_unit_test(an_opening_of_the_last_launch_opens_nothing_in_the_next),
+        cmocka_unit_test(a_cancel_of_the_last_launch_cancels_nothing_of_the_next),
         cmocka_unit_test(a_growing_graph_may_go_while_its_gates_opener_returns),
         cmocka_unit_test(a_sealed_graph_may_go_while_its_gates_opener_returns),
         cmocka_unit_test(a_launch_begins_when_all_of_the_one_before_is_launched),
