@@ -143,11 +143,22 @@ pst_status pst_task_test(pst_launch launch, pst_task task) {
     return pst__task_has_ended(pst__look(&asked, &status)) ? status : PST_PENDING;
 }
 
+/* Acquire: pairs with the release in pst__node_become; from the next launch on the opening thread
+ * writes what is read here. */
+static pst_event *event_of_gate(const pst__question *asked) {
+    const uint32_t word = pst__load_acquire(&asked->node->word);
+    const pst__detail *gate = asked->node->detail;
+    return pst__word_number(word) == (asked->number & PST__NUMBER_MASK) &&
+                   pst__task_has_ended(pst__word_state(word)) && gate->event_recorded
+               ? gate->event
+               : NULL;
+}
+
 pst_event *pst_task_event(pst_launch launch, pst_task task) {
     pst__question asked;
     pst_status status;
     if (ask(&launch, task, &asked) != PST_OK) return NULL;
-    if (asked.node->lane == NULL) return asked.node->detail->event;
+    if (asked.node->lane == NULL) return event_of_gate(&asked);
     const pst__task_state state = pst__look(&asked, &status);
     if (state < PST__TASK_LAUNCHED) return NULL;
     return pst__lane_event_of(asked.node->lane, asked.node);

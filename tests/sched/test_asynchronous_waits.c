@@ -53,6 +53,28 @@ static void a_wait_that_nobody_foresaw_gets_its_event_late(void **state) {
     assert_ok(queue_event_query(&f->queue.device, event));
 }
 
+static void a_gates_event_is_that_of_this_launchs_opening(void **state) {
+    fixture *f = *state;
+    step a = {.name = "a"};
+    pst_launch launch;
+    pst_task gate;
+    assert_ok(pst_graph_add_gate(f->graph, "gate", &gate));
+    (void)add_quiet(f, f->graph, f->gather, &a, gate, NO_TASK);
+    assert_ok(pst_graph_seal(f->graph));
+    assert_ok(pst_graph_launch(f->graph, &launch));
+    assert_null(pst_task_event(launch, gate));
+    assert_ok(pst_gate_open(launch, gate, f->compute));
+    pst_event *event = pst_task_event(launch, gate);
+    assert_non_null(event);
+    assert_status(queue_event_query(&f->queue.device, event), PST_PENDING);
+    finish(f);
+    assert_ok(pst_graph_launch(f->graph, &launch));
+    assert_null(pst_task_event(launch, gate)); /* not open yet */
+    assert_ok(pst_gate_open(launch, gate, NULL));
+    assert_null(pst_task_event(launch, gate)); /* nothing was recorded */
+    finish(f);
+}
+
 static void a_streams_first_waits_are_its_after_events(void **state) {
     fixture *f = *state;
     step a = {.name = "a", .where = &f->launched};
@@ -80,6 +102,7 @@ int main(void) {
         TEST(a_wait_gives_the_stream_the_wait_and_returns),
         TEST(a_wait_that_comes_before_the_launch_is_counted_as_late),
         TEST(a_wait_that_nobody_foresaw_gets_its_event_late),
+        TEST(a_gates_event_is_that_of_this_launchs_opening),
         TEST(a_streams_first_waits_are_its_after_events),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
