@@ -4,11 +4,11 @@
  *
  * The loop sleeps in its own poll. pst_fd wakes it when there is something to do, and pst_timeout
  * says when to look again at what has been launched and has not ended. "square" lets a thread of
- * libuv's pool work and ends when that has; its end wakes the lane, so that nobody has to poll.
+ * libuv's pool work and ends when libuv hands the request back to the loop, which wakes the lane,
+ * so that nobody has to poll.
  */
 #include <inttypes.h>
 #include <penstock/penstock.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <uv.h>
 
@@ -26,7 +26,7 @@ typedef struct program {
     pst_task gate;
     pst_status status;
     uv_work_t work;
-    atomic_int squared; /* set by the pool's thread, asked by square_test */
+    int is_squared; /* the request is the program's again; only the loop's thread looks */
     uint64_t asked, square, total;
     int launches;
 } program;
@@ -68,25 +68,26 @@ static int embed(program *p) {
 static void square(uv_work_t *work) {
     program *p = work->data;
     p->square = p->asked * p->asked;
-    atomic_store_explicit(&p->squared, 1, memory_order_release);
 }
 
 static void squared(uv_work_t *work, int status) {
+    program *p = work->data;
     (void)status;
-    pst_lane_wake(((program *)work->data)->pool);
+    p->is_squared = 1;
+    pst_lane_wake(p->pool);
 }
 
 static pst_status square_start(void *argument, pst_stream *stream) {
     program *p = argument;
     (void)stream;
-    atomic_store_explicit(&p->squared, 0, memory_order_relaxed);
+    p->is_squared = 0;
     p->work.data = p;
     return uv_queue_work(&p->loop, &p->work, square, squared) == 0 ? PST_PENDING : PST_ESYSTEM;
 }
 
 static pst_status square_test(void *argument) {
-    program *p = argument;
-    return atomic_load_explicit(&p->squared, memory_order_acquire) ? PST_OK : PST_PENDING;
+    const program *p = argument;
+    return p->is_squared ? PST_OK : PST_PENDING;
 }
 
 static pst_status add(void *argument, pst_stream *stream) {
