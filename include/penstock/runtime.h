@@ -92,18 +92,19 @@ PST_API void pst_runtime_remove_poison_hook(pst_runtime *runtime, pst_poison_hoo
                                             void *context);
 
 /* One turn for all lanes that nobody owns at this moment: completions, then launches. Never
- * blocks. Returns PST_OK when something was done, PST_PENDING when nothing could be done but work
- * is unfinished. *idle (may be NULL) becomes 1 when no task is unfinished, else 0. Any thread; a
- * runtime whose lanes are all PST_LANE_PUMPED owns no thread and lives by this call.
- */
+ * blocks. Returns PST_OK when something was done or nothing is unfinished, PST_PENDING when nothing
+ * could be done and work is unfinished (PST_EINVAL without a runtime). *idle (may be NULL) becomes
+ * 1 when no task is unfinished, else 0. Any thread; a runtime whose lanes are all PST_LANE_PUMPED
+ * owns no thread and lives by this call. */
 PST_API pst_status pst_run_once(pst_runtime *runtime, int *idle);
 
 /* A descriptor that is readable when a lane without a worker may have host work: for the poll,
- * epoll or select of a foreign event loop, which then calls pst_run_once until that returns other
- * than PST_OK. It stays readable until a pst_run_once has found nothing to do, and may be readable
- * once too often. It says nothing of launched work that is to be asked again: pst_timeout does.
- * Made on the first call (it costs nothing before), owned by the runtime; the caller does not read
- * from it, write to it or close it. PST_EINVAL, PST_ESYSTEM. Any thread, never blocks. */
+ * epoll or select of a foreign event loop, which then calls pst_run_once, once where it polls for
+ * states, and as long as pst_timeout returns 0 where it polls for changes (EPOLLET). It stays
+ * readable until a pst_run_once has found nothing to do, and may be readable once too often. It
+ * says nothing of launched work that is to be asked again: pst_timeout does. Made on the first call
+ * (it costs nothing before), owned by the runtime; the caller does not read from it, write to it or
+ * close it. PST_EINVAL, PST_ESYSTEM. Any thread, never blocks. */
 PST_API pst_status pst_fd(pst_runtime *runtime, int *descriptor);
 
 /* How long a loop may sleep before pst_run_once is worth calling again even if pst_fd does not get

@@ -111,6 +111,26 @@ static void it_stays_readable_until_a_turn_finds_nothing(void **state) {
     pst_runtime_destroy(runtime);
 }
 
+/* For a loop that is told of a change and not of a state, such as epoll with EPOLLET. */
+static void turning_while_the_timeout_is_0_does_all_there_is_and_ends(void **state) {
+    (void)state;
+    pst_runtime *runtime = open_runtime(0);
+    pst_lane *lane = open_lane(runtime, "gather", PST_LANE_PUMPED);
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
+    const int descriptor = fd_of(runtime);
+    step a = {.name = "a"};
+    for (int tasks = 0; tasks <= 1000; tasks += 500) {
+        for (int i = 0; i < tasks; i++)
+            pst_task_release(add_step(graph, lane, &a, NO_TASK, NO_TASK, NO_TASK));
+        do
+            (void)pst_run_once(runtime, NULL);
+        while (pst_timeout(runtime) == 0);
+        assert_false(is_readable(descriptor));
+    }
+    assert_int_equal(a.callbacks, 1500);
+    pst_runtime_destroy(runtime);
+}
+
 static void what_came_before_the_first_call_is_seen(void **state) {
     (void)state;
     pst_runtime *runtime = open_runtime(0);
@@ -335,6 +355,7 @@ int main(void) {
         cmocka_unit_test(it_is_readable_when_a_graph_is_launched_and_when_a_gate_opens),
         cmocka_unit_test(it_is_readable_when_a_lane_is_woken_and_when_all_is_stopped),
         cmocka_unit_test(it_stays_readable_until_a_turn_finds_nothing),
+        cmocka_unit_test(turning_while_the_timeout_is_0_does_all_there_is_and_ends),
         cmocka_unit_test(what_came_before_the_first_call_is_seen),
         cmocka_unit_test(it_is_closed_with_its_runtime_and_on_exec),
         cmocka_unit_test(a_workers_task_that_releases_a_pumped_one_calls_the_loop),
