@@ -1,7 +1,7 @@
 #include "mem/arena.h"
 
 #include "base/clock.h"
-#include "mem/options.h"
+#include "base/options.h"
 #include "mem/pool.h"
 #include "sched/runtime.h"
 #include "tracing/trace.h"

@@ -1,5 +1,6 @@
 #include "mem/arena.h"
-#include "mem/options.h"
+
+#include "base/options.h"
 #include "sched/runtime.h"
 
 #define DEFAULT_ALIGNMENT 128u

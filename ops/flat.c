@@ -1,8 +1,8 @@
 /* Flat shards' life: created, parameters added and bound, destroyed. */
 #include "ops/flat.h"
 
+#include "base/options.h"
 #include "mem/arena.h"
-#include "mem/options.h"
 #include "sched/runtime.h"
 
 #define DEFAULT_BUCKET_BYTES ((size_t)64 << 20)

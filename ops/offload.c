@@ -1,7 +1,7 @@
 /* The life of an offload object, and its public entry points. */
 #include "ops/offload.h"
 
-#include "mem/options.h"
+#include "base/options.h"
 #include "sched/runtime.h"
 
 #include <inttypes.h>

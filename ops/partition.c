@@ -1,8 +1,8 @@
 /* A partition's life: created, parameters added and bound, backwards, destroyed. */
 #include "ops/partition.h"
 
+#include "base/options.h"
 #include "mem/arena.h"
-#include "mem/options.h"
 #include "sched/runtime.h"
 
 #include <time.h>

@@ -1,7 +1,7 @@
 /* Parameters and groups: what the engine was told before it was sealed. */
 #include "ops/engine.h"
 
-#include "mem/options.h"
+#include "base/options.h"
 #include "sched/runtime.h"
 
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #include "ops/operation.h"
 
 #include "base/clock.h"
-#include "mem/options.h"
+#include "base/options.h"
 #include "sched/runtime.h"
 
 #include <stdio.h>

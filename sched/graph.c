@@ -1,5 +1,6 @@
 #include "sched/graph.h"
 
+#include "base/options.h"
 #include "sched/advance.h"
 
 #define DETAILS_PER_CHUNK 256u
@@ -122,7 +123,7 @@ pst_status pst__graph_check_building(pst_graph *graph, const char *task) {
 }
 
 pst_status pst__task_options_check(pst_graph *graph, const pst_task_options *options) {
-    if (options == NULL || options->size != sizeof *options)
+    if (options == NULL)
         return fail(graph, PST_EINVAL, NULL,
                     "options are missing or their `size` is not sizeof(pst_task_options)");
     if (options->lane == NULL)
@@ -208,9 +209,17 @@ static pst_task append_node(pst_graph *graph) {
     return (pst_task){graph, graph->node_count++};
 }
 
-pst_status pst_graph_add(pst_graph *graph, const pst_task_options *options, pst_task *task) {
+/* Copied only for a caller with another header: this is done for every task. */
+static const pst_task_options *read_options(const pst_task_options *given, pst_task_options *copy) {
+    if (given != NULL && given->size == sizeof *given) return given;
+    return pst__read_options(copy, sizeof *copy, given) ? copy : NULL;
+}
+
+pst_status pst_graph_add(pst_graph *graph, const pst_task_options *given, pst_task *task) {
+    pst_task_options copy;
     if (task != NULL) *task = (pst_task){NULL, 0};
     if (graph == NULL) return PST_EINVAL;
+    const pst_task_options *options = read_options(given, &copy);
     pst_status status = pst__task_options_check(graph, options);
     if (status != PST_OK) return status;
     if (graph->kind == PST_GRAPH_GROWING) return pst__grown_add(graph, options, task);

@@ -124,7 +124,8 @@ void pst__graph_free(pst_graph *graph);
 /* The node of a handle, or NULL when the handle is none of this graph's. */
 pst__node *pst__graph_node(pst_graph *graph, pst_task task);
 
-/* The options of a task, checked; the error text says which graph and task. */
+/* The options of a task (NULL: they could not be read), checked; the error text says which graph
+ * and task. */
 pst_status pst__task_options_check(pst_graph *graph, const pst_task_options *options);
 void pst__detail_fill(pst__detail *detail, const pst_task_options *options);
 

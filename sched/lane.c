@@ -1,12 +1,9 @@
+#include "base/options.h"
 #include "sched/worker.h"
 
 /* ---- creation --------------------------------------------------------------------------- */
 
 static pst_status check_options(pst_runtime *runtime, const pst_lane_options *options) {
-    if (options == NULL || options->size != sizeof *options)
-        return pst__runtime_fail(runtime, PST_EINVAL, "pst_lane_create: %s",
-                                 "options are missing or their `size` is not "
-                                 "sizeof(pst_lane_options)");
     const char *name = options->name;
     if (name == NULL || name[0] == '\0')
         return pst__runtime_fail(runtime, PST_EINVAL, "pst_lane_create: %s",
@@ -141,10 +138,8 @@ static void enlist(pst_lane *lane, const pst_lane_options *options) {
     ck_spinlock_unlock(&runtime->lock);
 }
 
-pst_status pst_lane_create(pst_runtime *runtime, const pst_lane_options *options,
-                           pst_lane **created) {
-    if (runtime == NULL || created == NULL) return PST_EINVAL;
-    *created = NULL;
+static pst_status create(pst_runtime *runtime, const pst_lane_options *options,
+                         pst_lane **created) {
     pst_status status = check_options(runtime, options);
     if (status == PST_OK) status = check_order(runtime, options);
     if (status != PST_OK) return status;
@@ -161,6 +156,18 @@ pst_status pst_lane_create(pst_runtime *runtime, const pst_lane_options *options
     enlist(lane, options);
     *created = lane;
     return PST_OK;
+}
+
+pst_status pst_lane_create(pst_runtime *runtime, const pst_lane_options *given,
+                           pst_lane **created) {
+    pst_lane_options options;
+    if (runtime == NULL || created == NULL) return PST_EINVAL;
+    *created = NULL;
+    if (!pst__read_options(&options, sizeof options, given))
+        return pst__runtime_fail(runtime, PST_EINVAL, "pst_lane_create: %s",
+                                 "options are missing or their `size` is not "
+                                 "sizeof(pst_lane_options)");
+    return create(runtime, &options, created);
 }
 
 void pst__lane_destroy(pst_lane *lane) {

@@ -1,6 +1,7 @@
 #include "sched/runtime.h"
 
 #include "base/clock.h"
+#include "base/options.h"
 #include "sched/device/host.h"
 #include "sched/graph.h"
 #include "sched/worker.h"
@@ -56,17 +57,16 @@ static void free_runtime(pst_runtime *runtime) {
 pst_status pst_runtime_create(const pst_runtime_options *given, pst_runtime **created) {
     if (created == NULL) return PST_EINVAL;
     *created = NULL;
-    const pst_runtime_options defaults = {.size = sizeof defaults};
-    const pst_runtime_options *options = given == NULL ? &defaults : given;
-    if (options->size != sizeof *options || options->rank < 0 || options->world_size < 0)
-        return PST_EINVAL;
+    pst_runtime_options options = {0};
+    if (given != NULL && !pst__read_options(&options, sizeof options, given)) return PST_EINVAL;
+    if (options.rank < 0 || options.world_size < 0) return PST_EINVAL;
     pst__heap heap;
-    pst_status status = pst__heap_init(&heap, &options->allocator);
+    pst_status status = pst__heap_init(&heap, &options.allocator);
     if (status != PST_OK) return status;
     pst_runtime *runtime = pst__heap_alloc(&heap, sizeof *runtime);
     if (runtime == NULL) return PST_ENOMEM;
     runtime->heap = heap;
-    status = fill(runtime, options);
+    status = fill(runtime, &options);
     if (status != PST_OK) {
         free_runtime(runtime);
         return status;

@@ -1,6 +1,10 @@
 /* penstock/runtime.h - the runtime: its options, heap, log and error text, what poisons it, and how
  * a foreign event loop pumps it. No global state: several runtimes live side by side in one
- * process. */
+ * process.
+ *
+ * Structs of parameters begin with their size, which the caller sets to sizeof; all else zeroed
+ * means defaults. What a caller with an older header does not have counts as zeroed, and what an
+ * older library does not know is not read (communicators want the size of their own header). */
 #ifndef PENSTOCK_RUNTIME_H
 #define PENSTOCK_RUNTIME_H
 

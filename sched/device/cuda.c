@@ -1,3 +1,4 @@
+#include "base/options.h"
 #include "sched/device/cuda_kernels.h"
 #include "sched/runtime.h"
 
@@ -233,18 +234,17 @@ static pst__cuda *create(pst_runtime *runtime, int ordinal) {
     return NULL;
 }
 
-pst_status pst_cuda_device_create(pst_runtime *runtime, const pst_cuda_options *options,
+pst_status pst_cuda_device_create(pst_runtime *runtime, const pst_cuda_options *given,
                                   pst_device **created) {
-    const pst_cuda_options defaults = {.size = sizeof defaults};
+    pst_cuda_options options = {0};
     if (runtime == NULL || created == NULL) return PST_EINVAL;
     *created = NULL;
-    if (options == NULL) options = &defaults;
-    if (options->size != sizeof *options)
+    if (given != NULL && !pst__read_options(&options, sizeof options, given))
         return pst__runtime_fail(runtime, PST_EINVAL, "pst_cuda_device_create: %s",
                                  "options->size is not sizeof(pst_cuda_options)");
-    pst__cuda *cuda = create(runtime, options->ordinal);
+    pst__cuda *cuda = create(runtime, options.ordinal);
     if (cuda == NULL) return pst__runtime_fail(runtime, PST_ENOMEM, "device cuda: %s", "no memory");
-    const pst_status status = open_device(cuda, options);
+    const pst_status status = open_device(cuda, &options);
     if (status != PST_OK) {
         destroy(&cuda->device);
         return status;

@@ -1,7 +1,7 @@
 /* Parameter structs that begin with their size: fields that the caller's header did not know yet
- * read as zero. */
-#ifndef PST_MEM_OPTIONS_H
-#define PST_MEM_OPTIONS_H
+ * read as zero, and those that this library does not know yet are not read. */
+#ifndef PST_BASE_OPTIONS_H
+#define PST_BASE_OPTIONS_H
 
 #include <string.h>
 
