@@ -1,5 +1,7 @@
 #include "base/error.h"
 
+#include "base/atomic.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +23,7 @@ pst_status pst__fail(pst__error *error, pst_status status, const char *format, .
     va_end(arguments);
     ck_spinlock_lock(&error->lock);
     memcpy(error->text, text, sizeof text);
-    __atomic_store_n(&error->count, error->count + 1, __ATOMIC_RELAXED); /* read without the lock */
+    pst__store_relaxed(&error->count, error->count + 1); /* failed.h reads it without the lock */
     ck_spinlock_unlock(&error->lock);
     if (error->log != NULL) error->log(error->log_context, PST_LOG_ERROR, text);
     return status;

@@ -1,6 +1,7 @@
 /* Pinned memory of the device cuda: pages of the GPU's NUMA node, brought in by several threads,
  * because most of what page-locking takes is bringing them in. */
 #include "sched/device/cuda.h"
+#include "sched/thread.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -56,7 +57,7 @@ static void touch_all(void *memory, size_t bytes) {
         const size_t from = i * each < bytes ? i * each : bytes;
         parts[i].first = (volatile char *)memory + from;
         parts[i].bytes = bytes - from < each ? bytes - from : each;
-        parts[i].started = i > 0 && pthread_create(&parts[i].thread, NULL, touch, &parts[i]) == 0;
+        parts[i].started = i > 0 && pst__thread_start(&parts[i].thread, touch, &parts[i]) == 0;
     }
     for (size_t i = 0; i < count; i++)
         if (!parts[i].started) (void)touch(&parts[i]);
