@@ -1,7 +1,8 @@
 #include "c10d.hpp"
 
+#include "outside_python.hpp"
+
 #include <ATen/ATen.h>
-#include <torch/csrc/utils/torch_dispatch_mode.h>
 
 #include <atomic>
 #include <cstring>
@@ -372,11 +373,10 @@ pst_status end_payload(Comm &comm, const Request &request) {
 // ---- the operations of the table ----------------------------------------------------------------
 
 // Runs `step`, which calls torch; what torch throws becomes the communicator's error. A thread that
-// waits may launch what is not its own, also in the middle of a trace, where tensors have no
-// memory.
+// waits may launch what is not its own, also in the middle of a trace.
 template <typename Step>
 pst_status guarded(Comm &comm, const pst_collective &collective, Step step) {
-    const torch::torch_dispatch_mode::StashTorchDispatchStackGuard real_tensors;
+    const RealTensors real_tensors;
     try {
         return step();
     } catch (const std::bad_alloc &) {

@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 GRAPH = 7
@@ -383,6 +384,49 @@ def ended_in_a_trace():
 
 def test_reductions_may_be_started_by_a_thread_that_traces(worlds):
     worlds(2).run(ended_in_a_trace)
+
+
+def used_while_a_graph_is_compiled():
+    job = Job(SHAPES)
+    with enable_python_dispatcher():  # it calls operators with the interpreter locked
+        job.dc.enable_profiling(True)
+        for i in list(range(len(SHAPES))) * 5:
+            job.use(i)
+            job.dc.invalidate_gathered_param(i)
+        job.dc.enable_profiling(False)
+        for i in range(len(SHAPES)):
+            job.use(i)
+        job.backward(1, update=True)
+    for i in range(len(SHAPES)):
+        job.check_buffer(i, job.mean(i, 1))
+    job.close()
+
+
+def test_operators_may_run_while_a_graph_is_compiled(worlds):
+    worlds(2).run(used_while_a_graph_is_compiled)
+
+
+def other_threads_go_on():
+    job = Job(SHAPES)
+    peer, ball = 1 - job.rank, torch.zeros(1)
+
+    def play():
+        for _ in range(200):
+            dist.send(ball, peer) if job.rank == 0 else dist.recv(ball, peer)
+            dist.recv(ball, peer) if job.rank == 0 else dist.send(ball, peer)
+
+    game = threading.Thread(target=play)
+    game.start()
+    if job.rank == 1:
+        game.join()  # so that the other rank waits in its operator for all that
+    with enable_python_dispatcher():
+        job.use(0)
+    game.join()
+    job.close()
+
+
+def test_a_waiting_operator_leaves_the_interpreter_to_others(worlds):
+    worlds(2).run(other_threads_go_on)
 
 
 def test_gradients_travel_in_the_dtype_that_was_registered(worlds):

@@ -1,9 +1,8 @@
 // The extension module penstock._dc: the functions of DeepCompile's native module.
 #include "context.hpp"
+#include "outside_python.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/utils/pybind.h>
-#include <torch/csrc/utils/torch_dispatch_mode.h>
 
 #include <pybind11/stl.h>
 
@@ -120,9 +119,9 @@ void bind_profiling(py::module_ &module) {
         "clear_all_gathered_params", [] { current_context()->zero3.clear_gathered(); }, Unlocked());
 }
 
-// Passes call it while a graph is traced, when new tensors have no memory.
+// Passes call it while a graph is traced.
 void set_persistent(int64_t id) {
-    const torch::torch_dispatch_mode::StashTorchDispatchStackGuard real_tensors;
+    const RealTensors real_tensors;
     current_context()->zero3.set_persistent(id);
 }
 

@@ -1,6 +1,7 @@
 // The operators of the namespace `dc`, with DeepCompile's schemas. They may be called from any
 // thread, one at a time for each job; what goes wrong is raised under the operator's name.
 #include "context.hpp"
+#include "outside_python.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -22,7 +23,7 @@ template <typename Body> auto guarded(const char *name, const Body &body) {
     }
 }
 
-// A context at work for the stream that is current.
+// A context at work for the stream that is current, which may mean to wait for other ranks.
 class Session {
   public:
     explicit Session(ContextPointer context)
@@ -32,6 +33,7 @@ class Session {
     }
 
   private:
+    WithoutInterpreter without_;
     ContextPointer context_;
     StreamBridge bridge_;
 };
