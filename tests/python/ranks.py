@@ -75,9 +75,12 @@ class World:
         for process in self.processes:
             process.kill()
         for process in self.processes:
-            process.join()
+            process.join(60)  # a GPU's memory goes back first
+        kept = [process.pid for process in self.processes if process.is_alive()]
         self.processes = []
         self.folder.cleanup()
+        if kept:
+            raise RankError(f"processes {kept} are still there a minute after they were killed")
 
 
 def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:

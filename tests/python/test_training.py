@@ -17,7 +17,8 @@ from equality import (
 )
 from models import Net, loss_of, make
 
-both_ways = pytest.mark.parametrize("stage", [1, 2, 3])
+# On GPUs each test makes communicators anew; stage 2 holds what 1 holds and reduces as 3 does.
+both_ways = pytest.mark.parametrize("stage", [1, 3] if models.DEVICE == "cuda" else [1, 2, 3])
 
 
 def pair(stage=3, kind=Net, **options):
