@@ -111,7 +111,7 @@ class Run:
             log.write(f"{shlex.join(part.command)}\n")
             log.flush()
             self.process = subprocess.Popen(
-                part.command,
+                ["env", *part.command],  # it reports a program that is missing
                 cwd=ROOT,
                 env={**base, "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
                 stdout=log,

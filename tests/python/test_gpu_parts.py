@@ -47,9 +47,11 @@ def test_a_part_that_wants_all_gpus_has_them(tmp_path):
 
 
 def test_a_failure_is_named_and_the_rest_runs(tmp_path, capsys):
-    given = [part("bad", 4, "raise SystemExit('for a reason')"), part("good", 4, "print('here')")]
-    assert run(given, tmp_path) == ["bad"]
+    missing = parts.Part("missing", 4, 60.0, ["/no/such/program"])
+    bad = part("bad", 4, "raise SystemExit('for a reason')")
+    assert run([missing, bad, part("good", 4, "print('here')")], tmp_path) == ["missing", "bad"]
     shown = capsys.readouterr().out
+    assert "/no/such/program" in shown
     assert "for a reason" in shown
     assert "ok      good" in shown
 
