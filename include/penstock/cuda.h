@@ -2,8 +2,10 @@
  *
  * The driver is loaded at run time, so the library has no link dependency on it. The device works
  * in the GPU's primary context, which CUDA's runtime and torch use too: pointers, streams and
- * events are exchanged freely with them. No header of CUDA is needed to include this one: a native
- * stream (CUstream, cudaStream_t) is passed as void *.
+ * events are exchanged freely with them. No header of CUDA is needed to include this one: native
+ * streams and events (CUstream, cudaStream_t; CUevent, cudaEvent_t) are passed as void *. What an
+ * event of the caller's stands for opens a gate by way of a stream: let a stream wait for it, and
+ * give its borrowed lane to pst_gate_open.
  */
 #ifndef PENSTOCK_CUDA_H
 #define PENSTOCK_CUDA_H
@@ -44,6 +46,11 @@ PST_API pst_status pst_cuda_device_create(pst_runtime *runtime, const pst_cuda_o
 /* The CUstream behind a stream of a device that pst_cuda_device_create has made: for the `start` of
  * a task that enqueues work of its own. The device's context is current while `start` runs. */
 PST_API void *pst_cuda_stream(const pst_stream *stream);
+
+/* The CUevent behind an event of such a device (pst_task_event), for streams and libraries that
+ * know nothing of this one: they may wait for it and ask it, as long as the event is valid, and
+ * neither record nor destroy it. NULL for NULL. Any thread, never blocks. */
+PST_API void *pst_cuda_event(const pst_event *event);
 
 #ifdef __cplusplus
 }

@@ -13,6 +13,11 @@ pst_status pst_cuda_device_create(pst_runtime *runtime, const pst_cuda_options *
                              "later) and build it again");
 }
 
+void *pst_cuda_event(const pst_event *event) {
+    (void)event;
+    return NULL;
+}
+
 void *pst_cuda_stream(const pst_stream *stream) {
     (void)stream;
     return NULL;

@@ -9,6 +9,10 @@
 #define FIRST_ANCHOR_LIMIT_NS 1000000000u
 #define ANCHOR_TRIES          3
 
+void *pst_cuda_event(const pst_event *event) {
+    return event == NULL ? NULL : event->native;
+}
+
 /* ---- the pools ---------------------------------------------------------------------- */
 
 static void push(pst__cuda_pool *pool, pst_event *event) {

@@ -1,5 +1,6 @@
 /* What the device puts into its streams, and what it tells of them. */
 #include "base/clock.h"
+#include "sched/device/cuda.h"
 #include "tests/cuda/fixture.h"
 
 /* ---- order -------------------------------------------------------------------------- */
@@ -30,6 +31,25 @@ static void a_stream_waits_for_an_event_of_another(void **state) {
     finish(f, f->b);
     assert_ok(f->ops->event_query(f->device, event));
     assert_memory_equal(bytes, "aaa", 3);
+    f->ops->event_destroy(f->device, event);
+}
+
+static void a_stream_of_the_programs_own_waits_for_a_tasks_event(void **state) {
+    fixture *f = *state;
+    const pst__cuda_driver *driver = &pst__cuda_of(f->device)->driver;
+    char bytes[3] = {'a', 'b', 'c'};
+    fake_cuda_hold(1);
+    const pst_copy first = {&bytes[1], &bytes[0], 1}, second = {&bytes[2], &bytes[1], 1};
+    assert_ok(f->ops->copy(f->device, f->a, &first, 1));
+    pst_event *event = record(f, f->a);
+    const CUevent native = pst_cuda_event(event);
+    assert_int_equal(driver->cuEventQuery(native), CUDA_ERROR_NOT_READY);
+    assert_int_equal(driver->cuStreamWaitEvent(pst_cuda_stream(f->b), native, 0), CUDA_SUCCESS);
+    assert_ok(f->ops->copy(f->device, f->b, &second, 1));
+    fake_cuda_hold(0);
+    finish(f, f->b);
+    assert_memory_equal(bytes, "aaa", 3);
+    assert_null(pst_cuda_event(NULL));
     f->ops->event_destroy(f->device, event);
 }
 
@@ -306,6 +326,7 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
         TEST(copies_of_a_stream_happen_in_order),
         TEST(a_stream_waits_for_an_event_of_another),
+        TEST(a_stream_of_the_programs_own_waits_for_a_tasks_event),
         TEST(work_enqueues_on_the_stream_it_is_given),
         TEST(priorities_are_kept_within_the_devices),
         TEST(an_event_that_was_never_recorded_is_done),
