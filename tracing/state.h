@@ -17,6 +17,8 @@ typedef struct pst__name {
     char *text;
 } pst__name;
 
+#define PST__NAME_LISTS 1024u /* so that a name is found in one step, in a run with hundreds */
+
 struct pst__track {
     pst__track *next; /* made before this one; fixed once the track is published */
     pst__trace *trace;
@@ -39,10 +41,10 @@ struct pst__trace {
     uint64_t lost;       /* records of threads that got no track */
     pst__track *tracks;  /* the newest; push-only */
     unsigned track_count;
-    unsigned thread_count; /* tracks made by pst__track_of_thread */
-    pst__name *names;
-    pthread_mutex_t lock; /* guards names, the list of tracks, rings being made */
-    pthread_key_t key;    /* the calling thread's track */
+    unsigned thread_count;             /* tracks made by pst__track_of_thread */
+    pst__name *names[PST__NAME_LISTS]; /* by their hash */
+    pthread_mutex_t lock;              /* guards names, the list of tracks, rings being made */
+    pthread_key_t key;                 /* the calling thread's track */
     pst__heap heap;
     pst__error *error;
 };

@@ -2,9 +2,8 @@
 
 #include "base/clock.h"
 #include "tracing/chrome.h"
+#include "tracing/names.h"
 #include "tracing/track.h"
-
-#include <string.h>
 
 #define DEFAULT_RECORDS 65536u
 #define MAX_RECORDS     (UINT64_C(1) << 40)
@@ -43,21 +42,13 @@ fail_key:
                      rank);
 }
 
-static void destroy_names(pst__trace *trace) {
-    for (pst__name *name = trace->names, *next; name != NULL; name = next) {
-        next = name->next;
-        pst__heap_free_text(&trace->heap, name->text);
-        pst__heap_free(&trace->heap, name, sizeof *name);
-    }
-}
-
 void pst__trace_destroy(pst__trace *trace) {
     if (trace == NULL) return;
     for (pst__track *track = pst__trace_tracks(trace), *next; track != NULL; track = next) {
         next = track->next;
         pst__track_destroy(track);
     }
-    destroy_names(trace);
+    pst__names_destroy(trace);
     (void)pthread_key_delete(trace->key);
     (void)pthread_mutex_destroy(&trace->lock);
     pst__heap heap = trace->heap;
@@ -122,32 +113,4 @@ void pst__trace_get_stats(const pst__trace *trace, uint64_t *records, uint64_t *
         *records += pst__ring_count(&track->ring, &gone);
         *overwritten += gone;
     }
-}
-
-static pst__name *find_name(const pst__trace *trace, const char *text) {
-    pst__name *name = trace->names;
-    while (name != NULL && strcmp(name->text, text) != 0)
-        name = name->next;
-    return name;
-}
-
-static pst__name *add_name(pst__trace *trace, const char *text) {
-    pst__name *name = pst__heap_alloc(&trace->heap, sizeof *name);
-    if (name == NULL) return NULL;
-    name->text = pst__heap_text(&trace->heap, text);
-    if (name->text == NULL) {
-        pst__heap_free(&trace->heap, name, sizeof *name);
-        return NULL;
-    }
-    name->next = trace->names;
-    trace->names = name;
-    return name;
-}
-
-const char *pst__trace_intern(pst__trace *trace, const char *text) {
-    (void)pthread_mutex_lock(&trace->lock);
-    pst__name *name = find_name(trace, text);
-    if (name == NULL) name = add_name(trace, text);
-    (void)pthread_mutex_unlock(&trace->lock);
-    return name == NULL ? NULL : name->text;
 }

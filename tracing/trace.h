@@ -31,8 +31,9 @@ pst_status pst__trace_write(pst__trace *trace, const char *path);
 void pst__trace_get_stats(const pst__trace *trace, uint64_t *records, uint64_t *overwritten);
 
 /* A copy of `text` that lives as long as the trace, for names whose owner may be gone when the
- * trace is written; equal texts share one copy. Takes a lock: not for hot paths. NULL without
- * memory. Any thread. */
+ * trace is written; equal texts share one copy. Takes a lock and looks the text up, for each
+ * task of a growing graph while it is traced, once for each of a sealed one. NULL without memory.
+ * Any thread. */
 const char *pst__trace_intern(pst__trace *trace, const char *text);
 
 /* A track lives as long as its trace. `name` is copied. Any thread. */

@@ -201,6 +201,21 @@ static void interned_names_outlive_their_owner_and_are_shared(void **state) {
     assert_ptr_not_equal(pst__trace_intern(traced->trace, name), copy);
 }
 
+static void each_of_many_names_is_kept_once(void **state) {
+    enum { NAMES = 5000 };
+    traced *traced = *state;
+    const char *copies[NAMES];
+    for (int again = 0; again < 2; again++)
+        for (int i = 0; i < NAMES; i++) {
+            char name[32];
+            (void)snprintf(name, sizeof name, "gather %d", i);
+            const char *copy = pst__trace_intern(traced->trace, name);
+            assert_string_equal(copy, name);
+            if (again) assert_ptr_equal(copy, copies[i]);
+            copies[i] = copy;
+        }
+}
+
 /* ---- tracks of threads ----------------------------------------------------------------------- */
 
 static void a_thread_has_one_track_in_each_trace(void **state) {
@@ -387,6 +402,7 @@ int main(void) {
         WITH_TRACE(marks_too_deep_are_left_out_and_the_others_still_match),
         WITH_TRACE(an_end_without_its_begin_records_nothing),
         WITH_TRACE(interned_names_outlive_their_owner_and_are_shared),
+        WITH_TRACE(each_of_many_names_is_kept_once),
         WITH_TRACE(a_thread_has_one_track_in_each_trace),
         cmocka_unit_test(a_trace_made_again_knows_no_thread),
         WITH_TRACE(each_thread_has_a_track_of_its_own),
