@@ -16,7 +16,6 @@
 
 static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options) {
     runtime->rank = options->rank;
-    runtime->world_size = options->world_size == 0 ? 1 : options->world_size;
     runtime->spin = options->spin == 0 ? DEFAULT_SPIN : options->spin;
     runtime->deadline_ns = options->deadline_ns;
     runtime->watchdog_ns = options->watchdog_ns;
@@ -33,7 +32,7 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
     pst__watchdog_init(runtime, options);
     pst__error_init(&runtime->error, options->log, options->log_context);
     pst_status status = pst__trace_create(
-        &runtime->heap, &runtime->error, runtime->rank, runtime->world_size,
+        &runtime->heap, &runtime->error, runtime->rank, options->world_size,
         options->trace_records == 0 ? DEFAULT_TRACE_RECORDS : options->trace_records,
         &runtime->trace);
     if (status != PST_OK) return status;
@@ -91,14 +90,6 @@ pst__error *pst__runtime_error(pst_runtime *runtime) {
 
 pst__trace *pst__runtime_trace(pst_runtime *runtime) {
     return runtime->trace;
-}
-
-int pst__runtime_rank(const pst_runtime *runtime) {
-    return runtime->rank;
-}
-
-int pst__runtime_world_size(const pst_runtime *runtime) {
-    return runtime->world_size;
 }
 
 uint64_t pst__runtime_deadline(const pst_runtime *runtime) {

@@ -22,7 +22,7 @@ struct pst_runtime {
     pst__trace *trace;
     pst_device *host;
     pst_event *done_event; /* of the host device, never recorded: counts as done for ever */
-    int rank, world_size;
+    int rank;
     uint32_t spin;
     uint64_t deadline_ns, watchdog_ns;
     uint64_t grace_ns; /* after a poison: for launched work to end; 0: no limit */
@@ -52,8 +52,6 @@ struct pst_runtime {
 pst__heap *pst__runtime_heap(pst_runtime *runtime);
 pst__error *pst__runtime_error(pst_runtime *runtime);
 pst__trace *pst__runtime_trace(pst_runtime *runtime);
-int pst__runtime_rank(const pst_runtime *runtime);
-int pst__runtime_world_size(const pst_runtime *runtime);
 uint64_t pst__runtime_deadline(const pst_runtime *runtime); /* ns; 0: no limit */
 
 /* ---- within sched/ ---------------------------------------------------------------------- */

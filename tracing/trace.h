@@ -15,8 +15,8 @@ typedef enum pst__track_kind {
 } pst__track_kind;
 
 /* A disabled trace. Its tracks may be added at any time, before or after pst__trace_start.
- * `records`: ring size a track, rounded up to a power of two of which one stays free; 0: 65536.
- * PST_ENOMEM, PST_ESYSTEM (no thread-specific key left). */
+ * `world_size` 0 counts as 1. `records`: ring size a track, rounded up to a power of two of which
+ * one stays free; 0: 65536. PST_ENOMEM, PST_ESYSTEM (no thread-specific key left). */
 pst_status pst__trace_create(const pst__heap *heap, pst__error *error, int rank, int world_size,
                              size_t records, pst__trace **trace);
 /* No thread may record any more. NULL is fine. */

@@ -67,10 +67,6 @@ static inline pst__cuda *pst__cuda_of(const pst_device *device) {
     return device->context;
 }
 
-static inline CUstream pst__cuda_stream(const pst_stream *stream) {
-    return stream->native;
-}
-
 static inline CUdeviceptr pst__cuda_address(const void *memory) {
     return (CUdeviceptr)(uintptr_t)memory;
 }
