@@ -83,8 +83,9 @@ typedef struct pst_task {
 typedef enum pst_graph_kind { PST_GRAPH_SEALED = 0, PST_GRAPH_GROWING } pst_graph_kind;
 
 /* Called once for each task that ends, with PST_OK, the task's own error, or PST_ECANCELED or the
- * first error for a task that never ran. Runs on the worker or the pumping thread; must not block
- * and must not destroy the graph. */
+ * first error for a task that never ran. Runs on the thread that serves the lane: its worker, or
+ * one that pumps or waits. Must not block, wait or destroy the graph; it may add tasks, launch,
+ * open gates, cancel and poison. */
 typedef void (*pst_task_callback)(void *argument, pst_status status);
 
 typedef struct pst_task_options {

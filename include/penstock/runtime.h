@@ -21,7 +21,8 @@ typedef struct pst_runtime pst_runtime;
 
 typedef enum pst_log_level { PST_LOG_ERROR = 0, PST_LOG_WARNING, PST_LOG_INFO } pst_log_level;
 
-/* Metadata memory. `alloc` returns memory aligned to `alignment` (a power of two) or NULL. */
+/* Metadata memory. `alloc` returns memory aligned to `alignment` (a power of two) or NULL; `free`
+ * gets the size and alignment that were asked for. Any thread, several at once. */
 typedef struct pst_allocator {
     void *(*alloc)(void *context, size_t bytes, size_t alignment);
     void (*free)(void *context, void *memory, size_t bytes, size_t alignment);
@@ -31,7 +32,9 @@ typedef struct pst_allocator {
 typedef struct pst_runtime_options {
     size_t size;             /* sizeof(pst_runtime_options) */
     pst_allocator allocator; /* all NULL: the built-in metadata heap */
-    void (*log)(void *context, pst_log_level level, const char *text); /* NULL: silent */
+    /* NULL: silent. Any thread, several at once, and with locks held: it does not block or call
+     * this library. `text` is valid during the call. */
+    void (*log)(void *context, pst_log_level level, const char *text);
     void *log_context;
     int rank;             /* shown in error texts and traces; 0 if there are no ranks */
     int world_size;       /* 0 counts as 1 */
