@@ -24,7 +24,7 @@ static int claim(pst__node *gate, uint64_t number) {
 /* The opening is a predecessor that has come. */
 static void opened(pst__node *gate, pst_status status) {
     pst__advance advance = {.lane = NULL};
-    pst__advance_arrive(&advance, gate, 1, status);
+    pst__advance_arrive(&advance, gate, 1, pst__kept_status(status));
     pst__advance_finish(&advance);
 }
 

@@ -137,8 +137,9 @@ static int stop_all(pst_runtime *runtime, pst_status status) {
     return first;
 }
 
-void pst_runtime_poison(pst_runtime *runtime, pst_status status, const char *text) {
-    if (runtime == NULL || status >= 0) return;
+void pst_runtime_poison(pst_runtime *runtime, pst_status given, const char *text) {
+    if (runtime == NULL || given >= 0) return;
+    const pst_status status = pst__kept_status(given);
     /* The text first: whoever sees the poison finds it. */
     if (text != NULL && pst_runtime_status(runtime) == PST_OK)
         (void)pst__runtime_fail(runtime, status, "the runtime was stopped: %s", text);

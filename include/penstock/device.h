@@ -50,7 +50,8 @@ PST_API const char *pst_dtype_name(pst_dtype dtype);
 /* Work for a stream. start(argument, stream): on the host device it does the work, or begins it and
  * returns PST_PENDING, and then `test` is called until it returns something else; neither may
  * block. On an asynchronous device `start` enqueues on `stream` and returns PST_OK; `test` is not
- * called. A negative status means that the work failed. */
+ * called. A negative status means that the work failed; PST_EINVAL is kept of one that is none of
+ * pst_status. */
 typedef struct pst_work {
     pst_status (*start)(void *argument, pst_stream *stream);
     pst_status (*test)(void *argument); /* (optional) */

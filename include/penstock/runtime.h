@@ -77,8 +77,9 @@ PST_API size_t pst_runtime_error(const pst_runtime *runtime, char *buffer, size_
  * (a poisoned runtime): every later wait and launch returns it. Any thread. */
 PST_API pst_status pst_runtime_status(const pst_runtime *runtime);
 
-/* Poisons the runtime: pending tasks end as canceled, waits return `status`. `text` goes into the
- * error text. The first call counts. Any thread. */
+/* Poisons the runtime: pending tasks end as canceled, waits return `status`, which is negative
+ * (else nothing happens). `text` goes into the error text; NULL: none. The first call counts. Any
+ * thread, never blocks, but for the hooks. */
 PST_API void pst_runtime_poison(pst_runtime *runtime, pst_status status, const char *text);
 
 typedef void (*pst_poison_hook)(void *context, pst_status status);

@@ -147,6 +147,31 @@ static void a_pending_start_without_a_test_fails(void **state) {
     pst_runtime_destroy(runtime);
 }
 
+static void an_answer_that_is_no_status_counts_as_an_invalid_argument(void **state) {
+    (void)state;
+    const int answers[] = {PST_ESYSTEM - 1, -32, -100, -1000};
+    for (size_t i = 0; i < sizeof answers / sizeof answers[0]; i++) {
+        const pst_status answer = (pst_status)answers[i];
+        pst_runtime *runtime = open_runtime(20000);
+        pst_lane *lane = open_lane(runtime, "lane", PST_LANE_PUMPED);
+        pst_graph *graph = open_graph(runtime, PST_GRAPH_SEALED, "g");
+        step a = {.name = "a", .result = answer, .asks = (int)i % 2}, b = {.name = "b"};
+        const pst_task ta = add_step(graph, lane, &a, NO_TASK, NO_TASK, NO_TASK);
+        const pst_task tb = add_step(graph, lane, &b, ta, NO_TASK, NO_TASK);
+        pst_launch launch;
+        assert_ok(pst_graph_seal(graph));
+        assert_ok(pst_graph_launch(graph, &launch));
+        assert_status(pst_task_wait(launch, ta, NULL), PST_EINVAL);
+        assert_status(pst_task_wait(launch, tb, NULL), PST_EINVAL);
+        assert_status(pst_launch_wait(launch), PST_EINVAL);
+        assert_int_equal(a.reported, PST_EINVAL);
+        assert_int_equal(b.reported, PST_EINVAL);
+        pst_runtime_poison(runtime, answer, "no status");
+        assert_status(pst_runtime_status(runtime), PST_EINVAL);
+        pst_runtime_destroy(runtime);
+    }
+}
+
 static void a_long_chain_is_canceled_without_recursion(void **state) {
     (void)state;
     enum { LENGTH = 200000 };
@@ -313,6 +338,7 @@ int main(void) {
         cmocka_unit_test(the_text_of_the_work_itself_is_carried_on),
         cmocka_unit_test(after_a_failure_the_graph_runs_again),
         cmocka_unit_test(a_pending_start_without_a_test_fails),
+        cmocka_unit_test(an_answer_that_is_no_status_counts_as_an_invalid_argument),
         cmocka_unit_test(a_long_chain_is_canceled_without_recursion),
         cmocka_unit_test(poison_ends_everything_that_is_pending),
         cmocka_unit_test(a_task_may_poison_its_runtime),
