@@ -69,6 +69,7 @@ static pst_status collect_arcs(const pst_graph *graph, arcs *all) {
     const pst__heap *heap = &graph->runtime->heap;
     all->vertices = graph->node_count + graph->outer_count;
     all->capacity = graph->pair_count + graph->node_count + 2 * graph->outer_count;
+    if (all->capacity > UINT32_MAX) return PST_ENOMEM; /* arcs are counted in 32 bits */
     all->pairs = pst__heap_alloc(heap, all->capacity * sizeof *all->pairs);
     all->first = pst__heap_alloc(heap, (all->vertices + 1) * sizeof *all->first);
     all->to = pst__heap_alloc(heap, all->capacity * sizeof *all->to);

@@ -1,5 +1,7 @@
 #include "sched/slab.h"
 
+#include <stdint.h>
+
 struct pst__chunk {
     pst__chunk *next;
     _Alignas(PST__CACHE_LINE) unsigned char blocks[];
@@ -14,9 +16,14 @@ static size_t chunk_bytes(const pst__slab *slab) {
     return sizeof(pst__chunk) + slab->block_bytes * slab->per_chunk;
 }
 
+static pst__chunk *alloc_chunk(const pst__slab *slab) {
+    const size_t most = (SIZE_MAX - sizeof(pst__chunk)) / slab->block_bytes;
+    return slab->per_chunk > most ? NULL : pst__heap_alloc(slab->heap, chunk_bytes(slab));
+}
+
 void *pst__slab_take(pst__slab *slab) {
     if (slab->chunks == NULL || slab->used == slab->per_chunk) {
-        pst__chunk *chunk = pst__heap_alloc(slab->heap, chunk_bytes(slab));
+        pst__chunk *chunk = alloc_chunk(slab);
         if (chunk == NULL) return NULL;
         chunk->next = slab->chunks;
         slab->chunks = chunk;

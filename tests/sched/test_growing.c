@@ -1,4 +1,5 @@
 /* Growing graphs: tasks start when they are added; late edges; handles; gates. */
+#include "sched/growing.h"
 #include "tests/sched/harness.h"
 
 typedef struct fixture {
@@ -237,6 +238,23 @@ static void a_task_waits_for_its_after_events(void **state) {
     pst_task_release(user);
 }
 
+static void more_room_than_can_be_counted_is_refused(void **state) {
+    fixture *f = *state;
+    const size_t block = (sizeof(pst__grown) + 63) / 64 * 64;
+    const size_t rooms[] = {SIZE_MAX, SIZE_MAX / block + 2}; /* wraps to little */
+    for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++) {
+        const pst_runtime_options options = {.size = sizeof options, .task_capacity = rooms[i]};
+        pst_runtime *runtime;
+        assert_ok(pst_runtime_create(&options, &runtime));
+        step a = {.where = &f->ran, .name = "a"};
+        const pst_task_options task = step_options(&a, open_lane(runtime, "l", PST_LANE_PUMPED));
+        pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
+        assert_status(pst_graph_add(graph, &task, NULL), PST_ENOMEM);
+        assert_error(runtime, "graph g", "task a");
+        pst_runtime_destroy(runtime);
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void) {
@@ -254,6 +272,7 @@ int main(void) {
         TEST(cancel_ends_all_that_is_not_launched),
         TEST(an_event_of_a_task_tells_of_its_end),
         TEST(a_task_waits_for_its_after_events),
+        TEST(more_room_than_can_be_counted_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
