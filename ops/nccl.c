@@ -53,6 +53,14 @@ static int finalize(pst__nccl *own) {
     return result == ncclSuccess;
 }
 
+/* NCCL has freed what it had, or says that it has not. */
+static void note_ended(pst__nccl *own, ncclResult_t result, const char *call) {
+    if (result == ncclSuccess) return;
+    pst__log(pst__runtime_error(own->runtime), PST_LOG_WARNING,
+             "rank %d, communicator '%s': %s failed: %s; its memory may stay with NCCL",
+             own->comm.rank, own->name, call, own->library.ncclGetErrorString(result));
+}
+
 static void end_nccl(pst__nccl *own) {
     /* NCCL writes it early in ncclCommInitRankConfig, which may block just now: so not read
      * plainly, although the other side is NCCL's plain store. */
@@ -61,11 +69,11 @@ static void end_nccl(pst__nccl *own) {
     if (!own->aborts) {
         release_registrations(own, 1);
         if (finalize(own)) {
-            (void)own->library.ncclCommDestroy(handle);
+            note_ended(own, own->library.ncclCommDestroy(handle), "ncclCommDestroy");
             return;
         }
     }
-    (void)own->library.ncclCommAbort(handle);
+    note_ended(own, own->library.ncclCommAbort(handle), "ncclCommAbort");
 }
 
 static void *run_end(void *argument) {

@@ -33,7 +33,7 @@ typedef struct nccl_rank {
     pst_nccl_options options;
     pst_comm *comm;
     pst_status status;
-    char text[512];
+    char text[512], warning[512]; /* of the runtime: its error, the last warning in its log */
     pst_collective_work work;
 } nccl_rank;
 
@@ -44,9 +44,16 @@ typedef struct nccl_world {
     nccl_rank ranks[RANKS];
 } nccl_world;
 
+static inline void note_warning(void *context, pst_log_level level, const char *text) {
+    nccl_rank *rank = context;
+    if (level == PST_LOG_WARNING) (void)snprintf(rank->warning, sizeof rank->warning, "%s", text);
+}
+
 static inline int open_nccl_rank(nccl_world *world, int number) {
     nccl_rank *rank = &world->ranks[number];
     const pst_runtime_options options = {.size = sizeof options,
+                                         .log = note_warning,
+                                         .log_context = rank,
                                          .rank = number,
                                          .world_size = RANKS,
                                          .deadline_ns = PATIENCE,

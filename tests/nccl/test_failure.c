@@ -349,6 +349,105 @@ static void memory_is_registered_for_sums_by_nccl_only(void **state) {
     assert_int_equal(fake_nccl_registered(), 0);
 }
 
+/* ---- every way of closing -------------------------------------------------------------------- */
+
+static void register_memory(nccl_world *world) {
+    pst_nccl_registration *kept;
+    for (int i = 0; i < RANKS; i++) {
+        nccl_rank *rank = &world->ranks[i];
+        for (int kind = PST_NCCL_LOCAL; kind <= PST_NCCL_SYMMETRIC; kind++)
+            assert_int_equal(pst_nccl_register(rank->comm, rank->memory, 4096,
+                                               (pst_nccl_registration_kind)kind, &kept),
+                             PST_OK);
+    }
+}
+
+static void reduce_on_all(nccl_world *world) {
+    for (int i = 0; i < RANKS; i++) {
+        const pst_collective reduce = reduce_of(&world->ranks[i]);
+        assert_int_equal(start(&world->ranks[i], &reduce), PST_OK);
+    }
+}
+
+static void use_and_finish(nccl_world *world) {
+    register_memory(world);
+    reduce_on_all(world);
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(until_over(&world->ranks[i]), PST_OK);
+}
+
+static void leave_in_flight(nccl_world *world) {
+    register_memory(world);
+    const pst_collective reduce = reduce_of(&world->ranks[0]); /* the other one does not come */
+    assert_int_equal(start(&world->ranks[0], &reduce), PST_OK);
+}
+
+static void break_off(nccl_world *world) {
+    register_memory(world);
+    const pst_collective reduce = reduce_of(&world->ranks[0]);
+    fake_nccl_fail("ncclAllReduce", 1, ncclInternalError);
+    assert_int_equal(start(&world->ranks[0], &reduce), PST_ESYSTEM);
+}
+
+static void abort_one(nccl_world *world) {
+    leave_in_flight(world);
+    assert_int_equal(until_aborted(&world->ranks[0]), PST_OK);
+}
+
+static void fail_to_finalize(nccl_world *world) {
+    use_and_finish(world);
+    fake_nccl_fail("ncclCommFinalize", 1, ncclSystemError);
+}
+
+static void nothing_at_all(nccl_world *world) {
+    (void)world;
+}
+
+/* Nothing of NCCL is left, nor of what a communicator has asked of the driver; but the device keeps
+ * the events that the first one has made it create. */
+static void whichever_way_it_is_closed_nothing_is_left(void **state) {
+    void (*const ways[])(nccl_world *) = {nothing_at_all, use_and_finish, leave_in_flight,
+                                          break_off,      abort_one,      fail_to_finalize};
+    nccl_world *world = *state;
+    const size_t memory = fake_cuda_live_memory();
+    size_t things = 0;
+    for (size_t way = 0; way < 2 * sizeof ways / sizeof ways[0]; way++) {
+        set_nonblocking(world, way % 2 == 0);
+        create_comms(world);
+        assert_int_equal(fake_nccl_live(), RANKS);
+        ways[way / 2](world);
+        for (int i = 0; i < RANKS; i++) {
+            world->ranks[i].comm->ops->destroy(world->ranks[i].comm);
+            world->ranks[i].comm = NULL;
+        }
+        for (int i = 0; i < RANKS; i++)
+            assert_int_equal(until_over(&world->ranks[i]), PST_OK);
+        assert_int_equal(fake_nccl_live(), 0);
+        assert_int_equal(fake_nccl_registered(), 0);
+        if (way == 0) things = fake_cuda_live();
+        assert_int_equal(fake_cuda_live(), things);
+        assert_int_equal(fake_cuda_live_memory(), memory);
+        assert_int_equal(fake_nccl_calls("ncclCommDestroy") + fake_nccl_calls("ncclCommAbort"),
+                         RANKS);
+    }
+}
+
+static void what_nccl_does_not_free_is_in_the_log(void **state) {
+    nccl_world *world = *state;
+    nccl_rank *rank = &world->ranks[0];
+    create_comms(world);
+    fake_nccl_fail("ncclCommDestroy", 1, ncclUnhandledCudaError);
+    rank->comm->ops->destroy(rank->comm);
+    rank->comm = NULL;
+    assert_non_null(strstr(rank->warning, "rank 0, communicator 'nccl': ncclCommDestroy failed"));
+    assert_int_equal(fake_nccl_live(), RANKS);
+    fake_nccl_end_all();
+    assert_int_equal(fake_nccl_live(), 0);
+    world->ranks[1].comm->ops->destroy(world->ranks[1].comm); /* which is ended, too */
+    world->ranks[1].comm = NULL;
+    assert_non_null(strstr(world->ranks[1].warning, "failed: invalid argument"));
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
@@ -374,6 +473,8 @@ int main(void) {
         TEST(destroy_aborts_what_cannot_be_finalized),
         TEST(memory_is_registered_until_the_end),
         TEST(memory_is_registered_for_sums_by_nccl_only),
+        TEST(whichever_way_it_is_closed_nothing_is_left),
+        TEST(what_nccl_does_not_free_is_in_the_log),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -55,6 +55,37 @@ def test_torch_counts_what_an_engine_has(worlds, stage, communicator):
     worlds(2).run(count_memory, stage, communicator)
 
 
+MARGIN = 64 << 20  # bytes
+
+
+def open_and_close(communicator):
+    """Return what the driver has free once peers map nothing of this GPU any more."""
+    sharded = penstock.shard(torch.nn.Linear(64, 64, device=DEVICE), communicator=communicator)
+    sharded(torch.ones(2, 64, device=DEVICE)).sum().backward()
+    penstock.close(sharded)
+    del sharded
+    settle()
+    torch.distributed.all_reduce(torch.zeros(1))
+    return torch.cuda.mem_get_info()[0]
+
+
+def lose_memory(communicator):
+    """What the first engine leaves is the library's for good; a leak is what each one leaves.
+
+    Other processes on the GPU may take memory meanwhile, but hardly between all of these engines.
+    """
+    free = [open_and_close(communicator) for _ in range(6)]
+    lost = [before - after for before, after in zip(free, free[1:], strict=False)]
+    print(f"{communicator}: MiB free behind each engine: {[size >> 20 for size in free]}")
+    assert min(lost) < MARGIN, f"each engine leaves memory with the driver: {lost} bytes"
+
+
+@on_gpus
+@pytest.mark.parametrize("communicator", ["ce", "nccl", "crossover"])
+def test_engines_one_after_the_other_leave_nothing_with_the_driver(worlds, communicator):
+    worlds(2).run(lose_memory, communicator, answer_within=180)
+
+
 def run_out_of_memory():
     """A segment that does not fit first frees what torch has cached."""
     model = torch.nn.Linear(1 << 15, 1 << 15, bias=False, device=DEVICE)  # 4 GiB

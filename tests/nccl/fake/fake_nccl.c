@@ -151,25 +151,27 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     return fake_nccl_end(fake_nccl_answer(comm, "ncclCommFinalize"));
 }
 
-/* What waits in streams goes on: nobody moves its data any more. The memory stays: it is small, and
- * operations in streams know it. */
-static void end(ncclComm_t comm) {
-    comm->aborted = 1;
+/* What waits in streams goes on: nobody moves its data any more. The structure stays: it is small,
+ * and operations in streams know it. Gives the lock back. */
+static ncclResult_t end(ncclComm_t comm) {
+    if (comm->ended) return fake_nccl_end(ncclInvalidArgument);
+    comm->ended = comm->aborted = 1;
     registered -= comm->registered;
     fake_nccl_release(comm);
     live--;
+    fake_nccl_leave();
+    fake_nccl_unregister(comm);
+    return ncclSuccess;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     ENTER(ncclCommDestroy);
-    end(comm);
-    return fake_nccl_end(ncclSuccess);
+    return end(comm);
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     ENTER(ncclCommAbort);
-    end(comm);
-    return fake_nccl_end(ncclSuccess);
+    return end(comm);
 }
 
 /* ---- registered memory ----------------------------------------------------------------------- */
@@ -264,6 +266,12 @@ size_t fake_nccl_live(void) {
 
 size_t fake_nccl_registered(void) {
     return read_locked(&registered);
+}
+
+void fake_nccl_end_all(void) {
+    for (fake_world *world = worlds; world != NULL; world = world->next)
+        for (int rank = 0; rank < world->size; rank++)
+            if (world->ranks[rank] != NULL) (void)ncclCommAbort(world->ranks[rank]);
 }
 
 void fake_nccl_fail(const char *name, size_t nth, ncclResult_t result) {

@@ -26,6 +26,8 @@ FAKE_API const char *fake_nccl_trail(int rank);
 /* Communicators that are neither destroyed nor aborted. */
 FAKE_API size_t fake_nccl_live(void);
 FAKE_API size_t fake_nccl_registered(void);
+/* Ends them all, as a process's end would. */
+FAKE_API void fake_nccl_end_all(void);
 /* Groups that the calling thread has begun and not ended; below 0: the other way round. */
 FAKE_API int fake_nccl_open_groups(void);
 /* Groups in which the ranks did not call the same. */

@@ -14,6 +14,7 @@ static size_t mismatches;
 static PFN_cuLaunchHostFunc_v10000 launch_host;
 static PFN_cuStreamWaitValue32_v11070 wait_value;
 static PFN_cuMemHostRegister_v6050 register_host;
+static PFN_cuMemHostUnregister_v4000 unregister_host;
 
 CUresult CUDAAPI fake_driver_entry(const char *name, void **entry, int version,
                                    cuuint64_t flags) __asm__("cuGetProcAddress");
@@ -28,6 +29,7 @@ static void find_all(void) {
     find("cuLaunchHostFunc", 10000, &launch_host);
     find("cuStreamWaitValue32", 11070, &wait_value);
     find("cuMemHostRegister", 6050, &register_host);
+    find("cuMemHostUnregister", 4000, &unregister_host);
 }
 
 int fake_nccl_open_groups(void) {
@@ -45,6 +47,11 @@ size_t fake_nccl_mismatches(void) {
 
 void fake_nccl_release(ncclComm_t comm) {
     if (comm->flag != NULL) __atomic_store_n(comm->flag, 0x7fffffffu, __ATOMIC_RELEASE);
+}
+
+/* The page itself stays: operations in streams may still look at it. */
+void fake_nccl_unregister(ncclComm_t comm) {
+    if (comm->flag != NULL && unregister_host(comm->flag) != CUDA_SUCCESS) abort();
 }
 
 static fake_group *group_of(ncclComm_t comm, uint32_t number) {

@@ -54,7 +54,7 @@ typedef struct fake_world {
 
 struct ncclComm {
     fake_world *world;
-    int rank, blocking, hangs, aborted;
+    int rank, blocking, hangs, aborted, ended;
     size_t registered;
     size_t questions; /* still to be answered by ncclInProgress */
     uint32_t issued, arrived;
@@ -94,6 +94,8 @@ static inline void *fake_nccl_zeroed(size_t bytes) {
 
 /* Under the lock: lets the streams go on that wait for groups of it. */
 void fake_nccl_release(ncclComm_t comm);
+/* Not under the lock: what the driver was told of for it is given back. */
+void fake_nccl_unregister(ncclComm_t comm);
 
 /* ---- move.c ---------------------------------------------------------------------------------- */
 
