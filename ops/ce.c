@@ -254,6 +254,7 @@ static pst__ce *ce_create(const pst__meeting_place *place, pst_device *device,
     ce->first_sequence = options->first_sequence;
     ce->turn_bytes = options->turn_bytes == 0 ? SIZE_MAX : options->turn_bytes;
     ce->sum_blocks = options->sum_blocks;
+    ce->sums_pass = options->sums_pass;
     ce->flag_memory = options->flags_on_device ? PST_MEMORY_DEVICE : PST_MEMORY_SHARED;
     ce->flags = (pst__flags){.device = device, .rank = ce->comm.rank, .size = ce->comm.size};
     ck_spinlock_init(&ce->lock);

@@ -21,6 +21,7 @@ typedef struct pst__ce {
     uint32_t first_sequence;
     size_t turn_bytes;
     unsigned sum_blocks;
+    int sums_pass;
 
     pst__link link;
     pst__boards boards;

@@ -30,7 +30,8 @@ pst_status pst__ce_combine(pst__ce *ce, const pst_collective *collective, pst_st
                              .accumulate = piece->accumulate,
                              .destination_dtype = piece->destination_dtype,
                              .source_dtype = collective->dtype,
-                             .max_blocks = ce->sum_blocks};
+                             .max_blocks = ce->sum_blocks,
+                             .is_passing = ce->sums_pass};
         pst_status status = ce->device->ops->sum(ce->device, stream, &sum);
         if (status != PST_OK) return status;
     }
@@ -51,7 +52,8 @@ pst_status pst__ce_sum_chunk(pst__ce *ce, const pst_collective *collective, char
                          .scale = scale_of(collective),
                          .destination_dtype = collective->dtype,
                          .source_dtype = collective->dtype,
-                         .max_blocks = ce->sum_blocks};
+                         .max_blocks = ce->sum_blocks,
+                         .is_passing = ce->sums_pass};
     const pst_device_ops *ops = ce->device->ops;
     if (collective->reduce != PST_REDUCE_MAX) return ops->sum(ce->device, stream, &sum);
     return ops->maximum == NULL ? PST_EUNSUPPORTED : ops->maximum(ce->device, stream, &sum);

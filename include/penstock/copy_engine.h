@@ -44,6 +44,8 @@ typedef struct pst_ce_options {
                                 ones anyway. Bytes of a peer; the same on all ranks */
     unsigned sum_blocks;     /* blocks of threads that sums have at most, so that they leave room to
                                 what computes beside them; 0: any number */
+    int sums_pass;           /* sums leave the GPU's cache to what computes beside them: they keep
+                                nothing there that other things could use */
     int flags_on_device;     /* flags lie in device memory and not in shared memory of the host;
                                 then an abort may find no way past streams that wait */
     uint32_t first_sequence; /* where the sequence numbers of the flags begin, the same on all

@@ -90,7 +90,8 @@ typedef struct pst_cast {
 /* destination[i] = cast((accumulate ? destination[i] : 0) + scale * sum over k of sources[k][i]),
  * summed in fp32 (fp64 for PST_FLOAT64) in the order of k, so that equal inputs give equal bits on
  * every rank. `destination` may be one of the sources. A device whose kernels share it with others
- * has at most `max_blocks` blocks of threads work on it; 0: as many as are fast alone. */
+ * has at most `max_blocks` blocks of threads work on it (0: as many as are fast alone), and where
+ * `is_passing` is not 0 keeps what it reads and writes in caches no longer than other things. */
 typedef struct pst_sum {
     void *destination;
     const void *const *sources;
@@ -101,6 +102,7 @@ typedef struct pst_sum {
     pst_dtype destination_dtype;
     pst_dtype source_dtype;
     unsigned max_blocks;
+    int is_passing;
 } pst_sum;
 
 /* One of several writes of flags and waits for them. */

@@ -3,8 +3,10 @@
 #ifndef PST_SCHED_DEVICE_CUDA_ARGUMENTS_H
 #define PST_SCHED_DEVICE_CUDA_ARGUMENTS_H
 
-/* Threads of a block, for all kernels. */
-#define PST_CUDA_THREADS 256
+/* Threads of a block; and of one of the few blocks of a limited sum, so that each multiprocessor
+ * that it takes has as much under way as fits. */
+#define PST_CUDA_THREADS      256
+#define PST_CUDA_WIDE_THREADS 1024
 
 /* What is done to a piece: a conversion, PST_CUDA_CONVERT(destination, source) of two pst_dtype
  * below 4, or one of the last two, for which `count` is bytes. */
@@ -40,8 +42,8 @@ typedef PST_CUDA_CAST_TABLE(PST_CUDA_MANY_PIECES) pst_cuda_cast_many;
 
 #define PST_CUDA_SOURCES 64
 
-/* A launch of pst_sum, or of pst_maximum, whose action is the dtype: a block takes `block_bytes`,
- * counted as above. */
+/* A launch of pst_sum or pst_sum_passing, or of pst_maximum, whose action is the dtype: a block
+ * takes `block_bytes`, counted as above. */
 typedef struct pst_cuda_sum {
     void *destination;
     unsigned long long count;

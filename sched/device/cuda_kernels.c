@@ -17,6 +17,7 @@ static pst_status load_module(pst__cuda *cuda, const void *image) {
         pst__cuda_call(cuda, cuModuleLoadData, (&kernels->module, image), "the kernels");
     if (status == PST_OK) status = get(cuda, "pst_cast_scale_copy", &kernels->cast);
     if (status == PST_OK) status = get(cuda, "pst_sum", &kernels->sum);
+    if (status == PST_OK) status = get(cuda, "pst_sum_passing", &kernels->sum_passing);
     if (status == PST_OK) status = get(cuda, "pst_maximum", &kernels->maximum);
     if (status == PST_OK) status = get(cuda, "pst_fill", &kernels->fill);
     if (status != PST_OK) return status;
@@ -80,13 +81,18 @@ static size_t blocks_of(size_t bytes, unsigned block_bytes) {
     return (bytes + block_bytes - 1) / block_bytes;
 }
 
-static pst_status launch(pst__cuda *cuda, CUfunction kernel, size_t blocks, CUstream stream,
-                         void *arguments, const char *name) {
+static pst_status launch_wide(pst__cuda *cuda, CUfunction kernel, size_t blocks, unsigned threads,
+                              CUstream stream, void *arguments, const char *name) {
     void *parameters[] = {arguments};
     return pst__cuda_call(
         cuda, cuLaunchKernel,
-        (kernel, (unsigned)blocks, 1, 1, PST_CUDA_THREADS, 1, 1, 0, stream, parameters, NULL),
+        (kernel, (unsigned)blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL),
         "kernel %s, stream %p", name, (void *)stream);
+}
+
+static pst_status launch(pst__cuda *cuda, CUfunction kernel, size_t blocks, CUstream stream,
+                         void *arguments, const char *name) {
+    return launch_wide(cuda, kernel, blocks, PST_CUDA_THREADS, stream, arguments, name);
 }
 
 /* The dtypes that are converted come first in pst_dtype. */
@@ -248,7 +254,10 @@ static pst_status launch_sum(pst__cuda *cuda, CUfunction kernel, CUstream stream
     };
     for (size_t k = 0; k < sum->source_count; k++)
         arguments.source[k] = sum->sources[k];
-    return launch(cuda, kernel, blocks_of(work, arguments.block_bytes), stream, &arguments, name);
+    const int is_limited = arguments.block_bytes > block_bytes_for(cuda, work);
+    return launch_wide(cuda, kernel, blocks_of(work, arguments.block_bytes),
+                       is_limited ? PST_CUDA_WIDE_THREADS : PST_CUDA_THREADS, stream, &arguments,
+                       name);
 }
 
 pst_status pst__cuda_sum(pst__cuda *cuda, CUstream stream, const pst_sum *sum) {
@@ -259,7 +268,7 @@ pst_status pst__cuda_sum(pst__cuda *cuda, CUstream stream, const pst_sum *sum) {
     pst_status status = check_sources(cuda, sum, "sum");
     if (status != PST_OK || sum->count == 0) return status;
     return launch_sum(
-        cuda, cuda->kernels->sum, stream, sum,
+        cuda, sum->is_passing ? cuda->kernels->sum_passing : cuda->kernels->sum, stream, sum,
         PST_CUDA_CONVERT((unsigned)sum->destination_dtype, (unsigned)sum->source_dtype), "pst_sum");
 }
 

@@ -175,31 +175,73 @@ static __device__ __forceinline__ void write_words(unsigned short *to, unsigned 
 }
 #endif
 
+/* The same for what is not needed again soon: it leaves the caches before other things. */
+template <typename W> static __device__ __forceinline__ W read_passing(const W *from) {
+    return read_words(from);
+}
+template <typename W> static __device__ __forceinline__ void write_passing(W *to, const W &w) {
+    write_words(to, w);
+}
+#ifndef PST_CUDA_EMULATED
+static __device__ __forceinline__ pack<unsigned, 4> read_passing(const pack<unsigned, 4> *from) {
+    pack<unsigned, 4> w;
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
+                 : "l"(from));
+    return w;
+}
+static __device__ __forceinline__ pack<unsigned, 2> read_passing(const pack<unsigned, 2> *from) {
+    pack<unsigned, 2> w;
+    asm volatile("ld.global.cs.v2.u32 {%0, %1}, [%2];" : "=r"(w.at[0]), "=r"(w.at[1]) : "l"(from));
+    return w;
+}
+static __device__ __forceinline__ void write_passing(pack<unsigned, 4> *to,
+                                                     const pack<unsigned, 4> &w) {
+    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(w.at[0]), "r"(w.at[1]), "r"(w.at[2]), "r"(w.at[3])
+                 : "memory");
+}
+static __device__ __forceinline__ void write_passing(pack<unsigned, 2> *to,
+                                                     const pack<unsigned, 2> &w) {
+    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};"
+                 :
+                 : "l"(to), "r"(w.at[0]), "r"(w.at[1])
+                 : "memory");
+}
+#endif
+
 template <typename T, unsigned N> union vector {
     pack<T, N> elements;
     typename words<N * sizeof(T)>::type moved;
 };
 
-template <unsigned N, typename T>
+template <unsigned N, bool PASSING = false, typename T>
 static __device__ __forceinline__ pack<T, N> read_vector(const T *from) {
+    const auto *moved = (const typename words<N * sizeof(T)>::type *)from;
     vector<T, N> found;
-    found.moved = read_words((const typename words<N * sizeof(T)>::type *)from);
+    if constexpr (PASSING)
+        found.moved = read_passing(moved);
+    else
+        found.moved = read_words(moved);
     return found.elements;
 }
 
-template <unsigned N, typename T>
+template <unsigned N, bool PASSING = false, typename T>
 static __device__ __forceinline__ void write_vector(T *to, const pack<T, N> &elements) {
+    auto *moved = (typename words<N * sizeof(T)>::type *)to;
     vector<T, N> given;
     given.elements = elements;
-    write_words((typename words<N * sizeof(T)>::type *)to, given.moved);
+    if constexpr (PASSING)
+        write_passing(moved, given.moved);
+    else
+        write_words(moved, given.moved);
 }
 
-/* A vector at an address that does not fit it: out of the two around it that do. */
-template <unsigned N, typename T>
-static __device__ __forceinline__ pack<T, N> read_across(const T *from) {
-    enum { WORDS = N * sizeof(T) / sizeof(unsigned) };
-    const unsigned before = (unsigned)((address)from % (N * sizeof(T)));
-    const auto *around = (const pack<unsigned, WORDS> *)((address)from - before);
+/* A vector that begins `before` bytes into the first of two. */
+template <unsigned N, typename T, unsigned WORDS>
+static __device__ __forceinline__ pack<T, N> read_across(const pack<unsigned, WORDS> *around,
+                                                         unsigned before) {
     const pack<unsigned, WORDS> first = read_words(around), second = read_words(around + 1);
     unsigned word[2 * WORDS];
     vector<T, N> found;
@@ -302,13 +344,16 @@ static __device__ void copy_bytes(byte *to, const byte *from, unsigned count) {
 /* ---- cast, scale, copy ------------------------------------------------------------------ */
 
 /* Vectors of N elements number 0 to count - 1; number `skip_at` and what follows lie `skip` further.
- * ACROSS: the source's addresses do not fit them. */
+ * ACROSS: the source's addresses do not fit them, and nothing is skipped. */
 template <unsigned N, bool ACROSS, typename D, typename S>
 static __device__ __forceinline__ void convert_vectors(D *to, const S *from, unsigned count,
                                                        unsigned skip_at, unsigned skip,
                                                        typename pair<D, S>::wide scale) {
     typedef typename pair<D, S>::wide W;
+    typedef pack<unsigned, (N * sizeof(S) + 3) / sizeof(unsigned)> around;
     enum { ROUND = N * sizeof(S) < 16 ? 8 : 4 };
+    const unsigned before = (unsigned)((address)from % (N * sizeof(S)));
+    const around *aligned = (const around *)((address)from - before);
     for (unsigned i = threadIdx.x; i < count; i += ROUND * PST_CUDA_THREADS) {
         pack<S, N> in[ROUND];
         address at[ROUND];
@@ -318,7 +363,7 @@ static __device__ __forceinline__ void convert_vectors(D *to, const S *from, uns
             at[r] = (address)(number < skip_at ? number : number + skip) * N;
             if (number >= count) continue;
             if constexpr (ACROSS)
-                in[r] = read_across<N>(from + at[r]);
+                in[r] = read_across<N, S>(aligned + number, before);
             else
                 in[r] = read_vector<N>(from + at[r]);
         }
@@ -333,16 +378,19 @@ static __device__ __forceinline__ void convert_vectors(D *to, const S *from, uns
     }
 }
 
-/* Where vectors are read across, the first and the last one would reach over the source's ends. */
+/* Where vectors are read across, the first one of a piece and the last one would reach over its
+ * source's ends; `begins`, `ends`: there is nothing before, less than a vector behind. Ranges within
+ * a piece have no single elements then, and whole lines to write. */
 template <typename D, typename S>
-static __device__ void convert(D *to, const S *from, unsigned count, double scale) {
+static __device__ void convert(D *to, const S *from, unsigned count, bool begins, bool ends,
+                               double scale) {
     constexpr unsigned N = vector_length<D, S>();
     const auto factor = (typename pair<D, S>::wide)scale;
     unsigned head = least(gap(to, N * sizeof(D)) / sizeof(D), count);
     const bool across = gap(from + head, N * sizeof(S)) != 0;
-    if (across) head = least(head + N, count);
+    if (across && begins) head = least(head + N, count);
     unsigned vectors = (count - head) / N;
-    if (across && vectors > 0) vectors--;
+    if (across && ends && vectors > 0) vectors--;
     if (across)
         convert_vectors<N, true>(to + head, from + head, vectors, vectors, 0, factor);
     else
@@ -353,9 +401,10 @@ static __device__ void convert(D *to, const S *from, unsigned count, double scal
 template <typename D, typename S>
 static __device__ __forceinline__ void convert_part(const pst_cuda_piece &piece, double scale,
                                                     unsigned block_bytes, unsigned block) {
-    const range part = share_of(piece.count, block_bytes / 16 * vector_length<D, S>(), block);
+    constexpr unsigned N = vector_length<D, S>();
+    const range part = share_of(piece.count, block_bytes / 16 * N, block);
     convert((D *)piece.destination + part.begin, (const S *)piece.source + part.begin, part.count,
-            scale);
+            part.begin == 0, piece.count - part.begin - part.count < N, scale);
 }
 
 template <typename D>
@@ -423,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
 /* V vectors of N elements, the first from `index` on, `stride` elements apart; `valid` of them are
  * there. The sum begins with -0, to which adding changes nothing. All loads of a round come before
  * its additions, so that several are under way. */
-template <unsigned V, unsigned N, typename D, typename S>
+template <unsigned V, unsigned N, bool PASSING, typename D, typename S>
 static __device__ __forceinline__ void sum_vectors(const pst_cuda_sum &sum, address index,
                                                    unsigned stride, unsigned valid) {
     typedef typename pair<D, S>::wide W;
@@ -433,7 +482,7 @@ static __device__ __forceinline__ void sum_vectors(const pst_cuda_sum &sum, addr
 #pragma unroll
     for (unsigned v = 0; v < V; v++) {
         if (sum.accumulate && v < valid)
-            out[v] = read_vector<N>((const D *)sum.destination + index + v * stride);
+            out[v] = read_vector<N, PASSING>((const D *)sum.destination + index + v * stride);
 #pragma unroll
         for (unsigned e = 0; e < N; e++)
             total[v][e] = sum.source_count == 0 ? (W)0 : -(W)0;
@@ -446,7 +495,7 @@ static __device__ __forceinline__ void sum_vectors(const pst_cuda_sum &sum, addr
             for (unsigned v = 0; v < V; v++)
                 if (k + r < sum.source_count && v < valid)
                     in[r][v] =
-                        read_vector<N>((const S *)sum.source[k + r] + index + v * stride);
+                        read_vector<N, PASSING>((const S *)sum.source[k + r] + index + v * stride);
 #pragma unroll
         for (unsigned r = 0; r < ROUND; r++)
 #pragma unroll
@@ -463,7 +512,7 @@ static __device__ __forceinline__ void sum_vectors(const pst_cuda_sum &sum, addr
             if (sum.accumulate) total[v][e] += load<W>(out[v].at[e]);
             store(out[v].at[e], total[v][e]);
         }
-        if (v < valid) write_vector<N>((D *)sum.destination + index + v * stride, out[v]);
+        if (v < valid) write_vector<N, PASSING>((D *)sum.destination + index + v * stride, out[v]);
     }
 }
 
@@ -478,44 +527,54 @@ static __device__ __forceinline__ unsigned sum_head(const pst_cuda_sum &sum, ran
     return head;
 }
 
-template <typename D, typename S> static __device__ void sum_range(const pst_cuda_sum &sum) {
+template <bool PASSING, typename D, typename S>
+static __device__ void sum_range(const pst_cuda_sum &sum) {
     constexpr unsigned N = vector_length<D, S>(), V = N * sizeof(S) < 16 ? 2 : 1;
     const range part = share_of(sum.count, sum.block_bytes / 16 * N, blockIdx.x);
     const unsigned head = sum_head<N, D, S>(sum, part);
     const unsigned vectors = (part.count - head) / N, single = part.count - vectors * N;
-    for (unsigned i = threadIdx.x; i < vectors; i += V * PST_CUDA_THREADS)
-        sum_vectors<V, N, D, S>(sum, part.begin + head + (address)i * N, PST_CUDA_THREADS * N,
-                                i + (V - 1) * PST_CUDA_THREADS < vectors ? V : 1);
-    for (unsigned i = threadIdx.x; i < single; i += PST_CUDA_THREADS)
-        sum_vectors<1, 1, D, S>(sum, part.begin + i + (i < head ? 0 : vectors * N), 0, 1);
+    for (unsigned i = threadIdx.x; i < vectors; i += V * blockDim.x)
+        sum_vectors<V, N, PASSING, D, S>(sum, part.begin + head + (address)i * N, blockDim.x * N,
+                                i + (V - 1) * blockDim.x < vectors ? V : 1);
+    for (unsigned i = threadIdx.x; i < single; i += blockDim.x)
+        sum_vectors<1, 1, PASSING, D, S>(sum, part.begin + i + (i < head ? 0 : vectors * N), 0, 1);
 }
 
-template <typename D>
+template <bool PASSING, typename D>
 static __device__ __forceinline__ void sum_from(unsigned source, const pst_cuda_sum &sum) {
     switch (source) {
-    case 0: sum_range<D, float>(sum); break;
-    case 1: sum_range<D, double>(sum); break;
-    case 2: sum_range<D, half>(sum); break;
-    case 3: sum_range<D, bfloat>(sum); break;
+    case 0: sum_range<PASSING, D, float>(sum); break;
+    case 1: sum_range<PASSING, D, double>(sum); break;
+    case 2: sum_range<PASSING, D, half>(sum); break;
+    case 3: sum_range<PASSING, D, bfloat>(sum); break;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
-    pst_sum(const __grid_constant__ pst_cuda_sum sum) {
+template <bool PASSING> static __device__ __forceinline__ void sum_all(const pst_cuda_sum &sum) {
     const unsigned source = sum.action % 4;
     switch (sum.action / 4) {
-    case 0: sum_from<float>(source, sum); break;
-    case 1: sum_from<double>(source, sum); break;
-    case 2: sum_from<half>(source, sum); break;
-    case 3: sum_from<bfloat>(source, sum); break;
+    case 0: sum_from<PASSING, float>(source, sum); break;
+    case 1: sum_from<PASSING, double>(source, sum); break;
+    case 2: sum_from<PASSING, half>(source, sum); break;
+    case 3: sum_from<PASSING, bfloat>(source, sum); break;
     }
+}
+
+extern "C" __global__ void __launch_bounds__(PST_CUDA_WIDE_THREADS)
+    pst_sum(const __grid_constant__ pst_cuda_sum sum) {
+    sum_all<false>(sum);
+}
+
+extern "C" __global__ void __launch_bounds__(PST_CUDA_WIDE_THREADS)
+    pst_sum_passing(const __grid_constant__ pst_cuda_sum sum) {
+    sum_all<true>(sum);
 }
 
 /* ---- largest of several sources ---------------------------------------------------------- */
 
 template <typename T> static __device__ void maximum_range(const pst_cuda_sum &given) {
     const range part = share_of(given.count, given.block_bytes / sizeof(T), blockIdx.x);
-    for (unsigned i = threadIdx.x; i < part.count; i += PST_CUDA_THREADS) {
+    for (unsigned i = threadIdx.x; i < part.count; i += blockDim.x) {
         const address at = part.begin + i;
         T largest = ((const T *)given.source[0])[at];
         for (unsigned k = 1; k < given.source_count; k++) {
@@ -526,7 +585,7 @@ template <typename T> static __device__ void maximum_range(const pst_cuda_sum &g
     }
 }
 
-extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+extern "C" __global__ void __launch_bounds__(PST_CUDA_WIDE_THREADS)
     pst_maximum(const __grid_constant__ pst_cuda_sum given) {
     switch (given.action) {
     case 0: maximum_range<float>(given); break;

@@ -9,7 +9,7 @@
 struct pst__cuda_kernels {
     CUmodule module;
     CUfunction cast, cast_many; /* by size of the table; the second may be missing: NULL */
-    CUfunction sum, maximum, fill;
+    CUfunction sum, sum_passing, maximum, fill;
 };
 
 /* Compiles the kernels, or takes them from the cache (see pst_cuda_options for both paths), and

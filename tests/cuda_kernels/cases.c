@@ -256,7 +256,9 @@ static pst_sum random_sum(cases *cases, pst_dtype destination, pst_dtype source,
                      .scale = random_scale(cases),
                      .accumulate = (int)below(cases, 2),
                      .destination_dtype = destination,
-                     .source_dtype = source};
+                     .source_dtype = source,
+                     .max_blocks = below(cases, 4),
+                     .is_passing = (int)below(cases, 2)};
 }
 
 void cases_sum(cases *cases, pst_dtype destination, pst_dtype source, size_t source_count) {

@@ -19,7 +19,7 @@ namespace {
 struct position {
     unsigned x;
 };
-thread_local position threadIdx, blockIdx;
+thread_local position threadIdx, blockIdx, blockDim;
 
 // What the device does by instructions of its own.
 inline float half_to_float(unsigned short bits) {
@@ -59,6 +59,8 @@ const kernel kernels[] = {
     {"pst_cast_scale_copy_many",
      [](const void *table) { cast_scale_copy(*(const pst_cuda_cast_many *)table); }},
     {"pst_sum", [](const void *arguments) { pst_sum(*(const pst_cuda_sum *)arguments); }},
+    {"pst_sum_passing",
+     [](const void *arguments) { pst_sum_passing(*(const pst_cuda_sum *)arguments); }},
     {"pst_maximum", [](const void *arguments) { pst_maximum(*(const pst_cuda_sum *)arguments); }},
     {"pst_fill", [](const void *arguments) { pst_fill(*(const pst_cuda_fill *)arguments); }},
 };
@@ -75,11 +77,12 @@ int emulate_has(const char *name) {
     return find(name) != nullptr;
 }
 
-int emulate(const char *name, unsigned blocks, const void *arguments) {
+int emulate(const char *name, unsigned blocks, unsigned threads, const void *arguments) {
     const kernel *kernel = find(name);
     if (kernel == nullptr) return -1;
+    blockDim.x = threads;
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
-        for (threadIdx.x = 0; threadIdx.x < PST_CUDA_THREADS; threadIdx.x++)
+        for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++)
             kernel->run(arguments);
     return 0;
 }

@@ -6,8 +6,8 @@
 extern "C" {
 #endif
 
-/* Runs `blocks` blocks of the kernel of that name; 0, or -1 if there is none. */
-int emulate(const char *kernel, unsigned blocks, const void *arguments);
+/* Runs `blocks` blocks of `threads` of the kernel of that name; 0, or -1 if there is none. */
+int emulate(const char *kernel, unsigned blocks, unsigned threads, const void *arguments);
 int emulate_has(const char *kernel);
 
 #ifdef __cplusplus

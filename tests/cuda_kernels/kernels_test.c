@@ -17,7 +17,8 @@ static struct {
     pst__cuda_kernels kernels;
     runner runner;
     unsigned launches;
-    unsigned blocks; /* of the latest */
+    unsigned blocks, threads; /* of the latest */
+    const char *kernel;
     unsigned copied; /* by the copy engines */
     CUresult answer; /* of the next launch */
 } it;
@@ -26,11 +27,13 @@ static CUresult launch(CUfunction kernel, unsigned blocks, unsigned y, unsigned 
                        unsigned threads_y, unsigned threads_z, unsigned shared, CUstream stream,
                        void **parameters, void **extra) {
     (void)shared, (void)stream, (void)extra;
-    assert_true(y == 1 && z == 1 && threads == 256 && threads_y == 1 && threads_z == 1);
+    assert_true(y == 1 && z == 1 && threads_y == 1 && threads_z == 1);
     it.launches++;
     it.blocks = blocks;
+    it.threads = threads;
+    it.kernel = (const char *)kernel;
     if (it.answer != CUDA_SUCCESS) return it.answer;
-    assert_int_equal(emulate((const char *)kernel, blocks, parameters[0]), 0);
+    assert_int_equal(emulate(it.kernel, blocks, threads, parameters[0]), 0);
     return CUDA_SUCCESS;
 }
 
@@ -88,6 +91,7 @@ static int set_up(void **state) {
     it.kernels.cast = named("pst_cast_scale_copy");
     it.kernels.cast_many = named("pst_cast_scale_copy_many");
     it.kernels.sum = named("pst_sum");
+    it.kernels.sum_passing = named("pst_sum_passing");
     it.kernels.maximum = named("pst_maximum");
     it.kernels.fill = named("pst_fill");
     it.cuda.kernels = &it.kernels;
@@ -171,10 +175,27 @@ static void a_sum_has_no_more_blocks_than_it_may(void **state) {
                        .scale = 1};
     assert_int_equal(sum(&it.cuda, &limited), PST_OK);
     const unsigned free_to = it.blocks;
+    assert_int_equal(it.threads, 256);
     for (limited.max_blocks = 1; limited.max_blocks < 2 * free_to; limited.max_blocks++) {
         assert_int_equal(sum(&it.cuda, &limited), PST_OK);
         assert_in_range(it.blocks, 1, limited.max_blocks < free_to ? limited.max_blocks : free_to);
+        assert_int_equal(it.threads, it.blocks < free_to ? 1024 : 256);
     }
+}
+
+static void a_sum_that_passes_is_a_kernel_of_its_own(void **state) {
+    (void)state;
+    const void *source = it.runner.memory;
+    pst_sum passing = {.destination = it.runner.memory,
+                       .sources = &source,
+                       .source_count = 1,
+                       .count = 1000,
+                       .scale = 1};
+    assert_int_equal(sum(&it.cuda, &passing), PST_OK);
+    assert_string_equal(it.kernel, "pst_sum");
+    passing.is_passing = 1;
+    assert_int_equal(sum(&it.cuda, &passing), PST_OK);
+    assert_string_equal(it.kernel, "pst_sum_passing");
 }
 
 static void nothing_is_launched_for_nothing(void **state) {
@@ -233,6 +254,7 @@ int main(void) {
         cmocka_unit_test(as_many_pieces_as_fit_are_one_launch),
         cmocka_unit_test(large_pieces_without_a_cast_go_by_the_copy_engines),
         cmocka_unit_test(a_sum_has_no_more_blocks_than_it_may),
+        cmocka_unit_test(a_sum_that_passes_is_a_kernel_of_its_own),
         cmocka_unit_test(nothing_is_launched_for_nothing),
         cmocka_unit_test(what_cannot_be_done_is_refused_before_anything_is),
         cmocka_unit_test(a_launch_that_fails_is_named),

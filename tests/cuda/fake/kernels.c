@@ -68,6 +68,7 @@ static struct CUfunc_st functions[] = {
     {"pst_cast_scale_copy", sizeof(pst_cuda_cast), run_cast},
     {"pst_cast_scale_copy_many", sizeof(pst_cuda_cast_many), run_cast},
     {"pst_sum", sizeof(pst_cuda_sum), run_sum},
+    {"pst_sum_passing", sizeof(pst_cuda_sum), run_sum},
     {"pst_maximum", sizeof(pst_cuda_sum), run_maximum},
     {"pst_fill", sizeof(pst_cuda_fill), run_fill},
 };
@@ -128,7 +129,8 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned g
                                 void **parameters, void **extra) {
     CALL(cuLaunchKernel, stream);
     (void)shared;
-    if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x != PST_CUDA_THREADS || block_y != 1 ||
+    if (grid_x == 0 || grid_y != 1 || grid_z != 1 ||
+        (block_x != PST_CUDA_THREADS && block_x != PST_CUDA_WIDE_THREADS) || block_y != 1 ||
         block_z != 1 || extra != NULL)
         return fake_end(CUDA_ERROR_INVALID_VALUE);
     operation made = {.run = run_kernel, .of.kernel = {.run = function->run}};
