@@ -17,8 +17,9 @@ typedef struct slot {
     pst_reduce_piece piece;
     void *staging;
     size_t staging_bytes;
-    pst_event *filled;        /* its bucket */
-    pst_event *pulled, *over; /* its first part, and all of it */
+    pst_nccl_registration *registration; /* of the staging */
+    pst_event *filled;                   /* its bucket */
+    pst_event *pulled, *over;            /* its first part, and all of it */
     uint64_t ticket;
 } slot;
 
@@ -33,11 +34,12 @@ struct collectives {
     int is_registered;   /* NCCL is told of the memory, */
     int is_symmetric;    /* as a window */
     size_t gap;          /* bytes at the end of a chunk that are not reduced */
+    unsigned parts;      /* of a reduction, that are run */
     void *memory;
     size_t memory_bytes;
     pst_segment segments[MOST_RANKS];
     slot slots[IN_FLIGHT];
-    uint64_t tickets;
+    uint64_t tickets, reductions;
     collectives_exchange exchange;
     pst_work work;
     char text[1024];
@@ -83,7 +85,8 @@ static pst_status create_comm(collectives *own, const char *name, const pst_exch
         return create_crossover(own, exchange);
     }
     if (strncmp(name, "ce", 2) == 0) {
-        pst_ce_options by_engines = {.size = sizeof by_engines, .name = name};
+        pst_ce_options by_engines = {
+            .size = sizeof by_engines, .name = name, .sums_pass = strstr(name, "-pass") != NULL};
         own->one_sided = 1;
         (void)sscanf(name, "ce-%u-blocks", &by_engines.sum_blocks);
         return pst_ce_create(own->runtime, own->device, exchange, &by_engines, &own->comm);
@@ -116,6 +119,7 @@ int collectives_open(const char *comm, int rank, int size, int ordinal,
     *opened = own;
     if (own == NULL || size > MOST_RANKS) return 1;
     own->exchange = exchange;
+    own->parts = COLLECTIVES_ALL_PARTS;
     pst_exchange table = {exchange_of, own, rank, size};
     const pst_runtime_options options = {.size = sizeof options, .rank = rank, .world_size = size};
     const pst_cuda_options cuda = {.size = sizeof cuda, .ordinal = ordinal};
@@ -130,25 +134,28 @@ int collectives_use_stream(collectives *own, void *native) {
     return failed(own, own->device->ops->stream_wrap(own->device, native, &own->stream));
 }
 
-static pst_status register_memory(collectives *own) {
-    pst_nccl_registration *registration; /* as long as the communicator */
-    return pst_nccl_register(own->comm, own->memory, own->memory_bytes,
-                             own->is_symmetric ? PST_NCCL_SYMMETRIC : PST_NCCL_LOCAL,
-                             &registration);
+static pst_status register_memory(collectives *own, void *memory, size_t bytes,
+                                  pst_nccl_registration **registration) {
+    return pst_nccl_register(own->comm, memory, bytes,
+                             own->is_symmetric ? PST_NCCL_SYMMETRIC : PST_NCCL_LOCAL, registration);
 }
 
 int collectives_memory(collectives *own, size_t bytes, void **memory) {
+    pst_nccl_registration *registration; /* as long as the communicator */
     pst_status status =
         own->device->ops->alloc(own->device, PST_MEMORY_DEVICE, bytes, &own->memory);
     own->memory_bytes = bytes;
     *memory = own->memory;
     if (status == PST_OK && own->comm->ops->open_memory != NULL)
         status = own->comm->ops->open_memory(own->comm, own->memory, bytes);
-    if (status == PST_OK && own->is_registered) status = register_memory(own);
+    if (status == PST_OK && own->is_registered)
+        status = register_memory(own, own->memory, bytes, &registration);
     return failed(own, status);
 }
 
 static void free_staging(collectives *own, slot *slot) {
+    if (slot->registration != NULL) (void)pst_nccl_deregister(own->comm, slot->registration);
+    slot->registration = NULL;
     if (slot->staging != NULL)
         own->device->ops->free(own->device, PST_MEMORY_DEVICE, slot->staging, slot->staging_bytes);
     slot->staging = NULL;
@@ -157,9 +164,10 @@ static void free_staging(collectives *own, slot *slot) {
 /* Everything enqueued is over. */
 void collectives_close(collectives *own) {
     const pst_device_ops *ops = own->device->ops;
+    for (int i = 0; i < IN_FLIGHT; i++)
+        free_staging(own, &own->slots[i]);
     if (own->comm != NULL) own->comm->ops->destroy(own->comm);
     for (int i = 0; i < IN_FLIGHT; i++) {
-        free_staging(own, &own->slots[i]);
         ops->event_destroy(own->device, own->slots[i].filled);
         ops->event_destroy(own->device, own->slots[i].pulled);
         ops->event_destroy(own->device, own->slots[i].over);
@@ -185,6 +193,9 @@ static pst_status grow_staging(collectives *own, slot *slot) {
             own->device->ops->alloc(own->device, PST_MEMORY_DEVICE, bytes, &slot->staging);
         if (status != PST_OK) return status;
         slot->staging_bytes = bytes;
+        if (own->is_registered)
+            status = register_memory(own, slot->staging, bytes, &slot->registration);
+        if (status != PST_OK) return status;
     }
     slot->work.collective.staging = slot->staging;
     return PST_OK;
@@ -193,20 +204,18 @@ static pst_status grow_staging(collectives *own, slot *slot) {
 /* Behind what is on the caller's stream. */
 static pst_status launch(collectives *own, slot *slot) {
     const pst_device_ops *ops = own->device->ops;
-    slot->work.comm = own->comm;
     slot->work.collective.ticket = slot->ticket = ++own->tickets;
-    pst_status status = grow_staging(own, slot);
-    if (status == PST_OK) status = ops->event_record(own->device, slot->filled, own->stream);
+    pst_status status = ops->event_record(own->device, slot->filled, own->stream);
     if (status == PST_OK) status = ops->stream_wait(own->device, own->lane, slot->filled);
     own->work = pst_collective_as_work(&slot->work);
     return status == PST_OK ? ops->launch(own->device, own->lane, &own->work) : status;
 }
 
 /* The second part runs beside the next collective. */
-static pst_status launch_sum(collectives *own, slot *slot) {
+static pst_status launch_sum(collectives *own, slot *slot, pst_stream *behind) {
     const pst_device_ops *ops = own->device->ops;
     own->work = pst_combine_as_work(&slot->work);
-    pst_status status = ops->event_record(own->device, slot->pulled, own->lane);
+    pst_status status = ops->event_record(own->device, slot->pulled, behind);
     if (status == PST_OK) status = ops->stream_wait(own->device, own->summing, slot->pulled);
     if (status == PST_OK) status = ops->launch(own->device, own->summing, &own->work);
     if (status == PST_OK) status = ops->event_record(own->device, slot->over, own->summing);
@@ -217,7 +226,8 @@ int collectives_gather(collectives *own, const void *source, size_t chunk, void 
     slot *slot = &own->slots[0];
     for (int rank = 0; rank < own->comm->size; rank++)
         own->segments[rank] = (pst_segment){(uint32_t)rank, 0, (size_t)rank * chunk, chunk};
-    slot->work = (pst_collective_work){.collective = {.kind = PST_ALL_GATHER,
+    slot->work = (pst_collective_work){.comm = own->comm,
+                                       .collective = {.kind = PST_ALL_GATHER,
                                                       .name = "gather",
                                                       .dtype = PST_BFLOAT16,
                                                       .source = source,
@@ -225,7 +235,8 @@ int collectives_gather(collectives *own, const void *source, size_t chunk, void 
                                                       .destination = destination,
                                                       .segments = own->segments,
                                                       .segment_count = (size_t)own->comm->size}};
-    pst_status status = launch(own, slot);
+    pst_status status = grow_staging(own, slot);
+    if (status == PST_OK) status = launch(own, slot);
     if (status == PST_OK)
         status = own->device->ops->event_record(own->device, slot->over, own->lane);
     return failed(own, status);
@@ -233,9 +244,8 @@ int collectives_gather(collectives *own, const void *source, size_t chunk, void 
 
 /* The slot's last use is over here, and its bucket has been read by the others. */
 static pst_status wait_for_slot(collectives *own, slot *slot) {
-    if (slot->ticket == 0) return PST_OK;
     pst_status status = own->device->ops->stream_wait(own->device, own->stream, slot->over);
-    if (status != PST_OK || own->comm->ops->source_wait == NULL) return status;
+    if (status != PST_OK || own->comm->ops->source_wait == NULL || slot->ticket == 0) return status;
     return own->comm->ops->source_wait(own->comm, own->stream, slot->ticket);
 }
 
@@ -245,35 +255,60 @@ static pst_status fill_bucket(collectives *own, void *bucket, const void *gradie
                                              own->one_sided ? 1.0 : 1.0 / own->comm->size);
 }
 
-int collectives_reduce(collectives *own, const void *gradients, size_t chunk, void *buckets,
-                       float *target) {
-    slot *slot = &own->slots[own->tickets % IN_FLIGHT];
-    size_t bytes = chunk * (size_t)own->comm->size;
+static pst_collective reduction_of(const collectives *own, slot *slot, const void *bucket,
+                                   size_t chunk, float *target) {
     size_t reduced = chunk > 8 * own->gap ? chunk - own->gap : chunk;
-    char *bucket = (char *)buckets + own->tickets % IN_FLIGHT * bytes;
-    int apart = own->comm->ops->combine != NULL;
-    pst_status status = wait_for_slot(own, slot);
-    if (status == PST_OK) status = fill_bucket(own, bucket, gradients, bytes);
     slot->piece = (pst_reduce_piece){.count = reduced / 2,
                                      .destination = target,
                                      .destination_dtype = PST_FLOAT32,
                                      .accumulate = 1};
-    slot->work =
-        (pst_collective_work){.collective = {.kind = PST_REDUCE_SCATTER,
-                                             .name = "reduce",
-                                             .dtype = PST_BFLOAT16,
-                                             .source = bucket,
-                                             .source_bytes = reduced,
-                                             .stride = chunk,
-                                             .scale = own->one_sided ? 1.0 / own->comm->size : 1,
-                                             .pieces = &slot->piece,
-                                             .piece_count = 1},
-                              .combine_apart = apart};
-    if (status == PST_OK) status = launch(own, slot);
-    if (status == PST_OK)
-        status = apart ? launch_sum(own, slot)
-                       : own->device->ops->event_record(own->device, slot->over, own->lane);
-    return failed(own, status);
+    return (pst_collective){.kind = PST_REDUCE_SCATTER,
+                            .name = "reduce",
+                            .dtype = PST_BFLOAT16,
+                            .source = bucket,
+                            .source_bytes = reduced,
+                            .stride = chunk,
+                            .scale = own->one_sided ? 1.0 / own->comm->size : 1,
+                            .pieces = &slot->piece,
+                            .piece_count = 1};
+}
+
+static pst_status run_parts(collectives *own, slot *slot, void *bucket, const void *gradients,
+                            size_t bytes) {
+    const pst_device_ops *ops = own->device->ops;
+    pst_stream *last = own->stream;
+    pst_status status = wait_for_slot(own, slot);
+    if (status == PST_OK && (own->parts & COLLECTIVES_COPY_IN) != 0)
+        status = fill_bucket(own, bucket, gradients, bytes);
+    if (status == PST_OK && (own->parts & COLLECTIVES_PULL) != 0) {
+        status = launch(own, slot);
+        last = own->lane;
+    }
+    if (status != PST_OK) return status;
+    if (slot->work.combine_apart && (own->parts & COLLECTIVES_SUM) != 0)
+        return launch_sum(own, slot, last);
+    return ops->event_record(own->device, slot->over, last);
+}
+
+int collectives_reduce(collectives *own, const void *gradients, size_t chunk, void *buckets,
+                       float *target) {
+    const uint64_t turn = own->reductions++ % IN_FLIGHT;
+    slot *slot = &own->slots[turn];
+    size_t bytes = chunk * (size_t)own->comm->size;
+    char *bucket = (char *)buckets + turn * bytes;
+    slot->work = (pst_collective_work){.comm = own->comm,
+                                       .collective = reduction_of(own, slot, bucket, chunk, target),
+                                       .combine_apart = own->comm->ops->combine != NULL};
+    pst_status status = grow_staging(own, slot);
+    return failed(own, status == PST_OK ? run_parts(own, slot, bucket, gradients, bytes) : status);
+}
+
+int collectives_choose(collectives *own, unsigned parts) {
+    const unsigned split = parts & (COLLECTIVES_PULL | COLLECTIVES_SUM);
+    if (own->comm->ops->combine == NULL && (split == COLLECTIVES_PULL || split == COLLECTIVES_SUM))
+        return failed(own, PST_EUNSUPPORTED); /* it does both in one */
+    own->parts = parts;
+    return 0;
 }
 
 int collectives_join(collectives *own) {

@@ -12,9 +12,10 @@ typedef int (*collectives_exchange)(void *context, const void *mine, size_t byte
 
 /* comm: "nccl", "nccl-nonblocking", "nccl-fp32", "nccl-8-ctas" (at most 8),
  * "nccl-gaps" (its buckets' chunks are not filled to the end), "ce", "ce-64-blocks" (of threads, at
- * most, for a sum), "crossover". "nccl-registered", "nccl-symmetric": NCCL is told of the memory,
- * each rank for itself or as a window; "nccl-symmetric-zero": and has its policy of that name. All
- * ranks call it. NULL: not built in. */
+ * most, for a sum), "ce-pass" (sums pass through the cache), "ce-64-blocks-pass", "crossover".
+ * "nccl-registered", "nccl-symmetric": NCCL is told of the memory, each rank for itself or as a
+ * window; "nccl-symmetric-zero": and has its policy of that name. All ranks call it. NULL: not
+ * built in. */
 PST_API int collectives_open(const char *comm, int rank, int size, int ordinal,
                              collectives_exchange exchange, collectives **opened);
 PST_API void collectives_close(collectives *own);
@@ -35,6 +36,16 @@ PST_API int collectives_gather(collectives *own, const void *source, size_t chun
  * fp32 `target`. Two buckets of size * chunk bytes at `buckets`, used in turn. */
 PST_API int collectives_reduce(collectives *own, const void *gradients, size_t chunk, void *buckets,
                                float *target);
+
+/* Which parts of a reduction collectives_reduce runs from now on, on all ranks alike: what is left
+ * out takes no time, and the sums are wrong. */
+enum {
+    COLLECTIVES_COPY_IN = 1,
+    COLLECTIVES_PULL = 2,
+    COLLECTIVES_SUM = 4,
+    COLLECTIVES_ALL_PARTS = 7
+};
+PST_API int collectives_choose(collectives *own, unsigned parts);
 
 /* Makes the stream wait for all that was begun. */
 PST_API int collectives_join(collectives *own);

@@ -182,6 +182,10 @@ class Ours:
             )
         )
 
+    def choose(self, parts: int) -> None:
+        """Run only these parts of each reduction, of those that collectives.h numbers."""
+        self.expect(self.library.collectives_choose(self.handle, ctypes.c_uint(parts)))
+
     def join(self) -> None:
         """Make the stream wait for all that was begun."""
         self.expect(self.library.collectives_join(self.handle))
@@ -381,8 +385,8 @@ def open_all(options: argparse.Namespace, bench: Bench, say: Say) -> list[Throug
     return implementations
 
 
-def run_rank(rank: int, ranks: int, options: argparse.Namespace) -> None:
-    """Measure as one rank; all do the same."""
+def join_ranks(rank: int, ranks: int, alternations: int) -> tuple[Bench, Say]:
+    """Make this process a rank, and say where it runs."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     torch.cuda.set_device(rank)
     torch.manual_seed(1234 + rank)
@@ -392,12 +396,18 @@ def run_rank(rank: int, ranks: int, options: argparse.Namespace) -> None:
         if rank == 0:
             print(line, flush=True)
 
-    bench = Bench(options.alternations, dist.new_group(backend="gloo"))
+    bench = Bench(alternations, dist.new_group(backend="gloo"))
     say(
         f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, {ranks} x {torch.cuda.get_device_name()}"
     )
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     say(f"torch {torch.__version__}, NCCL {nccl}, {platform.node() or 'a machine'}")
+    return bench, say
+
+
+def run_rank(rank: int, ranks: int, options: argparse.Namespace) -> None:
+    """Measure as one rank; all do the same."""
+    bench, say = join_ranks(rank, ranks, options.alternations)
     implementations = open_all(options, bench, say)
     errors(implementations, say)
     sizes = [
@@ -413,6 +423,20 @@ def run_rank(rank: int, ranks: int, options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
+def spawn_ranks(
+    body: Callable[[int, int, argparse.Namespace], None], options: argparse.Namespace
+) -> None:
+    """Run ``body`` in a process for each GPU, or for each of ``options.ranks`` of them."""
+    ranks = options.ranks or torch.cuda.device_count()
+    if ranks < 2:
+        sys.exit(f"collectives need two GPUs or more; this machine has {torch.cuda.device_count()}")
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29531")
+    # Queues of copies that wait must not hold up others (penstock/copy_engine.h).
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    torch.multiprocessing.spawn(body, (ranks, options), nprocs=ranks)
+
+
 def main() -> None:
     """Start a process a GPU."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -424,14 +448,7 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=4 * GIB, help="bytes")
     parser.add_argument("--alternations", type=int, default=20)
     options = parser.parse_args()
-    ranks = options.ranks or torch.cuda.device_count()
-    if ranks < 2:
-        sys.exit(f"collectives need two GPUs or more; this machine has {torch.cuda.device_count()}")
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29531")
-    # Queues of copies that wait must not hold up others (penstock/copy_engine.h).
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    torch.multiprocessing.spawn(run_rank, (ranks, options), nprocs=ranks)
+    spawn_ranks(run_rank, options)
 
 
 if __name__ == "__main__":
