@@ -162,6 +162,7 @@ static pst_status ce_abort(pst_comm *comm, pst_status status) {
 
 static void destroy_streams(const pst__ce *ce) {
     pst_device *device = ce->device;
+    pst__ce_pieces_close(ce);
     if (ce->ended != NULL) device->ops->event_destroy(device, ce->ended);
     if (ce->join != NULL) device->ops->event_destroy(device, ce->join);
     if (ce->fork != NULL) device->ops->event_destroy(device, ce->fork);
@@ -255,6 +256,7 @@ static pst__ce *ce_create(const pst__meeting_place *place, pst_device *device,
     ce->turn_bytes = options->turn_bytes == 0 ? SIZE_MAX : options->turn_bytes;
     ce->sum_blocks = options->sum_blocks;
     ce->sums_pass = options->sums_pass;
+    ce->pieces.bytes = pst__ce_slot(options->piece_bytes);
     ce->flag_memory = options->flags_on_device ? PST_MEMORY_DEVICE : PST_MEMORY_SHARED;
     ce->flags = (pst__flags){.device = device, .rank = ce->comm.rank, .size = ce->comm.size};
     ck_spinlock_init(&ce->lock);
@@ -268,7 +270,7 @@ static pst_status create_streams(pst__ce *ce) {
     if (status == PST_OK) status = ops->event_create(device, 0, &ce->fork);
     if (status == PST_OK) status = ops->event_create(device, 0, &ce->join);
     if (status == PST_OK) status = ops->event_create(device, 0, &ce->ended);
-    return status;
+    return status == PST_OK ? pst__ce_pieces_open(ce) : status;
 }
 
 static pst_status alloc_own_memory(pst__ce *ce) {
@@ -325,7 +327,8 @@ static pst_status open_boards(const pst__meeting_place *place, pst__ce *ce) {
 static uint64_t digest(const pst_ce_options *options) {
     const uint64_t all = (uint64_t)options->first_sequence << 2 |
                          (uint64_t)(options->flags_on_device != 0) << 1 | (options->no_verify != 0);
-    return all ^ (uint64_t)options->turn_bytes * 0x9e3779b97f4a7c15u;
+    return all ^ (uint64_t)options->turn_bytes * 0x9e3779b97f4a7c15u ^
+           (uint64_t)options->piece_bytes * 0xc2b2ae3d27d4eb4fu;
 }
 
 static pst_status open_all(const pst__meeting_place *place, pst__ce *ce, uint64_t deadline_ns) {

@@ -18,6 +18,7 @@ typedef enum part {
     NOTHING,  /* barrier */
     SEGMENTS, /* all-gather */
     CHUNK,    /* reduce-scatter, and the first round of an all-reduce: this rank's chunk */
+    PIECES,   /* the same of a reduce-scatter, with its sums */
     RESULT,   /* the second: the peer's chunk, summed */
     WHOLE     /* broadcast: all of the root's */
 } part;
@@ -57,6 +58,7 @@ pst__ce_chunk pst__ce_chunk_of(const pst__ce *ce, const pst_collective *collecti
 
 size_t pst__ce_staging_bytes(const pst__ce *ce, const pst_collective *collective) {
     size_t each = 0;
+    if (pst__ce_is_pieced(ce, collective)) return pst__ce_pieces_staging(ce);
     if (collective->kind == PST_REDUCE_SCATTER) each = collective->source_bytes;
     if (collective->kind == PST_ALL_REDUCE) each = pst__ce_chunk_of(ce, collective, 0).bytes;
     return pst__ce_slot(each) * (size_t)(ce->comm.size - 1);
@@ -118,9 +120,7 @@ static size_t collect_segments(const round *round, int peer, const char *source,
     return count;
 }
 
-/* The span of the chunk that the pieces need. */
-static size_t collect_pieces(const round *round, int peer, const char *source, pst_copy *copies) {
-    const pst_collective *collective = round->collective;
+pst__ce_chunk pst__ce_span(const pst_collective *collective) {
     size_t low = SIZE_MAX, high = 0;
     for (size_t i = 0; i < collective->piece_count; i++) {
         const pst_reduce_piece *piece = &collective->pieces[i];
@@ -129,20 +129,26 @@ static size_t collect_pieces(const round *round, int peer, const char *source, p
         if (piece->offset < low) low = piece->offset;
         if (end > high) high = end;
     }
-    if (high == 0) return 0;
+    return high == 0 ? (pst__ce_chunk){0, 0} : (pst__ce_chunk){low, high - low};
+}
+
+static size_t collect_span(const round *round, int peer, const char *source, pst_copy *copies) {
+    const pst_collective *collective = round->collective;
+    const pst__ce_chunk span = pst__ce_span(collective);
     const size_t slot = pst__ce_slot(collective->source_bytes);
-    return add_copy(copies, 0, pst__ce_staged(round->ce, collective, slot, peer) + low,
-                    source + (size_t)round->ce->comm.rank * collective->stride + low, high - low);
+    return add_copy(
+        copies, 0, pst__ce_staged(round->ce, collective->staging, slot, peer) + span.offset,
+        source + (size_t)round->ce->comm.rank * collective->stride + span.offset, span.bytes);
 }
 
 static size_t collect_chunk(const round *round, int peer, const char *source, pst_copy *copies) {
     const pst__ce *ce = round->ce;
     const pst_collective *collective = round->collective;
-    if (collective->kind == PST_REDUCE_SCATTER) return collect_pieces(round, peer, source, copies);
+    if (collective->kind == PST_REDUCE_SCATTER) return collect_span(round, peer, source, copies);
     const pst__ce_chunk chunk = pst__ce_chunk_of(ce, collective, ce->comm.rank);
     const size_t slot = pst__ce_slot(pst__ce_chunk_of(ce, collective, 0).bytes);
-    return add_copy(copies, 0, pst__ce_staged(ce, collective, slot, peer), source + chunk.offset,
-                    chunk.bytes);
+    return add_copy(copies, 0, pst__ce_staged(ce, collective->staging, slot, peer),
+                    source + chunk.offset, chunk.bytes);
 }
 
 static size_t collect(const round *round, int peer, pst_copy *copies) {
@@ -163,6 +169,7 @@ static size_t collect(const round *round, int peer, pst_copy *copies) {
         if (peer != round->collective->root) return 0;
         return add_copy(copies, 0, own, source, whole_bytes(round->collective));
     case NOTHING:
+    case PIECES:
         break;
     }
     return 0;
@@ -225,7 +232,10 @@ static pst_status pull_together(const round *round, pst__flag_steps *steps) {
         count += collect(round, source_at(round, step), ce->copies + count);
     }
     pst_status status = pst__flags_enqueue(&ce->flags, round->stream, steps);
-    if (status == PST_OK) status = copy_collected(round, count);
+    if (status == PST_OK)
+        status = round->part == PIECES
+                     ? pst__ce_pull_pieces(ce, round->collective, &round->place, round->stream)
+                     : copy_collected(round, count);
     for (int step = 0; step < last; step++)
         tell_done(round, source_at(round, step), steps);
     return status;
@@ -237,9 +247,8 @@ static pst_status run_round(round *round, part part, int phase) {
     round->part = part;
     round->sequence = pst__flag_sequence(ce->first_sequence, round->collective->ticket, phase);
     tell_ready(round, &steps);
-    pst_status status = pulled_bytes(ce, round->collective) < ce->turn_bytes
-                            ? pull_together(round, &steps)
-                            : pull_by_turns(round, &steps);
+    const int together = part == PIECES || pulled_bytes(ce, round->collective) < ce->turn_bytes;
+    pst_status status = together ? pull_together(round, &steps) : pull_by_turns(round, &steps);
     return status == PST_OK ? pst__flags_enqueue(&ce->flags, round->stream, &steps) : status;
 }
 
@@ -284,7 +293,8 @@ static pst_status run(round *round) {
     case PST_ALL_GATHER:
         return gather(round);
     case PST_REDUCE_SCATTER:
-        return run_round(round, CHUNK, 1);
+        return run_round(round, pst__ce_is_pieced(round->ce, round->collective) ? PIECES : CHUNK,
+                         1);
     case PST_ALL_REDUCE:
         return all_reduce(round);
     case PST_BROADCAST:
@@ -419,7 +429,9 @@ static pst_status enqueue(round *round, size_t bytes, int bounced) {
 
 /* Marks the end of all that was enqueued, also of what was broken off. */
 static pst_status mark_end(pst__ce *ce, pst_stream *stream) {
-    pst_status status = ce->device->ops->event_record(ce->device, ce->ended, stream);
+    pst_stream *last;
+    pst_status status = pst__ce_pieces_join(ce, stream, &last);
+    if (status == PST_OK) status = ce->device->ops->event_record(ce->device, ce->ended, last);
     /* Release: pairs with the acquire in is_idle, which then asks for the event. */
     if (status == PST_OK) pst__store_release(&ce->marked, ce->tickets);
     return status;

@@ -158,7 +158,10 @@ def main() -> None:
         "--sum-blocks", type=int, nargs="+", default=[0, 16, 32, 64, 128], help="0: any number"
     )
     parser.add_argument(
-        "--comms", nargs="+", help="see collectives.h; default: nccl-fp32, and ce as --sum-blocks"
+        "--pieces", type=int, nargs="+", default=[4, 8, 16], help="MiB of reductions in pieces"
+    )
+    parser.add_argument(
+        "--comms", nargs="+", help="see collectives.h; default: nccl-fp32, and ce as these say"
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument(
@@ -168,7 +171,9 @@ def main() -> None:
     if options.comms is None:
         limits = [f"-{blocks}-blocks" if blocks > 0 else "" for blocks in options.sum_blocks]
         options.comms = ["nccl-fp32"] + [
-            f"ce{limit}{passing}" for passing in ("", "-pass") for limit in limits
+            f"ce{limit}{passing}"
+            for passing in ("", "-pass")
+            for limit in limits + [f"-{size}-mib" for size in options.pieces]
         ]
     spawn_ranks(run_rank, options)
 

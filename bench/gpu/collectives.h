@@ -12,10 +12,10 @@ typedef int (*collectives_exchange)(void *context, const void *mine, size_t byte
 
 /* comm: "nccl", "nccl-nonblocking", "nccl-fp32", "nccl-8-ctas" (at most 8),
  * "nccl-gaps" (its buckets' chunks are not filled to the end), "ce", "ce-64-blocks" (of threads, at
- * most, for a sum), "ce-pass" (sums pass through the cache), "ce-64-blocks-pass", "crossover".
- * "nccl-registered", "nccl-symmetric": NCCL is told of the memory, each rank for itself or as a
- * window; "nccl-symmetric-zero": and has its policy of that name. All ranks call it. NULL: not
- * built in. */
+ * most, for a sum), "ce-pass" (sums pass through the cache), "ce-64-blocks-pass", "ce-8-mib"
+ * (reductions in pieces of so much from each peer), "crossover". "nccl-registered",
+ * "nccl-symmetric": NCCL is told of the memory, each rank for itself or as a window;
+ * "nccl-symmetric-zero": and has its policy of that name. All ranks call it. NULL: not built in. */
 PST_API int collectives_open(const char *comm, int rank, int size, int ordinal,
                              collectives_exchange exchange, collectives **opened);
 PST_API void collectives_close(collectives *own);

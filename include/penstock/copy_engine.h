@@ -46,6 +46,11 @@ typedef struct pst_ce_options {
                                 what computes beside them; 0: any number */
     int sums_pass;           /* sums leave the GPU's cache to what computes beside them: they keep
                                 nothing there that other things could use */
+    size_t piece_bytes;      /* reduce-scatters that bring twice so many bytes from a peer, or more,
+                                go in pieces: each is summed as soon as it has been pulled, while it
+                                is in the GPU's cache, and staging is small. `start` does the sums
+                                then, and `combine` waits for them. 0: all is pulled, then summed.
+                                The same on all ranks; rounded up to 256 bytes */
     int flags_on_device;     /* flags lie in device memory and not in shared memory of the host;
                                 then an abort may find no way past streams that wait */
     uint32_t first_sequence; /* where the sequence numbers of the flags begin, the same on all

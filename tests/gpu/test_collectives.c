@@ -1,16 +1,16 @@
 /* Random collectives of a communicator on GPUs, one process a GPU, against a reference:
  *
  *   test_collectives --comm nccl|nccl-fp32|ce|crossover|hierarchy [--ranks 4] [--nonblocking]
- *                    [--small BYTES] [--nodes 2] [--relay BYTES]
+ *                    [--small BYTES] [--pieces BYTES] [--nodes 2] [--relay BYTES]
  *                    [--mode random|large|killed|absent]
  *                    [--count 1000] [--seed S] [--largest BYTES]
  *                    [--driver PATH] [--nccl PATH] [--cache FOLDER] [--threads]
  *
- * crossover: ce, and nccl below --small bytes. hierarchy: ce within --nodes nodes, as if they were
- * apart, and nccl between them.
- * random: --count collectives of up to --largest bytes. large: a few beyond 4 GiB. killed: a rank
- * ends in mid-collective, and the others have to learn it. absent: it goes away in order. The paths
- * and --threads are for the stand-ins of driver and NCCL that need no GPU. */
+ * --pieces: ce reduces in pieces of so many bytes. crossover: ce, and nccl below --small bytes.
+ * hierarchy: ce within --nodes nodes, as if they were apart, and nccl between them. random: --count
+ * collectives of up to --largest bytes. large: a few beyond 4 GiB. killed: a rank ends in
+ * mid-collective, and the others have to learn it. absent: it goes away in order. The paths and
+ * --threads are for the stand-ins of driver and NCCL that need no GPU. */
 #include "collectives.h"
 
 #include <penstock/copy_engine.h>
@@ -24,7 +24,7 @@
 typedef struct settings {
     const char *comm, *mode, *driver, *nccl, *cache;
     int ranks, threads, nonblocking, nodes;
-    size_t relay, small;
+    size_t relay, small, pieces;
     collectives_options collectives;
 } settings;
 
@@ -56,6 +56,12 @@ static pst_status create_nccl(collectives_rank *rank, const settings *settings,
     return pst_nccl_comm_create(rank->runtime, rank->device, exchange, &options, comm);
 }
 
+static pst_status create_ce(collectives_rank *rank, const settings *settings,
+                            const pst_exchange *exchange, pst_comm **comm) {
+    const pst_ce_options options = {.size = sizeof options, .piece_bytes = settings->pieces};
+    return pst_ce_create(rank->runtime, rank->device, exchange, &options, comm);
+}
+
 static pst_status create_hierarchy(collectives_rank *rank, const settings *settings) {
     const int places = rank->context->size / settings->nodes, mine = rank->context->rank;
     pst_comm *inner = NULL, *outer = NULL;
@@ -65,7 +71,7 @@ static pst_status create_hierarchy(collectives_rank *rank, const settings *setti
         rank_group_exchange(rank->context, &node, mine / places * places, 1, places);
     const pst_exchange between =
         rank_group_exchange(rank->context, &place, mine % places, places, settings->nodes);
-    pst_status status = pst_ce_create(rank->runtime, rank->device, &within, NULL, &inner);
+    pst_status status = create_ce(rank, settings, &within, &inner);
     if (status == PST_OK) status = create_nccl(rank, settings, &between, &outer);
     if (status != PST_OK) return status;
     return pst_hierarchy_create(rank->runtime, rank->device, inner, outer, &rank->context->exchange,
@@ -78,7 +84,7 @@ static pst_status create_crossover(collectives_rank *rank, const settings *setti
     pst_crossover_options options = {.size = sizeof options};
     for (int kind = 0; kind < PST_COLLECTIVE_KIND_COUNT; kind++)
         options.small_below[kind] = settings->small;
-    pst_status status = pst_ce_create(rank->runtime, rank->device, exchange, NULL, &large);
+    pst_status status = create_ce(rank, settings, exchange, &large);
     if (status == PST_OK) status = create_nccl(rank, settings, exchange, &small);
     if (status != PST_OK) return status;
     return pst_crossover_create(rank->runtime, large, small, exchange, &options, &rank->comm);
@@ -86,8 +92,7 @@ static pst_status create_crossover(collectives_rank *rank, const settings *setti
 
 static pst_status create_comm(collectives_rank *rank, const settings *settings) {
     const pst_exchange *exchange = &rank->context->exchange;
-    if (strcmp(settings->comm, "ce") == 0)
-        return pst_ce_create(rank->runtime, rank->device, exchange, NULL, &rank->comm);
+    if (strcmp(settings->comm, "ce") == 0) return create_ce(rank, settings, exchange, &rank->comm);
     if (strcmp(settings->comm, "crossover") == 0) return create_crossover(rank, settings);
     if (strcmp(settings->comm, "hierarchy") == 0) return create_hierarchy(rank, settings);
     return create_nccl(rank, settings, exchange, &rank->comm);
@@ -245,6 +250,8 @@ static int set(settings *settings, const char *name, const char *value) {
         settings->nodes = atoi(value);
     else if (strcmp(name, "--small") == 0)
         settings->small = strtoull(value, NULL, 0);
+    else if (strcmp(name, "--pieces") == 0)
+        settings->pieces = strtoull(value, NULL, 0);
     else if (strcmp(name, "--relay") == 0)
         settings->relay = strtoull(value, NULL, 0);
     else if (strcmp(name, "--count") == 0)
