@@ -2,57 +2,149 @@
 
 #include <penstock/copy_engine.h>
 #include <penstock/crossover.h>
+#include <penstock/hierarchy.h>
 #include <penstock/nccl.h>
 
 namespace penstock {
 
 Comms::Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
-             const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify)
+             const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify,
+             const std::optional<Nodes> &nodes)
     : runtime_(runtime) {
     try {
         if (!gather) check(runtime_.get(), pst_local_world_create(runtime_.get(), 1, &world_));
         gather_ = open_host(gather, 0, verify);
-        if (runtime_.device() == nullptr)
-            reduce_ = open_host(reduce, 1, verify);
+        if (runtime_.device() != nullptr)
+            open_gpu(wanted, verify, nodes);
+        else if (wanted == "hierarchy" && nodes)
+            open_host_hierarchy(*nodes, verify);
         else
-            open_gpu(wanted, verify);
+            reduce_ = open_host(reduce, 1, verify);
     } catch (...) {
         destroy();
         throw;
     }
 }
 
-void Comms::open_gpu(const std::string &wanted, bool verify) {
+void Comms::open_gpu(const std::string &wanted, bool verify, const std::optional<Nodes> &nodes) {
     check(runtime_.get(), pst_comm_exchange_open(runtime_.get(), gather_, &exchange_));
-    if (wanted != "nccl") {
-        pst_status status = open_copy_engines(verify);
+    if (nodes && (wanted == "hierarchy" || wanted == "auto")) {
+        if (open_hierarchy(*nodes, verify)) return;
+        if (wanted == "hierarchy") throw StatusError{PST_EUNSUPPORTED, why_not_ce_};
+    } else if (wanted != "nccl") {
+        pst_status status = open_copy_engines(exchange_, verify);
         if (status == PST_OK && wanted == "crossover") add_small();
         if (status == PST_OK) return;
         // It fails on all ranks or on none, so all of them take the other way.
         if (wanted != "auto") check(runtime_.get(), status);
         why_not_ce_ = runtime_error_text(runtime_.get());
     }
-    gather_ = open_nccl("gather");
-    reduce_ = open_nccl("reduce");
+    gather_ = open_nccl("gather", exchange_);
+    reduce_ = open_nccl("reduce", exchange_);
 }
 
 // One queue for both directions: the copy engine is one.
-pst_status Comms::open_copy_engines(bool verify) {
+pst_status Comms::open_copy_engines(const pst_exchange &exchange, bool verify) {
     pst_ce_options options{};
     options.size = sizeof options;
     options.no_verify = !verify;
     pst_comm *comm = nullptr;
     pst_status status =
-        pst_ce_create(runtime_.get(), runtime_.device(), &exchange_, &options, &comm);
+        pst_ce_create(runtime_.get(), runtime_.device(), &exchange, &options, &comm);
     if (status != PST_OK) return status;
     made_.push_back(comm);
     gather_ = reduce_ = comm;
     return PST_OK;
 }
 
+// ---- nodes ------------------------------------------------------------------------------------
+
+namespace {
+
+// An exchange over a process group, while it lives.
+class GroupExchange {
+  public:
+    GroupExchange(Runtime &runtime, const ProcessGroup &group)
+        : comm_(create_c10d_comm(runtime.get(), group, false)) {
+        pst_status status = pst_comm_exchange_open(runtime.get(), comm_, &exchange_);
+        if (status == PST_OK) return;
+        comm_->ops->destroy(comm_);
+        check(runtime.get(), status);
+    }
+    ~GroupExchange() {
+        pst_comm_exchange_close(&exchange_);
+        comm_->ops->destroy(comm_);
+    }
+    GroupExchange(const GroupExchange &) = delete;
+    GroupExchange &operator=(const GroupExchange &) = delete;
+    const pst_exchange &get() const {
+        return exchange_;
+    }
+
+  private:
+    pst_comm *comm_;
+    pst_exchange exchange_{};
+};
+
+} // namespace
+
+// PST_OK on all ranks of all nodes, or on none.
+pst_status Comms::open_node(const ProcessGroup &node, bool verify) {
+    const GroupExchange within(runtime_, node);
+    const pst_status mine = open_copy_engines(within.get(), verify);
+    const std::string why = mine == PST_OK ? "" : runtime_error_text(runtime_.get());
+    std::vector<int> all(static_cast<size_t>(exchange_.size));
+    const int own = mine;
+    check(runtime_.get(), exchange_.all_gather(exchange_.context, &own, sizeof own, all.data()));
+    for (size_t rank = 0; rank < all.size(); rank++) {
+        if (all[rank] == PST_OK) continue;
+        why_not_ce_ = mine != PST_OK ? why
+                                     : "copy engines cannot serve in the node of rank " +
+                                           std::to_string(rank) + ": " +
+                                           pst_status_text(static_cast<pst_status>(all[rank]));
+        return static_cast<pst_status>(all[rank]);
+    }
+    return PST_OK;
+}
+
+bool Comms::open_hierarchy(const Nodes &nodes, bool verify) {
+    const size_t before = made_.size();
+    if (open_node(nodes.first, verify) == PST_OK) {
+        const GroupExchange between(runtime_, nodes.second);
+        (void)open_nccl("between nodes", between.get());
+        join_nodes();
+        return true;
+    }
+    for (; made_.size() > before; made_.pop_back())
+        made_.back()->ops->destroy(made_.back());
+    return false;
+}
+
+void Comms::open_host_hierarchy(const Nodes &nodes, bool verify) {
+    check(runtime_.get(), pst_comm_exchange_open(runtime_.get(), gather_, &exchange_));
+    for (const ProcessGroup &group : {nodes.first, nodes.second})
+        made_.push_back(create_c10d_comm(runtime_.get(), group, verify));
+    join_nodes();
+}
+
+// The last two are the parts.
+void Comms::join_nodes() {
+    pst_comm *inner = made_[made_.size() - 2], *outer = made_.back(), *both = nullptr;
+    pst_device *device = runtime_.device();
+    check(runtime_.get(),
+          pst_hierarchy_create(runtime_.get(),
+                               device != nullptr ? device : pst_runtime_host(runtime_.get()), inner,
+                               outer, &exchange_, nullptr, &both));
+    made_.resize(made_.size() - 2); // they belong to it
+    made_.push_back(both);
+    gather_ = reduce_ = both;
+}
+
+// ---- parts ------------------------------------------------------------------------------------
+
 // NCCL beside them, for what is small.
 void Comms::add_small() {
-    pst_comm *large = gather_, *small = open_nccl("small"), *both = nullptr;
+    pst_comm *large = gather_, *small = open_nccl("small", exchange_), *both = nullptr;
     check(runtime_.get(),
           pst_crossover_create(runtime_.get(), large, small, &exchange_, nullptr, &both));
     made_.resize(made_.size() - 2); // they belong to it
@@ -74,14 +166,14 @@ pst_comm *Comms::open_host(const std::optional<ProcessGroup> &group, int channel
     return comm;
 }
 
-pst_comm *Comms::open_nccl(const char *name) {
+pst_comm *Comms::open_nccl(const char *name, const pst_exchange &exchange) {
     pst_nccl_options options{};
     options.size = sizeof options;
     options.name = name;
     options.sum = PST_NCCL_SUM_IN_FP32; // the same bits whatever the communicator
     pst_comm *comm = nullptr;
     check(runtime_.get(),
-          pst_nccl_comm_create(runtime_.get(), runtime_.device(), &exchange_, &options, &comm));
+          pst_nccl_comm_create(runtime_.get(), runtime_.device(), &exchange, &options, &comm));
     made_.push_back(comm);
     return comm;
 }

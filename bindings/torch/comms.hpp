@@ -8,21 +8,27 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace penstock {
 
 using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
 
+// The ranks of this node, and those of its place in all nodes; for this engine alone.
+using Nodes = std::pair<ProcessGroup, ProcessGroup>;
+
 // On the CPU the groups' own collectives; on a GPU those of copy engines where all ranks reach each
-// other's memory, and NCCL's otherwise; there the first group serves at set-up alone. Without
-// groups the world is this one process.
+// other's memory, of copy engines within nodes and NCCL between them, or NCCL's; there the groups
+// serve at set-up alone. Without groups the world is this one process.
 class Comms {
   public:
     // The groups are for this engine alone: both or neither. wanted: "auto", or on a GPU "ce" or
-    // "nccl", or "crossover" of both. All ranks create alike; blocks.
+    // "nccl", or "crossover" of both; "hierarchy", which wants nodes. "auto" with nodes is a
+    // hierarchy where each node can have copy engines. All ranks create alike; blocks.
     Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
-          const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify);
+          const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify,
+          const std::optional<Nodes> &nodes = std::nullopt);
     ~Comms();
     Comms(const Comms &) = delete;
     Comms &operator=(const Comms &) = delete;
@@ -43,9 +49,13 @@ class Comms {
 
   private:
     pst_comm *open_host(const std::optional<ProcessGroup> &group, int channel, bool verify);
-    void open_gpu(const std::string &wanted, bool verify);
-    pst_status open_copy_engines(bool verify);
-    pst_comm *open_nccl(const char *name);
+    void open_gpu(const std::string &wanted, bool verify, const std::optional<Nodes> &nodes);
+    pst_status open_copy_engines(const pst_exchange &exchange, bool verify);
+    pst_status open_node(const ProcessGroup &node, bool verify);
+    bool open_hierarchy(const Nodes &nodes, bool verify);
+    void open_host_hierarchy(const Nodes &nodes, bool verify);
+    void join_nodes();
+    pst_comm *open_nccl(const char *name, const pst_exchange &exchange);
     void add_small();
     void destroy();
 

@@ -10,11 +10,11 @@ namespace penstock {
 
 Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
                const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce,
-               SegmentMaker segments)
+               const std::optional<Nodes> &nodes, SegmentMaker segments)
     : runtime_(std::move(runtime)), segments_(std::make_unique<Segments>(std::move(segments))) {
     try {
         comms_ = std::make_unique<Comms>(*runtime_, gather, reduce, options.communicator,
-                                         options.verify);
+                                         options.verify, nodes);
         pst_zero_options zero{};
         zero.size = sizeof zero;
         zero.name = options.name.c_str();

@@ -33,10 +33,11 @@ using Operation = std::tuple<int, uint32_t, bool, size_t>; // kind, group, in ba
 // Methods may be called without the interpreter's lock; one thread at a time.
 class Engine {
   public:
-    // Both groups, for this engine alone, or neither: then the world is this one process.
+    // Both groups, for this engine alone, or neither: then the world is this one process. Nodes as
+    // Comms takes them.
     Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
            const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce,
-           SegmentMaker segments);
+           const std::optional<Nodes> &nodes, SegmentMaker segments);
     ~Engine();
     Engine(const Engine &) = delete;
     Engine &operator=(const Engine &) = delete;

@@ -48,6 +48,7 @@ class Engine:
         stage: int,
         gather: ProcessGroup | None,
         reduce: ProcessGroup | None,
+        nodes: tuple[ProcessGroup, ProcessGroup] | None,
         prefetch_ahead: int,
         prefetch_bytes: int,
         bucket_bytes: int,

@@ -20,8 +20,8 @@ def check_stage(stage: int) -> None:
 
 def check_communicator(name: str) -> None:
     """Raise unless there is a communicator of that name."""
-    if name not in ("auto", "ce", "nccl", "crossover"):
-        there_are = "there are 'auto', 'ce', 'nccl' and 'crossover'"
+    if name not in ("auto", "ce", "nccl", "crossover", "hierarchy"):
+        there_are = "there are 'auto', 'ce', 'nccl', 'crossover' and 'hierarchy'"
         raise PenstockError("EINVAL", f"communicator={name!r}: {there_are}")
 
 

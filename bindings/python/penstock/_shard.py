@@ -32,6 +32,7 @@ def shard(
     blocks: Blocks = None,
     process_group: Any = None,
     communicator: str = "auto",
+    ranks_per_node: int | None = None,
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
     prefetch_ahead: int = 2,
@@ -64,8 +65,14 @@ def shard(
     communicator : str
         What moves the data of GPUs: "ce", their copy engines, which takes nothing from the compute
         and wants all ranks on one machine; "nccl"; "crossover": "ce", and "nccl" for what is small,
-        which takes memory of NCCL's; "auto": the first where it is possible. The log and
-        `penstock.stats` say which one serves.
+        which takes memory of NCCL's; "hierarchy": "ce" within each of several nodes, "nccl"
+        between them (on the CPU: groups of the ranks), its sums in another order; "auto": "ce"
+        where all ranks are on one machine and it is possible, "hierarchy" where they are on several
+        and it is possible within each, else "nccl". The log and `penstock.stats` say which one
+        serves.
+    ranks_per_node : int, optional
+        How many ranks, which follow each other, are a node to "hierarchy" and "auto"; left out:
+        those of one host.
     param_dtype : torch.dtype, optional
         Of gathered parameters and of the blocks' floating-point inputs; left out: as the shards.
     reduce_dtype : torch.dtype, optional
@@ -101,7 +108,7 @@ def shard(
     _checks.check_communicator(communicator)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
     device = _checks.check_device(model)
-    world = World(process_group, device, seconds)
+    world = World(process_group, device, seconds, communicator, ranks_per_node)
     runtime = _C.Runtime(world.rank, world.size, seconds, device, stream_of(device))
     native = _C.Engine(
         runtime=runtime,
@@ -110,6 +117,7 @@ def shard(
         stage=stage,
         gather=world.gather,
         reduce=world.reduce,
+        nodes=world.nodes,
         prefetch_ahead=prefetch_ahead,
         prefetch_bytes=prefetch_bytes or 0,
         bucket_bytes=bucket_bytes,
@@ -141,7 +149,7 @@ def shard(
     )
     engine.backward = Backward(engine)
     install(engine)
-    reason = native.why_not_ce()
+    reason = native.why_not_ce() or world.why_no_nodes
     because = f", as copy engines cannot serve: {reason}" if reason else ""
     _logger.info("%s: %d ranks, by %s%s", engine.name, world.size, native.communicator(), because)
     return model

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from penstock._errors import PenstockError
+from penstock._nodes import Nodes, hosts_of, nodes_of
 
 if dist.is_available():
     from torch.distributed.device_mesh import DeviceMesh
@@ -29,15 +30,30 @@ class World:
         Where the shards lie.
     timeout : float
         Seconds after which an operation among the ranks counts as failed.
+    communicator : str
+        What moves the data: "hierarchy", and "auto" on GPUs, want to know the nodes.
+    ranks_per_node : int, optional
+        How many ranks are a node; left out: those of a host.
     """
 
-    def __init__(self, process_group: Any, device: torch.device, timeout: float) -> None:
+    def __init__(
+        self,
+        process_group: Any,
+        device: torch.device,
+        timeout: float,
+        communicator: str = "auto",
+        ranks_per_node: int | None = None,
+    ) -> None:
         self.device = device
+        self.nodes: tuple[Any, Any] | None = None  # the ranks of this node, and of this place
+        self.why_no_nodes = ""
         self.gather: Any = None
         self.reduce: Any = None
         self.mesh: DeviceMesh | None = None
         self.rank, self.size = 0, 1
         if process_group is None and not (dist.is_available() and dist.is_initialized()):
+            if communicator == "hierarchy":
+                raise PenstockError("EINVAL", "communicator='hierarchy': this process is alone")
             return
         group: Any = process_group if process_group is not None else dist.group.WORLD
         self.rank = dist.get_rank(group)
@@ -47,10 +63,42 @@ class World:
         self.mesh = DeviceMesh.from_group(group, device.type)
         # Operations run on threads of the engine, so they need queues that nobody else uses.
         self.gather, self.reduce = private_groups(group, self.rank, self.size, timeout)
+        if communicator == "hierarchy" or (communicator == "auto" and device.type == "cuda"):
+            self.nodes = self._find_nodes(group, timeout, communicator, ranks_per_node)
 
     def close(self) -> None:
         """Give up the private process groups."""
-        self.gather = self.reduce = None
+        self.gather = self.reduce = self.nodes = None
+
+    def _find_nodes(
+        self, group: Any, timeout: float, communicator: str, ranks_per_node: int | None
+    ) -> tuple[Any, Any] | None:
+        """Make groups of this rank's node and of its place in all nodes, if there are several."""
+        name = _private_name(group)
+        try:
+            hosts = hosts_of(_store_of(name), self.rank, self.size)
+            found = nodes_of(hosts, ranks_per_node)
+        except PenstockError as error:
+            if communicator == "hierarchy":
+                raise
+            self.why_no_nodes = str(error)
+            return None
+        if found.count > 1 and found.ranks_per_node > 1:
+            return self._groups_of(found, name, timeout)
+        if communicator == "hierarchy":
+            raise PenstockError(
+                "EINVAL",
+                f"communicator='hierarchy': {found.count} nodes of {found.ranks_per_node} ranks "
+                "are no hierarchy; take another communicator, or say ranks_per_node",
+            )
+        return None
+
+    def _groups_of(self, nodes: Nodes, name: str, timeout: float) -> tuple[Any, Any]:
+        node, place = divmod(self.rank, nodes.ranks_per_node)
+        return (
+            _gloo_group(f"{name}/node/{node}", place, nodes.ranks_per_node, timeout),
+            _gloo_group(f"{name}/place/{place}", node, nodes.count, timeout),
+        )
 
     def as_sharded(self, local: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Wrap the rows of this rank as a tensor of the whole shape, where there are ranks."""
@@ -85,9 +133,23 @@ def _private_group(group: Any, rank: int, size: int, timeout: float) -> Any:
 
     It ends with its last user, also when the caller's groups were destroyed before.
     """
+    return _gloo_group(_private_name(group), rank, size, timeout)
+
+
+def _private_name(group: Any) -> str:
+    """Name one thing of the ranks of `group`; all ranks make the same, so they find the same."""
     name = f"penstock/{group.group_name}/{_made[group.group_name]}"
-    _made[group.group_name] += 1  # all ranks make the same groups, so they find the same names
-    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    _made[group.group_name] += 1
+    return name
+
+
+def _store_of(name: str) -> Any:
+    return dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+
+
+def _gloo_group(name: str, rank: int, size: int, timeout: float) -> Any:
+    """Make a gloo group of those who give this name."""
+    store = _store_of(name)
     backend = dist.ProcessGroupGloo(store, rank, size, timeout=timedelta(seconds=timeout))
     private = dist.ProcessGroup(store, rank, size)
     private._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
