@@ -82,7 +82,8 @@ pst_status pst__pair_abort(pst__pair *pair, pst_status status) {
     int quiet = 1;
     if (status >= PST_OK) status = PST_ECANCELED;
     (void)pst__pair_fail(pair, status, "aborted: %s", pst_status_text(status));
-    for (int side = 0; side < 2; side++)
+    /* Between nodes first: what an abort within the node lets go on is not to travel further. */
+    for (int side = 1; side >= 0; side--)
         quiet &= pair->parts[side]->ops->abort(pair->parts[side], status) == PST_OK;
     return quiet ? PST_OK : PST_EBUSY;
 }

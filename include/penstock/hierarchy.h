@@ -22,7 +22,9 @@
  *   source_wait. Where a part reads one-sidedly the stream waits for its readers at the end.
  * - On the host device one collective is in flight at a time: PST_ESTATE for a second one.
  * - open_memory opens memory to the peers of both parts.
- * - When one part fails, the other is aborted: ranks that share neither learn it, too.
+ * - When one part fails, the other is aborted: ranks that share neither learn it, too, but later
+ *   than the others: on asynchronous devices the collective in flight may end there with status
+ *   PST_OK and wrong data, and none after it.
  */
 #ifndef PENSTOCK_HIERARCHY_H
 #define PENSTOCK_HIERARCHY_H
