@@ -254,6 +254,7 @@ static pst__ce *ce_create(const pst__meeting_place *place, pst_device *device,
     ce->no_verify = options->no_verify;
     ce->first_sequence = options->first_sequence;
     ce->turn_bytes = options->turn_bytes == 0 ? SIZE_MAX : options->turn_bytes;
+    ce->one_by_one = options->one_by_one;
     ce->sum_blocks = options->sum_blocks;
     ce->sums_pass = options->sums_pass;
     ce->pieces.bytes = pst__ce_slot(options->piece_bytes);

@@ -40,6 +40,7 @@ typedef struct pst__ce {
     int no_verify;
     uint32_t first_sequence;
     size_t turn_bytes;
+    int one_by_one;
     unsigned sum_blocks;
     int sums_pass;
     pst__ce_pieces pieces;

@@ -3,7 +3,8 @@
  * one rank can stand before what another waits for; then step by step, from each source: wait until
  * it is ready and for the turn, copy, hand the turn on, tell the source that it has been read.
  * Where the options ask for no turns, all is pulled at once when all sources are ready: ranks that
- * have waited for each other begin together, and then read different sources without any turns.
+ * have waited for each other begin together, and then read different sources without any turns. Or
+ * each source is read as soon as it is ready, whatever the others read.
  *
  * No cycle: what a rank waits for in a round is written by others in the same round ahead of their
  * waits (ready), at an earlier step (turn), or in an earlier round (the first turn, the bounce
@@ -205,18 +206,18 @@ static pst_status copy_collected(const round *round, size_t count) {
     return device->ops->copy(device, round->stream, round->ce->copies, count);
 }
 
-/* From source to source. `steps` go from copy to copy: what follows one and what the next one waits
- * for are enqueued together. */
-static pst_status pull_by_turns(const round *round, pst__flag_steps *steps) {
+/* From source to source, when each is ready. `steps` go from copy to copy: what follows one and
+ * what the next one waits for are enqueued together. */
+static pst_status pull_one_by_one(const round *round, pst__flag_steps *steps, int by_turns) {
     pst__ce *ce = round->ce;
     pst_status status = PST_OK;
     for (int step = 0; step < ce->comm.size - 1 && status == PST_OK; step++) {
         const int source = source_at(round, step);
         wait_until_ready(round, source, steps);
-        pst__turn_wait(&ce->turns, steps, round->sequence, step);
+        if (by_turns) pst__turn_wait(&ce->turns, steps, round->sequence, step);
         status = pst__flags_enqueue(&ce->flags, round->stream, steps);
         if (status == PST_OK) status = copy_collected(round, collect(round, source, ce->copies));
-        pst__turn_pass(&ce->turns, steps, round->sequence, step);
+        if (by_turns) pst__turn_pass(&ce->turns, steps, round->sequence, step);
         tell_done(round, source, steps);
     }
     return status;
@@ -247,8 +248,10 @@ static pst_status run_round(round *round, part part, int phase) {
     round->part = part;
     round->sequence = pst__flag_sequence(ce->first_sequence, round->collective->ticket, phase);
     tell_ready(round, &steps);
-    const int together = part == PIECES || pulled_bytes(ce, round->collective) < ce->turn_bytes;
-    pst_status status = together ? pull_together(round, &steps) : pull_by_turns(round, &steps);
+    const int by_turns = part != PIECES && pulled_bytes(ce, round->collective) >= ce->turn_bytes;
+    pst_status status = by_turns || (ce->one_by_one && part != PIECES)
+                            ? pull_one_by_one(round, &steps, by_turns)
+                            : pull_together(round, &steps);
     return status == PST_OK ? pst__flags_enqueue(&ce->flags, round->stream, &steps) : status;
 }
 

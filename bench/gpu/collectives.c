@@ -89,6 +89,7 @@ static pst_status create_comm(collectives *own, const char *name, const pst_exch
             .size = sizeof by_engines, .name = name, .sums_pass = strstr(name, "-pass") != NULL};
         own->one_sided = 1;
         (void)sscanf(name, "ce-%u-blocks", &by_engines.sum_blocks);
+        by_engines.one_by_one = strstr(name, "-each") != NULL;
         (void)sscanf(name, "ce-%zu-mib", &by_engines.piece_bytes);
         by_engines.piece_bytes <<= 20;
         return pst_ce_create(own->runtime, own->device, exchange, &by_engines, &own->comm);

@@ -1,6 +1,6 @@
 /* bench_gpu_pulls [--ranks N] [--driver PATH] [--cache FOLDER] [--tiny]
- * [--flags-on-device] [--turn-bytes N]: what the communicator ce
- * makes of the link, a process a GPU.
+ * [--flags-on-device] [--turn-bytes N] [--one-by-one] [--pieces N] [--only PART]: what the
+ * communicator ce makes of the link, a process a GPU. The first four are options of ce's.
  *   turns     equal pulls from all peers in rounds, ranks delayed at random, with turns and without
  *   train     gathers and reduce-scatters as in a training step, sums on a stream of their own
  *   sizes     gathers alone and reduce-scatters alone
@@ -21,9 +21,10 @@ enum { MOST_TIMES = 4096 };
 
 typedef struct settings {
     const char *driver, *cache;
-    size_t unit; /* bytes of what counts as a MiB */
-    int flags_on_device;
-    size_t turn_bytes;
+    size_t unit;      /* bytes of what counts as a MiB */
+    const char *only; /* part; NULL: all */
+    int flags_on_device, one_by_one;
+    size_t turn_bytes, piece_bytes;
 } settings;
 
 typedef struct bench {
@@ -139,7 +140,9 @@ static void open_bench(bench *b) {
                                    .cache = b->settings->cache};
     const pst_ce_options ce = {.size = sizeof ce,
                                .flags_on_device = b->settings->flags_on_device,
-                               .turn_bytes = b->settings->turn_bytes};
+                               .turn_bytes = b->settings->turn_bytes,
+                               .one_by_one = b->settings->one_by_one,
+                               .piece_bytes = b->settings->piece_bytes};
     void *memory = NULL;
     b->dice = (uint64_t)b->context->rank + 1;
     b->part = 1024 * b->settings->unit;
@@ -317,23 +320,47 @@ static void run_train(bench *b, size_t bytes, size_t most_delay) {
     report(b, what, TICKETS * pulled, between(b, 0, b->mark_count - 1));
 }
 
-static void run_all(bench *b) {
-    const size_t unit = b->settings->unit;
+static void all_turns(bench *b, size_t unit) {
     for (int round = 0; round < 2 && !has_failed(b); round++) {
         run_turns(b, 96 * unit, 0);
         run_turns(b, 96 * unit, 1);
     }
     run_turns(b, 12 * unit, 0);
     run_turns(b, 12 * unit, 1);
-    run_train(b, 96 * unit, 0);
-    run_train(b, 96 * unit, 256 * unit);
+}
+
+static void all_trains(bench *b, size_t unit) {
+    for (int round = 0; round < 2 && !has_failed(b); round++) {
+        run_train(b, 96 * unit, 0);
+        run_train(b, 96 * unit, 256 * unit);
+    }
     for (size_t bytes = unit / 4; bytes <= 48 * unit && !has_failed(b); bytes *= 3)
         run_train(b, bytes, bytes * 8 / 3);
+}
+
+static void all_barriers(bench *b, size_t unit) {
+    (void)unit;
     run_series(b, "barrier", barrier, 0, 300);
+}
+
+static void all_sizes(bench *b, size_t unit) {
     for (size_t bytes = unit / 64; bytes <= 128 * unit && !has_failed(b); bytes *= 4) {
         run_series(b, "gather", gather, bytes, 40);
         run_series(b, "reduce", reduce, bytes, 40);
     }
+}
+
+static const struct {
+    const char *name;
+    void (*run)(bench *b, size_t unit);
+} parts[] = {
+    {"turns", all_turns}, {"train", all_trains}, {"barrier", all_barriers}, {"sizes", all_sizes}};
+enum { PARTS = sizeof parts / sizeof parts[0] };
+
+static void run_all(bench *b) {
+    const char *only = b->settings->only;
+    for (int i = 0; i < PARTS && !has_failed(b); i++)
+        if (only == NULL || strcmp(only, parts[i].name) == 0) parts[i].run(b, b->settings->unit);
 }
 
 static void run_rank(rank_context *context) {
@@ -357,6 +384,12 @@ int main(int argc, char **argv) {
             settings.unit = 4096;
         else if (strcmp(argv[i], "--flags-on-device") == 0)
             settings.flags_on_device = 1;
+        else if (strcmp(argv[i], "--one-by-one") == 0)
+            settings.one_by_one = 1;
+        else if (i + 1 < argc && strcmp(argv[i], "--pieces") == 0)
+            settings.piece_bytes = strtoull(argv[++i], NULL, 0);
+        else if (i + 1 < argc && strcmp(argv[i], "--only") == 0)
+            settings.only = argv[++i];
         else if (i + 1 < argc && strcmp(argv[i], "--ranks") == 0)
             options.count = atoi(argv[++i]);
         else if (i + 1 < argc && strcmp(argv[i], "--turn-bytes") == 0)
@@ -370,7 +403,9 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
-    (void)printf("%d ranks, flags on the %s, turns from %zu bytes on (0: none)\n", options.count,
-                 settings.flags_on_device ? "device" : "host", settings.turn_bytes);
+    (void)printf("%d ranks, flags on the %s, turns from %zu bytes on (0: none), else sources %s, "
+                 "reductions in pieces of %zu (0: whole)\n",
+                 options.count, settings.flags_on_device ? "device" : "host", settings.turn_bytes,
+                 settings.one_by_one ? "one by one" : "together", settings.piece_bytes);
     return ranks_run(&options, run_rank, &settings) != 0;
 }

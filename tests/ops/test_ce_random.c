@@ -356,6 +356,7 @@ static ce_world draw_world(uint64_t seed) {
     world.options.turn_bytes = (size_t)1 << random_below(&world.dice, 18);
     if (random_below(&world.dice, 2) == 0)
         world.options.piece_bytes = (size_t)16 << random_below(&world.dice, 8);
+    world.options.one_by_one = random_below(&world.dice, 2) == 0;
     world.options.flags_on_device = random_below(&world.dice, 2) == 0;
     return world;
 }
