@@ -33,7 +33,7 @@ class Part:
 
 
 def ctest(build: Path, name: str) -> list[str]:
-    """Return the command for one C test."""
+    """Return the command for the C tests of that name, a pattern."""
     command = ["ctest", "--test-dir", str(build), "--output-on-failure", "--no-tests=error"]
     return [*command, "-R", f"^gpu/{name}$"]
 
@@ -65,18 +65,21 @@ def parts_of(build: Path, gpus: int) -> list[Part]:
         Part("training", 2, 180, python_tests("training", "capture")),
         Part("memory", 2, 150, python_tests("memory", "use_after_release", "compile")),
         Part("deepcompile", 2, 150, python_tests("deepcompile_offload", "deepcompile_partitions")),
+        Part("communicators", 2, 180, ctest(build, "collectives_.*")),
+        Part("ranks", 2, 150, python_tests("gpu_ranks")),
         Part("memcheck", 2, 120, ctest(build, "memcheck")),
         Part("ce-abort", 2, 90, ctest(build, "test_ce_abort")),
-        Part("nccl", 2, 60, ctest(build, "test_collectives")),
         Part("device", 1, 90, ctest(build, "test_cuda_device")),
         Part("kernels", 1, 60, ctest(build, "cuda_kernels")),
         Part("equal", ALL, 150, python_tests("equal_to_unsharded")),
         Part("ce", ALL, 45, [*collectives, "--comm", "ce", *few]),
+        Part("ce-pieces", ALL, 45, [*collectives, "--comm", "ce", "--pieces", "65536", *few]),
         Part("ce-killed", ALL, 45, [*collectives, "--comm", "ce", "--mode", "killed"]),
         Part("nccl-killed", ALL, 60, [*collectives, "--comm", "nccl", "--mode", "killed"]),
     ]
     if gpus % 2 == 0 and gpus >= 4:
         found.append(Part("hierarchy", ALL, 60, [*collectives, "--comm", "hierarchy", *few]))
+        found.append(Part("nodes", ALL, 120, python_tests("hierarchy")))
     return found
 
 
