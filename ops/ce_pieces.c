@@ -15,7 +15,8 @@ static const pst_device_ops *ops_of(const pst__ce *ce) {
 pst_status pst__ce_pieces_open(pst__ce *ce) {
     pst__ce_pieces *own = &ce->pieces;
     if (own->bytes == 0) return PST_OK;
-    pst_status status = ops_of(ce)->stream_create(ce->device, 0, &own->adding);
+    /* Ahead of what computes: pulls wait for the sums. */
+    pst_status status = ops_of(ce)->stream_create(ce->device, -1, &own->adding);
     if (status == PST_OK) status = ops_of(ce)->event_create(ce->device, 0, &own->pulled);
     for (int i = 0; i < PST__CE_PIECES_IN_FLIGHT && status == PST_OK; i++) {
         status = ops_of(ce)->event_create(ce->device, 0, &own->arrived[i]);
