@@ -1,22 +1,31 @@
 """Training steps under DeepSpeed: plain ZeRO, DeepCompile, DeepCompile on Penstock.
 
-Each implementation is a process group of its own, since a process can hold only one set of the
-operators ``dc``. The groups share the GPUs: each warms up alone, then they take turns in timed
-rounds, the others idle, so that all see the same machine. A line of JSON an implementation.
+Each implementation is a job of its own, since a process can hold only one set of the operators
+``dc``. The jobs share the GPUs: they compile at the same time, profiling one after the other, and
+then take turns in timed rounds, the others idle, so that all see the same machine. A job that is
+not ready in time, or does not end a round in time, is ended and reported, and the rest goes on.
+
+    python bench/deepspeed_step.py --ranks 4 --layers 12 --sequence 1024 --results step.jsonl
+
+``--results`` gets a line of JSON a job and round, as they come; the table at the end says the
+medians and quartiles of all rounds. Stacks of a job that was late are in its log.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "deepspeed"))
+
+from jobs import Job, share_processors  # noqa: E402
 
 IMPLEMENTATIONS = ("zero", "deepcompile", "penstock")
 SHAPES = {
@@ -87,7 +96,7 @@ def make_engine(options: argparse.Namespace):
 
 
 class Steps:
-    """Training steps, their device times and their losses."""
+    """Training steps; what the last ones took, and the losses of all."""
 
     def __init__(self, engine, vocabulary: int, sequence: int) -> None:
         import torch
@@ -99,11 +108,12 @@ class Steps:
             for _ in range(BATCHES)
         ]
         self.losses: list = []
-        self.times: list[float] = []
-        self.host: list[float] = []
 
-    def run(self, count: int, timed: bool = False) -> None:
-        """Take that many steps; wait for the device only before and after them."""
+    def run(self, count: int) -> tuple[list[float], float]:
+        """Take that many steps; return their ms on the device and the mean on the host.
+
+        Waits for the device only before and after them.
+        """
         import torch
 
         events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
@@ -118,23 +128,50 @@ class Steps:
             self.losses.append(loss.detach())
             event.record()
         torch.cuda.synchronize()
-        if timed:
-            self.host.append((time.perf_counter() - begin) * 1e3 / count)
-            self.times += [a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)]
+        host = (time.perf_counter() - begin) * 1e3 / count
+        return [a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)], host
 
 
-def longest(times: list[float]) -> list[float]:
-    """Return each step's time on the rank where it took longest."""
+def longest(values: list[float]) -> list[float]:
+    """Return each value of the rank where it is largest."""
     import torch
     import torch.distributed as dist
 
-    all_ranks = torch.tensor(times, device="cuda")
+    all_ranks = torch.tensor(values, device="cuda")
     dist.all_reduce(all_ranks, dist.ReduceOp.MAX)
-    return all_ranks.tolist()
+    return [round(one, 2) for one in all_ranks.tolist()]
+
+
+def round_of(steps: Steps, options: argparse.Namespace, number: int) -> dict:
+    """Take a round's steps; return what they took and used, of all ranks together."""
+    import torch
+    import torch.distributed as dist
+
+    steps.run(2)
+    times, host = steps.run(options.steps)
+    peak = [torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB]
+    losses = torch.stack(steps.losses).float()
+    dist.all_reduce(losses)
+    return {
+        "implementation": options.implementation,
+        "stage": options.stage,
+        "layers": options.layers,
+        "sequence": options.sequence,
+        "ranks": dist.get_world_size(),
+        "round": number,
+        "times_ms": longest(times),
+        "host_ms": round(host, 2),
+        "peak_gib": longest(peak),
+        "retries": torch.cuda.memory_stats()["num_alloc_retries"],
+        "losses": [round(one, 5) for one in (losses / dist.get_world_size()).tolist()],
+    }
 
 
 def work(options: argparse.Namespace) -> None:
     """Be a rank: warm up, then run the rounds that are asked for on the turns' folder."""
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(max(options.ready_until - 5 - time.time(), 1))
+    begin = time.perf_counter()
     if options.implementation == "penstock":
         import penstock.deepspeed
 
@@ -142,49 +179,36 @@ def work(options: argparse.Namespace) -> None:
     import deepspeed
     import torch
     import torch.distributed as dist
+    from profiling_turn import ProfilingTurn
 
-    begin = time.perf_counter()
+    turns = Turns(Path(options.turns), options.implementation)
+    profiling = ProfilingTurn(turns.folder / "profiling")
+    if options.implementation != "zero":
+        profiling.install()
+    imported = time.perf_counter() - begin
     engine, vocabulary = make_engine(options)
+    made = time.perf_counter() - begin
     steps = Steps(engine, vocabulary, options.sequence)
     steps.run(WARM_UP)
-    warm = time.perf_counter() - begin
     dist.barrier()
     torch.cuda.reset_peak_memory_stats()
-    turns = Turns(Path(options.turns), options.implementation)
+    warm = {
+        "warm_up_s": round(time.perf_counter() - begin, 1),
+        "imported_s": round(imported, 1),
+        "made_s": round(made, 1),
+        "profiling_s": round(profiling.held_s, 1),
+        "waiting_to_profile_s": round(profiling.waited_s, 1),
+        "deepspeed": deepspeed.__version__,
+    }
     if dist.get_rank() == 0:
-        turns.finish(0)
+        turns.finish(0, warm)
     for number in range(1, options.rounds + 1):
+        faulthandler.cancel_dump_traceback_later()
         turns.wait(number)
-        steps.run(2)
-        steps.run(options.steps, timed=True)
-        dist.barrier()
+        faulthandler.dump_traceback_later(max(options.round_within - 2, 1))
+        found = round_of(steps, options, number)
         if dist.get_rank() == 0:
-            turns.finish(number)
-    times = longest(steps.times)
-    peak = longest(
-        [torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB]
-    )
-    losses = torch.stack(steps.losses).float()
-    dist.all_reduce(losses)
-    if dist.get_rank() == 0:
-        result = {
-            "implementation": options.implementation,
-            "stage": options.stage,
-            "layers": options.layers,
-            "sequence": options.sequence,
-            "ranks": dist.get_world_size(),
-            "step_ms": round(statistics.median(times), 2),
-            "host_ms": round(statistics.median(steps.host), 2),
-            "p90_ms": round(sorted(times)[int(0.9 * len(times))], 2),
-            "peak_allocated_gib": round(peak[0], 2),
-            "peak_reserved_gib": round(peak[1], 2),
-            "retries": torch.cuda.memory_stats()["num_alloc_retries"],
-            "warm_up_s": round(warm, 1),
-            "times_ms": [round(one, 2) for one in times],
-            "losses": [round(one, 5) for one in (losses / dist.get_world_size()).tolist()],
-            "deepspeed": deepspeed.__version__,
-        }
-        turns.result.write_text(json.dumps(result))
+            turns.finish(number, found)
     dist.barrier()
     os._exit(0)  # destroying the groups of a compiled engine is not what is measured
 
@@ -198,121 +222,147 @@ class Turns:
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
         self.name = name
-        self.result = folder / f"{name}.json"
 
     def start(self, number: int) -> None:
         """Let the implementation begin that round."""
         (self.folder / f"{self.name}.start.{number}").touch()
 
-    def finish(self, number: int) -> None:
-        """Say that the round is over; round 0 is the warm-up."""
-        (self.folder / f"{self.name}.end.{number}").touch()
-
     def wait(self, number: int) -> None:
         """Wait until the round is to begin."""
-        self._await(f"{self.name}.start.{number}", lambda: True)
-
-    def finished(self, number: int, alive: Callable[[], bool]) -> bool:
-        """Wait until the round is over; False if the implementation ended before."""
-        return self._await(f"{self.name}.end.{number}", alive)
-
-    def _await(self, name: str, alive: Callable[[], bool]) -> bool:
-        path = self.folder / name
-        while not path.exists():
-            if not alive():
-                return path.exists()
+        while not (self.folder / f"{self.name}.start.{number}").exists():
             time.sleep(0.01)
-        return True
+
+    def finish(self, number: int, found: dict) -> None:
+        """Say that the round is over, and what was found; round 0 is the warm-up."""
+        path = self.folder / f"{self.name}.end.{number}"
+        path.with_suffix(".part").write_text(json.dumps(found))
+        path.with_suffix(".part").rename(path)
+
+    def found(self, number: int) -> dict | None:
+        """Return what the round found, once it is over."""
+        path = self.folder / f"{self.name}.end.{number}"
+        return json.loads(path.read_text()) if path.exists() else None
 
 
-class Group:
-    """The processes of one implementation."""
+class Implementation:
+    """The job of one implementation."""
 
     def __init__(self, name: str, options: argparse.Namespace, given: list[str]) -> None:
         self.name = name
         self.turns = Turns(Path(options.turns), name)
-        self.end = time.monotonic() + options.deadline
-        launcher = f"-m torch.distributed.run --standalone --nproc-per-node {options.ranks}"
-        script = f"{__file__} --implementation {name} --turns {options.turns}"
-        with (Path(options.logs) / f"{name}.log").open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, *launcher.split(), *script.split(), *given],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self.rounds: list[dict] = []
+        self.log = Path(options.logs) / f"{name}.log"
+        script = [__file__, "--implementation", name, "--turns", options.turns]
+        self.job = Job(options.ranks, [sys.executable, *script, *given], self.log)
 
-    def alive(self) -> bool:
-        """Return whether it still runs; end it at the deadline."""
-        if time.monotonic() > self.end:
-            self.process.terminate()
-            return False
-        return self.process.poll() is None
+    def await_round(self, number: int, until: float) -> dict | None:
+        """Return what the round found; None, and the job is ended, if it died or is late."""
+        while (found := self.turns.found(number)) is None:
+            late = time.time() > until
+            if late or not self.job.runs():
+                what = "warm-up" if number == 0 else f"round {number}"
+                say(f"{self.name} {'is late' if late else 'died'} in its {what}: see {self.log}")
+                self.job.end()
+                return None
+            time.sleep(0.05)
+        return found
 
-    def result(self) -> dict | None:
-        """Wait for its end; return what it measured."""
-        self.process.wait()
-        path = self.turns.result
-        return json.loads(path.read_text()) if path.exists() else None
+
+def say(text: str) -> None:
+    """Print what happened, with the seconds since the beginning."""
+    print(f"[{time.monotonic() - BEGUN:6.1f} s] {text}", flush=True)
+
+
+BEGUN = time.monotonic()
 
 
 def direct(options: argparse.Namespace, given: list[str]) -> int:
-    """Start the groups, give them turns, print their results and ratios."""
-    groups = []
-    for name in options.only:
-        group = Group(name, options, given)
-        groups.append(group)
-        if not options.warm_together:
-            group.turns.finished(0, group.alive)
-    if options.warm_together:
-        for group in groups:
-            group.turns.finished(0, group.alive)
+    """Start the jobs, give them turns, print their results and ratios."""
+    share_processors(options.ranks * len(options.only), Path(options.turns) / "inductor")
+    all_of_them = [Implementation(name, options, given) for name in options.only]
+    try:
+        for one in all_of_them:
+            if warm := one.await_round(0, options.ready_until):
+                say(f"{one.name} ready: {json.dumps(warm)}")
+        measure([one for one in all_of_them if one.job.runs()], options)
+    finally:
+        for one in all_of_them:
+            one.job.end()
+    summarize(all_of_them)
+    return 0 if all(len(one.rounds) == options.rounds for one in all_of_them) else 1
+
+
+def measure(ready: list[Implementation], options: argparse.Namespace) -> None:
+    """Let those that are ready take turns, and keep what they find."""
+    until = time.time() + options.measure_within
     for number in range(1, options.rounds + 1):
-        for group in groups:
-            group.turns.start(number)
-            group.turns.finished(number, group.alive)
-    results = [(group.name, group.result()) for group in groups]
-    for name, result in results:
-        print(json.dumps(result) if result else f"{name} failed: see {name}.log", flush=True)
-    summarize([result for _, result in results if result])
-    return 0 if all(result for _, result in results) else 1
+        for one in [one for one in ready if one.job.runs()]:
+            if time.time() > until:
+                say(f"no time for {one.name}'s round {number}")
+                return
+            one.turns.start(number)
+            found = one.await_round(number, time.time() + options.round_within)
+            if found is None:
+                continue
+            one.rounds.append(found)
+            say(f"{one.name} round {number}: {statistics.median(found['times_ms']):.2f} ms")
+            if options.results:
+                with options.results.open("a") as file:
+                    file.write(json.dumps(found) + "\n")
 
 
-def summarize(results: list[dict]) -> None:
-    """Print a line an implementation, its time against the first one's."""
-    for one in results:
-        deviation = max(
-            abs(a - b) / abs(b) for a, b in zip(one["losses"], results[0]["losses"], strict=True)
+def summarize(implementations: list[Implementation]) -> None:
+    """Print a line each: its steps, its memory and its losses, beside those of the first."""
+    first = None
+    for one in implementations:
+        if not one.rounds:
+            print(f"{one.name:12} was not measured: see {one.log}")
+            continue
+        last = one.rounds[-1]
+        times = [ms for found in one.rounds for ms in found["times_ms"]]
+        low, median, high = statistics.quantiles(times, n=4)
+        first = first or {"name": one.name, "median": median, "losses": last["losses"]}
+        far = max(
+            abs(a - b) / abs(b) for a, b in zip(last["losses"], first["losses"], strict=False)
         )
         print(
-            f"{one['implementation']:12} stage {one['stage']} {one['layers']} layers "
-            f"sequence {one['sequence']}: {one['step_ms']:8.2f} ms "
-            f"(x{results[0]['step_ms'] / one['step_ms']:.2f}) "
-            f"peak {one['peak_allocated_gib']:6.2f} GiB, reserved {one['peak_reserved_gib']:6.2f}, "
-            f"losses within {deviation:.1e} of {results[0]['implementation']}'s"
+            f"{one.name:12} stage {last['stage']} {last['layers']} layers sequence "
+            f"{last['sequence']}: {median:8.2f} ms (quartiles {low:.2f}-{high:.2f}, {len(times)} "
+            f"steps, x{first['median'] / median:.2f} of {first['name']}), peak "
+            f"{last['peak_gib'][0]:.2f} GiB, reserved {last['peak_gib'][1]:.2f}, losses "
+            f"{last['losses'][0]:.3f} to {last['losses'][-1]:.3f}, within {far:.1e}"
         )
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and those that a rank is to get as well."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stage", type=int, default=3)
-    parser.add_argument("--shape", choices=SHAPES, default="8b")
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--sequence", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=15, help="timed steps a round")
-    parser.add_argument("--rounds", type=int, default=3)
-    own = argparse.ArgumentParser(parents=[parser], add_help=False, conflict_handler="resolve")
-    own.add_argument("--only", nargs="+", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
-    own.add_argument("--ranks", type=int, default=4)
-    own.add_argument("--warm-together", action="store_true", help="faster, less like a real job")
-    own.add_argument("--deadline", type=float, default=1800.0, help="seconds for each")
-    own.add_argument("--logs", default=".", help="the folder for what the groups print")
-    own.add_argument("--implementation", choices=IMPLEMENTATIONS, help="be a rank of this one")
-    own.add_argument("--turns", help="the folder of the turns")
-    options = own.parse_args()
-    given = []
-    for name in ("stage", "shape", "layers", "sequence", "steps", "rounds"):
-        given += [f"--{name}", str(getattr(options, name))]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    shared = [
+        parser.add_argument("--stage", type=int, default=3),
+        parser.add_argument("--shape", choices=SHAPES, default="8b"),
+        parser.add_argument("--layers", type=int, default=12),
+        parser.add_argument("--sequence", type=int, default=1024),
+        parser.add_argument("--steps", type=int, default=15, help="timed steps a round"),
+        parser.add_argument("--rounds", type=int, default=3),
+        parser.add_argument("--round-within", type=float, default=60.0, help="seconds"),
+    ]
+    parser.add_argument("--ready-within", type=float, default=900.0, help="seconds to warm up in")
+    parser.add_argument("--ready-until", type=float, help="that, as a point in time")
+    parser.add_argument("--measure-within", type=float, default=600.0, help="seconds, all rounds")
+    parser.add_argument("--only", nargs="+", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--results", type=Path, help="lines of JSON are appended here")
+    parser.add_argument("--logs", default=".", help="the folder for what the jobs print")
+    parser.add_argument("--implementation", choices=IMPLEMENTATIONS, help="be a rank of this one")
+    parser.add_argument("--turns", help="the folder of the turns")
+    options = parser.parse_args()
+    if options.ready_until is None:
+        options.ready_until = time.time() + options.ready_within
+    given = ["--ready-until", str(options.ready_until)]
+    for argument in shared:
+        given += [argument.option_strings[0], str(getattr(options, argument.dest))]
     return options, given
 
 
@@ -321,7 +371,7 @@ def main() -> int:
     options, given = parse()
     if options.implementation:
         work(options)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         options.turns = folder
         return direct(options, given)
 

@@ -1,17 +1,21 @@
 """Run the training script on DeepCompile's own runtime and on Penstock; compare the losses.
 
-A line a setting: the largest difference of the losses over all steps, and the last ones.
+A line a setting: the largest difference of the losses over all steps, and the last ones. Runs that
+are at work at the same time have GPUs of their own as far as there are any, and profile in turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Condition, Thread
+
+from jobs import Job, share_processors, visible_gpus
 
 SCRIPT = Path(__file__).parent / "train_qwen3.py"
 TOLERANCE = 2e-2  # of a loss, or of 1 where it is smaller: bfloat16 over 200 steps
@@ -29,25 +33,79 @@ SETTINGS = {
 }
 
 
-def train(setting: str, runtime: str, options: argparse.Namespace) -> list[float] | str:
-    """Return the losses of a run, or how it failed."""
-    name = f"{setting}-{runtime}"
-    path = Path(options.folder) / f"{name}.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(options.ranks), str(SCRIPT), str(path)]
+Run = tuple[str, str]  # a setting and a runtime
+Found = list[float] | str  # the losses of a run, or why there are none
+
+
+def start(run: Run, options: argparse.Namespace, gpus: list[str]) -> Job:
+    """Start a run on these GPUs."""
+    setting, runtime = run
+    folder = Path(options.folder)
+    losses = folder / f"{setting}-{runtime}.json"
+    losses.unlink(missing_ok=True)
+    command = [sys.executable, str(SCRIPT), str(losses)]
     command += SETTINGS[setting].split() + ["--steps", str(options.steps)]
+    command += ["--profiling-turn", str(folder / f"profiling-{'-'.join(gpus)}")]
+    command += ["--dump-after", str(max(options.deadline - 5, 1))]
     command += {"deepspeed": [], "penstock": ["--penstock"], "plain": ["--plain"]}[runtime]
-    with (Path(options.folder) / f"{name}.log").open("w") as log:
-        try:
-            subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, timeout=options.deadline, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"no end within {options.deadline} s"
-    return json.loads(path.read_text()) if path.exists() else f"failed: see {name}.log"
+    more = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    return Job(options.ranks, command, folder / f"{setting}-{runtime}.log", more)
 
 
-def compare(setting: str, runs: dict[str, list[float] | str]) -> tuple[bool, str]:
+def train(run: Run, options: argparse.Namespace, gpus: list[str]) -> Found:
+    """Run it to its end, or to its deadline."""
+    begun = time.monotonic()
+    until = min(begun + options.deadline, options.end)
+    if begun > options.end:
+        return "not begun: no time was left"
+    job = start(run, options, gpus)
+    while not job.is_over():
+        if time.monotonic() > until:
+            job.end()
+            return f"no end within {time.monotonic() - begun:.0f} s: see {job.log}"
+        time.sleep(0.1)
+    job.end()
+    path = job.log.with_suffix(".json")
+    return json.loads(path.read_text()) if path.exists() else f"failed: see {job.log}"
+
+
+def train_all(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Found]]]:
+    """Run every setting on both runtimes, some at a time; yield a setting when both are over."""
+    runtimes = (options.peer, "penstock")
+    waiting = [(setting, runtime) for setting in options.only for runtime in runtimes]
+    gpus = visible_gpus()
+    places = [gpus[i : i + options.ranks] for i in range(0, len(gpus), options.ranks)]
+    places = [place for place in places if len(place) == options.ranks] or [[]]
+    over: dict[Run, Found] = {}
+    told = Condition()
+
+    def work(place: list[str]) -> None:
+        while True:
+            with told:
+                if not waiting:
+                    return
+                run = waiting.pop(0)
+            found = train(run, options, place)
+            with told:
+                over[run] = found
+                told.notify()
+
+    share_processors(len(places) * options.together * options.ranks, Path(options.folder) / "cache")
+    for place in places * options.together:
+        Thread(target=work, args=(place,), daemon=True).start()
+    left = list(options.only)
+    while left:
+        with told:
+            ready = [one for one in left if all((one, runtime) in over for runtime in runtimes)]
+            if not ready:
+                told.wait()
+                continue
+        for setting in ready:
+            left.remove(setting)
+            yield setting, {runtime: over[setting, runtime] for runtime in runtimes}
+
+
+def compare(setting: str, runs: dict[str, Found]) -> tuple[bool, str]:
     """Return whether Penstock's losses are the peer's, and a line about it."""
     for name, run in runs.items():
         if isinstance(run, str):
@@ -66,23 +124,21 @@ def main() -> int:
     parser.add_argument("--peer", choices=("deepspeed", "plain"), default="deepspeed")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--together", type=int, default=2, help="runs at once")
-    parser.add_argument("--deadline", type=float, default=300.0, help="seconds a run")
+    parser.add_argument("--together", type=int, default=2, help="runs at once on the same GPUs")
+    parser.add_argument("--deadline", type=float, default=120.0, help="seconds a run")
+    parser.add_argument("--all-within", type=float, default=900.0, help="seconds, all runs")
     parser.add_argument("--folder", help="for logs and losses")
     options = parser.parse_args()
     options.folder = options.folder or tempfile.mkdtemp()
-    with ThreadPoolExecutor(options.together) as pool:
-        runs = {
-            (setting, runtime): pool.submit(train, setting, runtime, options)
-            for setting in options.only
-            for runtime in (options.peer, "penstock")
-        }
-        equal = True
-        for setting in options.only:
-            both = {name: runs[setting, name].result() for name in (options.peer, "penstock")}
-            right, line = compare(setting, both)
-            equal = equal and right
-            print("equal" if right else "WRONG", line, flush=True)
+    begun = time.monotonic()
+    options.end = begun + options.all_within
+    equal = True
+    for setting, runs in train_all(options):
+        right, line = compare(setting, runs)
+        equal = equal and right
+        print(
+            f"{time.monotonic() - begun:5.0f} s {'equal' if right else 'WRONG'} {line}", flush=True
+        )
     return 0 if equal else 1
 
 

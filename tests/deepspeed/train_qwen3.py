@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
+import time
 from pathlib import Path
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -15,9 +17,14 @@ parser.add_argument("--stage", type=int, default=3)
 parser.add_argument("--accumulation", type=int, default=1)
 parser.add_argument("--offload", choices=("nothing", "activations", "states", "optimizer"))
 parser.add_argument("--steps", type=int, default=200)
-parser.add_argument("--layers", type=int, default=4)
+parser.add_argument("--layers", type=int, default=2)
 parser.add_argument("--backend", default="inductor")
+parser.add_argument("--profiling-turn", help="a file: those that name it profile one at a time")
+parser.add_argument("--dump-after", type=float, help="print the stacks after so many seconds")
 options = parser.parse_args()
+if options.dump_after:
+    faulthandler.dump_traceback_later(options.dump_after)
+begun = time.perf_counter()
 
 if options.penstock:
     import penstock.deepspeed
@@ -29,9 +36,11 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import transformers  # noqa: E402
 from deepspeed.accelerator import get_accelerator  # noqa: E402
+from profiling_turn import ProfilingTurn  # noqa: E402
 
-SEQUENCE = 256
-VOCABULARY = 2048
+SEQUENCE = 128
+VOCABULARY = 1024
+WARM_UP = 8  # DeepCompile compiles again before the sixth step
 BATCHES = 8
 
 
@@ -77,9 +86,28 @@ def make_model() -> torch.nn.Module:
     return transformers.Qwen3ForCausalLM(shape)
 
 
+class Clock:
+    """Says on rank 0 how long everything took so far."""
+
+    def __init__(self, turn: ProfilingTurn) -> None:
+        self.turn = turn
+
+    def __call__(self, what: str) -> None:
+        if dist.get_rank() == 0:
+            profiling = (
+                f"profiling {self.turn.held_s:.1f} s, waiting for it {self.turn.waited_s:.1f} s"
+            )
+            print(f"{what} after {time.perf_counter() - begun:.1f} s, {profiling}", flush=True)
+
+
 def main() -> None:
     """Train."""
     deepspeed.init_distributed()
+    turn = ProfilingTurn(options.profiling_turn or os.devnull)
+    if options.profiling_turn and not options.plain:
+        turn.install()
+    say = Clock(turn)
+    say("imported")
     model = make_model()
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=configuration()
@@ -96,10 +124,13 @@ def main() -> None:
         engine.backward(loss)
         engine.step()
         losses.append(loss.detach().float())
+        if step == WARM_UP * options.accumulation:
+            say("warm")
     mean = torch.stack(losses)
     dist.all_reduce(mean)
     if dist.get_rank() == 0:
         options.losses.write_text(json.dumps((mean / dist.get_world_size()).tolist()))
+    say("trained")
     engine.destroy()
     dist.barrier()
     os._exit(0)  # DeepSpeed leaves groups behind whose end can hang

@@ -51,7 +51,7 @@ def python_tests(*names: str) -> list[str]:
 
 def deepspeed_tests(name: str) -> list[str]:
     """Return the command for a file of tests/deepspeed, several tests at a time."""
-    several = ["-n", "3"] if importlib.util.find_spec("xdist") else []
+    several = ["-n", "6"] if importlib.util.find_spec("xdist") else []
     return pytest(f"tests/deepspeed/{name}.py", "-k", "TestDeepCompile", *several)
 
 
@@ -60,8 +60,8 @@ def parts_of(build: Path, gpus: int) -> list[Part]:
     collectives = [str(build / "tests" / "gpu" / "gpu_test_collectives"), "--ranks", str(gpus)]
     few = ["--count", "300", "--largest", "8000000"]
     found = [
-        Part("deepspeed", 2, 280, deepspeed_tests("test_upstream")),
-        Part("deepspeed-tight", 2, 280, deepspeed_tests("test_upstream_tight")),
+        Part("deepspeed", 2, 240, deepspeed_tests("test_upstream")),
+        Part("deepspeed-tight", 2, 240, deepspeed_tests("test_upstream_tight")),
         Part("training", 2, 180, python_tests("training", "capture")),
         Part("memory", 2, 150, python_tests("memory", "use_after_release", "compile")),
         Part("deepcompile", 2, 150, python_tests("deepcompile_offload", "deepcompile_partitions")),
