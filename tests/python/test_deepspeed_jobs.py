@@ -1,6 +1,5 @@
 """What the runs under DeepSpeed share: their jobs, and the turn to profile."""
 
-import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -41,17 +40,21 @@ def test_a_job_is_over_when_one_rank_has_failed(tmp_path):
         assert not Path(f"/proc/{pid}").exists()
 
 
-def profile_in_turn(lock, record):
-    """Say when it begins and ends, several times; other ranks begin after rank 0 has the turn."""
+def profile_in_turn(lock, record, me, other):
+    """Say when it begins and ends, several times, beside another job that does the same."""
     import torch.distributed as dist
 
     def work():
         if dist.get_rank() == 0:
-            append(record, f"{os.getpid()} begins")
-        dist.barrier()
+            append(record, f"{me.name} begins")
+        for _ in range(10):
+            dist.barrier()
         if dist.get_rank() == 0:
-            append(record, f"{os.getpid()} ends")
+            append(record, f"{me.name} ends")
 
+    me.touch()
+    while not other.exists():
+        time.sleep(0.01)
     turn = ProfilingTurn(lock)
     for _ in range(20):
         turn.around(work)()
@@ -59,21 +62,24 @@ def profile_in_turn(lock, record):
 
 
 def append(record, line):
-    with Path(record).open("a") as file:
+    with record.open("a") as file:
         file.write(line + "\n")
 
 
 def test_jobs_that_name_the_same_lock_profile_one_at_a_time(tmp_path):
-    lock, record = str(tmp_path / "lock"), str(tmp_path / "record")
+    lock, record, names = tmp_path / "lock", tmp_path / "record", [tmp_path / "a", tmp_path / "b"]
     jobs = [World(2), World(2)]
     try:
         with ThreadPoolExecutor(2) as pool:
-            turns = list(pool.map(lambda job: job.run(profile_in_turn, lock, record), jobs))
+            both = [
+                pool.submit(job.run, profile_in_turn, lock, record, me, other)
+                for job, me, other in zip(jobs, names, names[::-1], strict=True)
+            ]
+            assert [one.result() for one in both] == [[20, 20], [20, 20]]
     finally:
         for job in jobs:
             job.close()
-    assert turns == [[20, 20], [20, 20]]
-    lines = Path(record).read_text().splitlines()
+    lines = record.read_text().splitlines()
     assert len(lines) == 80
     for begins, ends in zip(lines[::2], lines[1::2], strict=True):
         assert (begins.split()[1], ends.split()[1]) == ("begins", "ends")
