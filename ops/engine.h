@@ -31,11 +31,13 @@ typedef struct pst__group {
     char *name;
     const char *wait_name; /* interned */
     pst_dtype dtype, gather_dtype, reduce_dtype;
+    int forward_only;
     pst__layout layout;
 
     void *shard; /* the caller's */
     int is_bound;
-    pst_lease copy;  /* of the shard in gather_dtype, where that differs */
+    pst_lease
+        copy; /* of the shard in gather_dtype; where that is its own dtype, the shard's place */
     int copy_is_old; /* the shard changed since it was cast */
 
     pst__gather_state state;
@@ -155,6 +157,7 @@ struct pst_zero {
     size_t lost; /* collectives that no abort could end: nothing of the engine is ever freed */
     pst_arena *gathered;
     pst_arena *staging; /* scratch of collectives */
+    pst_arena *places;  /* of shards, and */
     pst_arena *sources; /* communication copies and buckets: what peers read */
     pst_buckets *buckets;
     uint64_t
@@ -219,6 +222,8 @@ int pst__zero_wait_compute(pst_zero *engine, uint64_t patience_ns);
 
 /* ---- seal.c ---------------------------------------------------------------------------------- */
 void pst__seal_free(pst_zero *engine);
+/* Its copy's memory is a place for the shard itself. */
+int pst__has_place(const pst__group *group);
 
 /* ---- gather.c -------------------------------------------------------------------------------- */
 /* Issues the gather of a group unless it is gathered and up to date. `offset`: where a plan wants
@@ -233,8 +238,9 @@ pst_status pst__gather_wait(pst_zero *engine, pst__group *group);
 pst_status pst__gather_settle(pst_zero *engine);
 /* The communication copies of all groups whose shard changed, in one go. */
 pst_status pst__gather_refresh(pst_zero *engine);
-/* Compute waits until no peer reads what this rank gathers from any more: the caller may write the
- * shards. */
+/* Compute waits until no peer reads sources of gathers that were issued so far. */
+pst_status pst__gather_guard_sources(pst_zero *engine);
+/* The same where peers read shards themselves: the caller may write them. */
 pst_status pst__gather_guard_shards(pst_zero *engine);
 
 /* ---- backward.c ------------------------------------------------------------------------------ */

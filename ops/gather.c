@@ -5,12 +5,12 @@
 
 /* ---- communication copies -------------------------------------------------------------------- */
 
+/* A shard that lies in its place is read there. */
 static int has_copy(const pst__group *group) {
-    return group->copy.memory != NULL;
+    return group->copy.memory != NULL && group->copy.memory != group->shard;
 }
 
-/* Behind this, no peer reads sources of gathers that were issued so far. */
-static pst_status guard_sources(pst_zero *engine) {
+pst_status pst__gather_guard_sources(pst_zero *engine) {
     pst_comm *comm = engine->queues[PST__GATHER_LANE].comm;
     if (comm->ops->source_wait == NULL || engine->gather_ticket == 0) return PST_OK;
     pst_status status = comm->ops->source_wait(comm, engine->compute, engine->gather_ticket);
@@ -21,7 +21,7 @@ static pst_status guard_sources(pst_zero *engine) {
 
 static pst_status cast_copies(pst_zero *engine, size_t count) {
     pst_device *device = engine->device;
-    pst_status status = guard_sources(engine);
+    pst_status status = pst__gather_guard_sources(engine);
     if (status != PST_OK) return status;
     status = device->ops->cast_scale_copy(device, engine->compute, engine->casts, count, 1.0);
     if (status != PST_OK)
@@ -61,7 +61,7 @@ static pst_status refresh_copy(pst_zero *engine, pst__group *group) {
 
 pst_status pst__gather_guard_shards(pst_zero *engine) {
     for (size_t i = 0; i < engine->group_count; i++)
-        if (!has_copy(&engine->groups[i])) return guard_sources(engine);
+        if (!has_copy(&engine->groups[i])) return pst__gather_guard_sources(engine);
     return PST_OK;
 }
 

@@ -157,7 +157,7 @@ pst_status pst_zero_end_forward(pst_zero *engine) {
     history->forward_count = history->current.count;
     if (pass->grad) {
         pass->backward_plan = pass->plan;
-        return PST_OK;
+        return pst__gather_guard_shards(engine);
     }
     status = pst__gather_settle(engine);
     if (status == PST_OK) status = pst__gather_guard_shards(engine);

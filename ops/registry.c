@@ -157,6 +157,7 @@ static pst_status build_group(pst_zero *engine, pst__group *group,
     *group = (pst__group){.dtype = options->dtype,
                           .gather_dtype = options->gather_dtype,
                           .reduce_dtype = options->reduce_dtype,
+                          .forward_only = options->forward_only != 0,
                           .copy_is_old = 1};
     group->layout.element_bytes = pst_dtype_size(options->dtype);
     group->layout.gather_element_bytes = pst_dtype_size(options->gather_dtype);

@@ -28,26 +28,50 @@ static pst_status alloc_tables(pst_zero *engine) {
         engine->held == NULL)
         return PST_ENOMEM;
     pst_status status = pst__order_alloc(engine->heap, &engine->order, count);
-    for (size_t i = 0; status == PST_OK && i < count; i++)
+    for (size_t i = 0; status == PST_OK && i < count; i++) {
         engine->order.bytes[i] = engine->groups[i].layout.gathered_bytes;
+        engine->need[i] = engine->groups[i].forward_only ? PST__NEED_NONE : PST__NEED_UNKNOWN;
+    }
     return status;
 }
 
 /* ---- what peers read ------------------------------------------------------------------------- */
 
-/* A group has a communication copy where it is gathered in another dtype than its shard has, and
- * where peers read from memory that was opened to them. */
+/* A group has a communication copy where it is gathered in another dtype than its shard has. Where
+ * peers read from memory that was opened to them, a group without one has a place for its shard; a
+ * shard that lies elsewhere is copied to it. */
+static int has_own_dtype(const pst__group *group) {
+    return group->gather_dtype == group->dtype;
+}
+
+int pst__has_place(const pst__group *group) {
+    return group->copy.memory != NULL && has_own_dtype(group);
+}
+
+static pst_arena *arena_of(const pst_zero *engine, const pst__group *group) {
+    return has_own_dtype(group) ? engine->places : engine->sources;
+}
+
 static size_t copy_bytes(const pst_zero *engine, const pst__group *group) {
     const pst_comm_ops *ops = engine->options.gather_comm->ops;
-    if (group->gather_dtype == group->dtype && ops->open_memory == NULL) return 0;
+    if (has_own_dtype(group) && ops->open_memory == NULL) return 0;
     return group->layout.shard_elements * group->layout.gather_element_bytes;
+}
+
+/* Of all groups whose copies lie in this arena. */
+static size_t arena_bytes(const pst_zero *engine, const pst_arena *arena) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < engine->group_count; i++)
+        if (arena_of(engine, &engine->groups[i]) == arena)
+            bytes += pst__round_up(copy_bytes(engine, &engine->groups[i]), PST_ARENA_ALIGNMENT);
+    return bytes;
 }
 
 static pst_status alloc_copies(pst_zero *engine) {
     for (size_t i = 0; i < engine->group_count; i++) {
         pst__group *group = &engine->groups[i];
         pst_status status =
-            pst_arena_acquire(engine->sources, copy_bytes(engine, group), &group->copy);
+            pst_arena_acquire(arena_of(engine, group), copy_bytes(engine, group), &group->copy);
         if (status != PST_OK) return status;
     }
     return PST_OK;
@@ -88,22 +112,27 @@ static pst_status open_memory(pst_zero *engine, pst_comm *comm, const pst_lease 
  * more than what is asked for where that is little. */
 #define LEAST_OPENED ((size_t)16 << 20)
 
-/* On an asynchronous device all sources lie in one segment, at the same offsets on all ranks. */
-static pst_status alloc_sources(pst_zero *engine) {
+/* An arena's only segment, which peers read: at the same offsets on all ranks. */
+static pst_status add_opened(pst_zero *engine, pst_arena *arena, size_t bytes) {
     pst_lease whole;
-    size_t bytes = bucket_bytes(engine);
-    if (!engine->asynchronous) return PST_OK;
-    for (size_t i = 0; i < engine->group_count; i++)
-        bytes += pst__round_up(copy_bytes(engine, &engine->groups[i]), PST_ARENA_ALIGNMENT);
     if (bytes == 0) return PST_OK;
     if (engine->options.segment_alloc != NULL && bytes < LEAST_OPENED) bytes = LEAST_OPENED;
-    pst_status status = pst_arena_add_segment(engine->sources, bytes);
-    if (status == PST_OK) status = pst_arena_acquire_at(engine->sources, 0, bytes, &whole);
+    pst_status status = pst_arena_add_segment(arena, bytes);
+    if (status == PST_OK) status = pst_arena_acquire_at(arena, 0, bytes, &whole);
     if (status != PST_OK) return status;
-    pst_arena_release(engine->sources, &whole, NULL);
+    pst_arena_release(arena, &whole, NULL);
     status = open_memory(engine, engine->options.gather_comm, &whole);
     if (status != PST_OK || engine->one_comm) return status;
     return open_memory(engine, engine->options.reduce_comm, &whole);
+}
+
+/* Shards may outlive the engine where the caller keeps their segment: so it is theirs alone. */
+static pst_status alloc_sources(pst_zero *engine) {
+    if (!engine->asynchronous) return PST_OK;
+    pst_status status = add_opened(engine, engine->places, arena_bytes(engine, engine->places));
+    if (status != PST_OK) return status;
+    return add_opened(engine, engine->sources,
+                      bucket_bytes(engine) + arena_bytes(engine, engine->sources));
 }
 
 static pst_status refill(void *context, uint64_t id, pst_stream *stream) {
@@ -162,7 +191,8 @@ static pst_status alloc_large(pst_zero *engine) {
 static void free_copies(pst_zero *engine) {
     for (size_t i = 0; i < engine->group_count; i++) {
         pst__group *group = &engine->groups[i];
-        if (group->copy.memory != NULL) pst_arena_release(engine->sources, &group->copy, NULL);
+        if (group->copy.memory != NULL)
+            pst_arena_release(arena_of(engine, group), &group->copy, NULL);
         group->copy = (pst_lease){0};
     }
 }

@@ -2,6 +2,12 @@
 
 #include <string.h>
 
+static size_t reserved_by(const pst_arena *arena) {
+    pst_arena_stats stats;
+    pst_arena_get_stats(arena, &stats);
+    return stats.reserved;
+}
+
 void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats) {
     pst__stalls_collect(&engine->stalls);
     *stats = engine->stats;
@@ -12,6 +18,9 @@ void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats) {
     pst_arena_get_stats(engine->gathered, &arena);
     stats->arena_peak = arena.peak;
     stats->arena_reserved = arena.reserved;
+    stats->places_reserved = reserved_by(engine->places);
+    stats->sources_reserved = reserved_by(engine->sources);
+    stats->staging_reserved = reserved_by(engine->staging);
 }
 
 void pst_zero_reset_stats(pst_zero *engine) {

@@ -178,6 +178,7 @@ static pst_status build(pst_zero *engine) {
         status = pst_graph_create(engine->runtime, PST_GRAPH_GROWING, engine->name, &engine->graph);
     if (status == PST_OK) status = create_arena(engine, "gathered", &engine->gathered);
     if (status == PST_OK) status = create_arena(engine, "staging", &engine->staging);
+    if (status == PST_OK) status = create_arena(engine, "places", &engine->places);
     if (status == PST_OK) status = create_arena(engine, "sources", &engine->sources);
     if (status == PST_OK)
         status = engine->device->ops->event_create(engine->device, 0, &engine->shards_ready);
@@ -223,12 +224,38 @@ static void mark_stale(pst__group *group) {
     group->copy_is_old = 1;
 }
 
+pst_status pst_zero_shard_place(pst_zero *engine, uint32_t index, void **memory) {
+    pst_status status = pst__zero_check(engine, index);
+    if (status != PST_OK) return status;
+    if (memory == NULL) return PST_EINVAL;
+    const pst__group *group = &engine->groups[index];
+    *memory = pst__has_place(group) ? group->copy.memory : NULL;
+    return PST_OK;
+}
+
+/* A part of its place that is copied to all of it would spoil itself. */
+static int is_askew(const pst__group *group, const void *shard) {
+    const uintptr_t place = (uintptr_t)group->copy.memory, begin = (uintptr_t)shard;
+    const size_t bytes = group->layout.shard_elements * group->layout.element_bytes;
+    return pst__has_place(group) && begin != place && begin < place + bytes &&
+           place < begin + bytes;
+}
+
 pst_status pst_zero_bind_shard(pst_zero *engine, uint32_t index, void *shard) {
     pst_status status = pst__zero_check(engine, index);
     if (status != PST_OK) return status;
     pst__group *group = &engine->groups[index];
     if (shard == NULL && group->layout.shard_elements > 0)
         return pst__zero_fail(engine, PST_EINVAL, "group '%s': its shard is NULL", group->name);
+    if (is_askew(group, shard))
+        return pst__zero_fail(engine, PST_EINVAL,
+                              "group '%s': its shard overlaps its place %p: bind it there, or "
+                              "outside of it",
+                              group->name, group->copy.memory);
+    /* Peers may still read the copy in the place that the shard now comes to lie in. */
+    if (pst__has_place(group) && shard == group->copy.memory && group->is_bound)
+        status = pst__gather_guard_sources(engine);
+    if (status != PST_OK) return status;
     group->shard = shard;
     group->is_bound = 1;
     mark_stale(group);
@@ -255,6 +282,7 @@ void pst__zero_free(pst_zero *engine) {
     pst__stalls_free(&engine->stalls);
     pst_arena_destroy(engine->gathered);
     pst_arena_destroy(engine->staging);
+    pst_arena_destroy(engine->places);
     pst_arena_destroy(engine->sources);
     (void)pst_graph_destroy(engine->graph);
     pst__registry_free(engine);

@@ -104,6 +104,9 @@ typedef struct pst_group_options {
                                where both are floats of 16 bits or more */
     pst_dtype reduce_dtype; /* in which gradients travel; they are summed in fp32. Where a parameter
                                is trainable, it and `dtype` are floats of 16 bits or more */
+    int forward_only;       /* backwards need its gradients alone, not its values (the rows of an
+                               embedding): they gather it only where they use it, and from the
+                               first use on all ranks must do so alike */
 } pst_group_options;
 
 /* A parameter may be in several groups of different gather_dtype: it has one state for each
@@ -137,8 +140,17 @@ PST_API pst_status pst_zero_group_layout(const pst_zero *engine, uint32_t group,
 PST_API pst_status pst_zero_parameter_layout(const pst_zero *engine, uint32_t group,
                                              uint32_t parameter, pst_parameter_layout *layout);
 
-/* The flat shard of a group: layout.shard_bytes of zero-padded device memory, owned by the caller,
- * alive as long as the engine. May be called again when it moved; the group counts as updated. */
+/* Where the shard of a group is best bound: device memory of layout.shard_bytes, not cleared, from
+ * where peers read it. It is the engine's, and freed with it, by segment_free if that is set. The
+ * engine copies a shard that lies elsewhere to this place after each update. *memory is NULL where
+ * shards have no such place: if the communicator reads any memory, and of a group that is gathered
+ * in another dtype. PST_ESTATE before seal. */
+PST_API pst_status pst_zero_shard_place(pst_zero *engine, uint32_t group, void **memory);
+
+/* The flat shard of a group: layout.shard_bytes of zero-padded device memory, its place or owned by
+ * the caller, alive as long as the engine. May be called again when it moves, between passes and
+ * before anything is written to a place that it moves to; the group counts as updated. PST_EINVAL:
+ * a part of its place. */
 PST_API pst_status pst_zero_bind_shard(pst_zero *engine, uint32_t group, void *shard);
 
 /* ---- a pass ---------------------------------------------------------------------------------- */
@@ -166,7 +178,8 @@ PST_API pst_status pst_zero_wait(pst_zero *engine, uint32_t group, void **memory
  * work so far, unless stage or plan keep it. */
 PST_API pst_status pst_zero_release(pst_zero *engine, uint32_t group);
 
-/* With grad = 0 this ends the pass, and waits for gathers that no use has waited for. */
+/* The compute lane waits for peers that still read shards. With grad = 0 this ends the pass, and
+ * waits for gathers that no use has waited for. */
 PST_API pst_status pst_zero_end_forward(pst_zero *engine);
 
 /* A backward begins. reduce = 0: gradients stay with the caller (accumulation without
@@ -239,8 +252,8 @@ typedef struct pst_zero_stats {
                             communication; on others for a launch only */
     uint64_t exposed_gather_ns, exposed_reduce_ns;
     uint64_t forwards, backwards, planned_passes, deviations, prefetches;
-    size_t arena_peak, arena_reserved, bucket_peak;
-    size_t plan_peak, plan_lower_bound; /* of the training plan; 0 before it */
+    size_t arena_peak, arena_reserved, bucket_peak; /* of gathered groups; of gradient buckets */
+    size_t plan_peak, plan_lower_bound;             /* of the training plan; 0 before it */
     uint64_t late_launches; /* asynchronous devices: waits for a collective not launched by then */
     /* Asynchronous devices with timed events, see options.time_waits: how long the compute stream
      * stood still for gathers and reductions, by the device's own clock, from an event before each
@@ -249,6 +262,9 @@ typedef struct pst_zero_stats {
     uint64_t device_gather_ns, device_reduce_ns;
     uint64_t timed_waits;   /* that these are the sum of */
     uint64_t untimed_waits; /* that are missing in them: too many at once, or an event failed */
+    /* Bytes reserved, beside arena_reserved: for shards (pst_zero_shard_place); for communication
+     * copies and buckets; for what reductions bring together before they sum it. */
+    size_t places_reserved, sources_reserved, staging_reserved;
 } pst_zero_stats;
 PST_API void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats);
 PST_API void pst_zero_reset_stats(pst_zero *engine);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #define BOARD_RANKS 4
+#define OPENED      4
 
 /* A ticket on the board. */
 typedef struct board_ticket {
@@ -39,8 +40,8 @@ typedef struct async_comm {
     board *board;
     async_device *async;
     char text[256];
-    char *opened; /* to the peers: what they read where it is */
-    size_t opened_bytes;
+    char *opened[OPENED]; /* to the peers: what they read where it is */
+    size_t opened_bytes[OPENED], opened_count;
     size_t source_waits; /* asked for so far */
 } async_comm;
 
@@ -82,13 +83,19 @@ static inline int board_differ(const pst_collective *a, const pst_collective *b)
            a->segment_count != b->segment_count;
 }
 
+static inline int is_opened(const async_comm *comm, const char *source) {
+    for (size_t i = 0; i < comm->opened_count; i++)
+        if (source >= comm->opened[i] && source < comm->opened[i] + comm->opened_bytes[i]) return 1;
+    return 0;
+}
+
 /* A small source that is not opened to peers is copied, and free when the collective has ended. */
 static inline void board_copy_source(board_ticket *ticket, const async_comm *comm) {
     const int rank = comm->comm.rank;
     pst_collective *posted = &ticket->posted[rank];
     const char *source = posted->source;
     if (comm->ops.source_wait == NULL || posted->kind != PST_ALL_GATHER || source == NULL ||
-        (source >= comm->opened && source < comm->opened + comm->opened_bytes))
+        is_opened(comm, source))
         return;
     ticket->copies[rank] = malloc(posted->source_bytes + 1);
     memcpy(ticket->copies[rank], source, posted->source_bytes);
@@ -316,10 +323,13 @@ static inline pst_status async_combine(pst_comm *comm, const pst_collective *col
 static inline pst_status async_open_memory(pst_comm *comm, void *memory, size_t bytes) {
     async_comm *self = async_comm_of(comm);
     (void)pthread_mutex_lock(&self->board->lock); /* the device may be looking at a source */
-    self->opened = memory;
-    self->opened_bytes = bytes;
+    const int has_room = self->opened_count < OPENED;
+    if (has_room) {
+        self->opened[self->opened_count] = memory;
+        self->opened_bytes[self->opened_count++] = bytes;
+    }
     (void)pthread_mutex_unlock(&self->board->lock);
-    return PST_OK;
+    return has_room ? PST_OK : PST_ENOMEM;
 }
 
 static inline pst_status async_source_wait(pst_comm *comm, pst_stream *stream, uint64_t ticket) {

@@ -23,7 +23,9 @@ typedef struct model {
     int stage;
     uint32_t prefetch_ahead;
     size_t prefetch_bytes, bucket_bytes, part_bytes;
-    int device_segments; /* the device keeps memory as long as peers see it */
+    int device_segments;   /* the device keeps memory as long as peers see it */
+    unsigned forward_only; /* groups, by bit, whose values backwards do not need */
+    int in_place;          /* shards lie where peers read them, if there is such a place */
     int one_comm, pumped;
     uint64_t deadline_ns, watchdog_ns;                          /* a watchdog poisons */
     enum { ON_HOST = 0, ON_ASYNC, ON_ONE_SIDED, ON_CE } device; /* and what communicators */

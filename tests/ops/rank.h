@@ -34,6 +34,7 @@ typedef struct rank_state {
     char group_names[MOST_GROUPS][24];
     pst_group_layout layouts[MOST_GROUPS];
     float *shards[MOST_GROUPS], *targets[MOST_GROUPS];
+    int is_in_place[MOST_GROUPS];
     int has_target[MOST_GROUPS];           /* gradients of earlier backwards are in it */
     pst_status target_status[MOST_GROUPS]; /* what asking for it answers */
     int consumed[MOST_GROUPS];
@@ -192,7 +193,8 @@ static inline pst_status add_group(rank_state *state, size_t index) {
                                  .parameter_count = model->first[index + 1] - model->first[index],
                                  .dtype = PST_FLOAT32,
                                  .gather_dtype = model->gather_dtype,
-                                 .reduce_dtype = model->reduce_dtype};
+                                 .reduce_dtype = model->reduce_dtype,
+                                 .forward_only = (int)(model->forward_only >> index & 1u)};
     return pst_zero_add_group(state->engine, &options, &state->groups[index]);
 }
 
@@ -242,8 +244,15 @@ typedef struct at_version {
     const char *memory;
 } at_version;
 
+/* Where the shards lie when compute is told to write them: they may move before it does. */
+typedef struct shard_write {
+    rank_state *state;
+    uint64_t version;
+    float *shards[MOST_GROUPS];
+} shard_write;
+
 static inline pst_status write_shards_now(void *argument) {
-    const at_version *wanted = argument;
+    const shard_write *wanted = argument;
     const rank_state *state = wanted->state;
     const model *model = state->model;
     for (size_t g = 0; g < model->group_count; g++)
@@ -252,7 +261,7 @@ static inline pst_status write_shards_now(void *argument) {
             (void)pst_zero_parameter_layout(state->engine, state->groups[g], state->parameters[p],
                                             &layout);
             size_t width = model->shapes[p].row_elements;
-            float *rows = state->shards[g] + layout.shard_offset / sizeof(float);
+            float *rows = wanted->shards[g] + layout.shard_offset / sizeof(float);
             for (size_t i = 0; i < layout.shard_rows * width; i++)
                 rows[i] = value_of(wanted->version, p, layout.first_row * width + i);
         }
@@ -260,15 +269,25 @@ static inline pst_status write_shards_now(void *argument) {
 }
 
 static inline void write_shards(rank_state *state) {
-    const at_version now = {.state = state, .version = state->version};
+    shard_write now = {.state = state, .version = state->version};
+    memcpy(now.shards, state->shards, sizeof now.shards);
     on_compute(state, write_shards_now, &now, sizeof now);
+}
+
+static inline void find_shard(rank_state *state, size_t g) {
+    void *place = NULL;
+    if (state->model->in_place)
+        CHECK_OK(pst_zero_shard_place(state->engine, state->groups[g], &place));
+    state->is_in_place[g] = place != NULL;
+    state->shards[g] = place != NULL ? place : calloc(1, state->layouts[g].shard_bytes + 1);
 }
 
 static inline void bind_all(rank_state *state) {
     for (size_t g = 0; g < state->model->group_count; g++) {
         pst_group_layout *layout = &state->layouts[g];
         CHECK_OK(pst_zero_group_layout(state->engine, state->groups[g], layout));
-        state->shards[g] = calloc(1, layout->shard_bytes + 1);
+        find_shard(state, g);
+        CHECK_FINE();
         state->targets[g] = malloc(layout->gradient_bytes + 1);
         memset(state->targets[g], 0xff, layout->gradient_bytes + 1);
         CHECK_OK(pst_zero_bind_shard(state->engine, state->groups[g], state->shards[g]));
@@ -384,6 +403,10 @@ static inline void report(rank_state *state, size_t g) {
 }
 
 static inline void backward_use(rank_state *state, size_t g) {
+    if (state->model->forward_only >> g & 1u) {
+        report(state, g);
+        return;
+    }
     begin_use(state, g);
     CHECK_FINE();
     report(state, g);

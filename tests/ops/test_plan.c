@@ -137,6 +137,10 @@ static void an_outer_group_comes_first_in_the_backward_and_lives_longest(void **
 
 /* ---- in an engine ---------------------------------------------------------------------------- */
 
+static float mean_of_step_1(const rank_state *state, size_t parameter, size_t element) {
+    return mean_gradient(state->world, ~0u, 1, parameter, element);
+}
+
 static void train(rank_state *state, int passes) {
     for (int pass = 0; pass < passes; pass++) {
         forward(state, 1);
@@ -180,6 +184,40 @@ static void gathers_ahead_from_the_second_pass_on(void **unused) {
     run_ranks(1, &model, look_ahead, NULL);
     run_ranks(2, &model, look_ahead, NULL);
     run_ranks(4, &model, look_ahead, NULL);
+}
+
+/* The first group is the last one of the backward. */
+static void go_without_values(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (int pass = 0; pass < 3; pass++) {
+        pst_zero_reset_stats(state->engine);
+        fresh_targets(state);
+        train(state, 1);
+        CHECK_FINE();
+        check_gradients(state, mean_of_step_1);
+        CHECK_FINE();
+        const pst_zero_stats stats = stats_of(state);
+        CHECK(stats.gathers == (pass == 0 ? 11 : 8)); /* with a plan 5, 4 and 3 are kept */
+        CHECK(stats.deviations == 0);
+    }
+    CHECK_OK(pst_zero_begin_forward(state->engine, 1)); /* it may be used there after all */
+    for (size_t g = 0; g < 6; g++)
+        use(state, g);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_end_forward(state->engine));
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    use(state, 0);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_end_backward(state->engine));
+}
+
+static void a_backward_does_not_gather_what_is_needed_in_forwards_only(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 6, 64);
+    model.forward_only = 1;
+    run_ranks(1, &model, go_without_values, NULL);
+    run_ranks(4, &model, go_without_values, NULL);
 }
 
 static void watch_bytes(rank_state *state) {
@@ -268,10 +306,6 @@ static void prefetched_groups_that_nobody_uses_come_back(void **unused) {
     (void)unused;
     model model = chain_model(3, 6, 16);
     run_ranks(2, &model, stop_early, NULL);
-}
-
-static float mean_of_step_1(const rank_state *state, size_t parameter, size_t element) {
-    return mean_gradient(state->world, ~0u, 1, parameter, element);
 }
 
 static void mix_passes(rank_state *state) {
@@ -404,6 +438,7 @@ int main(void) {
         cmocka_unit_test(refuses_what_is_no_pass),
         cmocka_unit_test(an_outer_group_comes_first_in_the_backward_and_lives_longest),
         cmocka_unit_test(gathers_ahead_from_the_second_pass_on),
+        cmocka_unit_test(a_backward_does_not_gather_what_is_needed_in_forwards_only),
         cmocka_unit_test(gathered_bytes_stay_within_the_budget),
         cmocka_unit_test(another_path_is_noticed_and_recorded_anew),
         cmocka_unit_test(prefetched_groups_that_nobody_uses_come_back),

@@ -24,6 +24,8 @@ static model random_model(uint64_t *dice) {
     model.bucket_bytes = draw(dice, 2) * 128 * (1 + draw(dice, 20));
     model.part_bytes = draw(dice, 2) * 128 * (1 + draw(dice, 4));
     model.one_comm = draw(dice, 4) == 0;
+    model.in_place = draw(dice, 2) == 0;
+    model.forward_only = (unsigned)(draw(dice, 2) * draw(dice, 1u << groups));
     model.delay_us = (unsigned)(draw(dice, 3) * draw(dice, 30));
     model.seed = *dice;
     return model;
@@ -172,9 +174,17 @@ static void compare(program *program) {
         }
 }
 
+/* Other values, after any pass. */
+static void change(program *program) {
+    if (program->state->failure[0] == '\0' && draw(&program->dice, 4) == 0) update(program->state);
+}
+
 static void run_step(program *program, uint64_t step) {
     if (draw(&program->dice, 3) == 0) draw_uses(program);
     if (draw(&program->dice, 3) == 0) run_forward(program, 0);
+    change(program);
+    if (draw(&program->dice, 4) == 0) run_forward(program, 1);
+    change(program);
     run_forward(program, 1);
     if (draw(&program->dice, 4) == 0) run_forward(program, 1);
     if (draw(&program->dice, 4) == 0) run_forward(program, 0);
