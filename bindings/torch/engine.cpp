@@ -85,7 +85,7 @@ uint32_t Engine::add_parameter(const std::string &name, size_t rows, size_t row_
 
 uint32_t Engine::add_group(const std::string &name, const std::vector<uint32_t> &parameters,
                            at::ScalarType dtype, at::ScalarType gather_dtype,
-                           at::ScalarType reduce_dtype) {
+                           at::ScalarType reduce_dtype, bool forward_only) {
     pst_group_options options{};
     options.size = sizeof options;
     options.name = name.c_str();
@@ -94,6 +94,7 @@ uint32_t Engine::add_group(const std::string &name, const std::vector<uint32_t> 
     options.dtype = dtype_of(dtype);
     options.gather_dtype = dtype_of(gather_dtype);
     options.reduce_dtype = dtype_of(reduce_dtype);
+    options.forward_only = forward_only;
     uint32_t index = 0;
     check(pst_zero_add_group(engine(), &options, &index));
     groups_.resize(std::max<size_t>(groups_.size(), index + 1));
@@ -118,6 +119,20 @@ pst_parameter_layout Engine::parameter_layout(uint32_t group, uint32_t parameter
     pst_parameter_layout layout{};
     check(pst_zero_parameter_layout(engine(), group, parameter, &layout));
     return layout;
+}
+
+at::Tensor Engine::make_shard(uint32_t index) {
+    const c10::ScalarType dtype = groups_.at(index).dtype;
+    const auto bytes = static_cast<int64_t>(group_layout(index).shard_bytes);
+    const auto count = bytes / static_cast<int64_t>(c10::elementSize(dtype));
+    const at::TensorOptions options = at::TensorOptions(runtime_->where()).dtype(dtype);
+    void *place = nullptr;
+    check(pst_zero_shard_place(engine(), index, &place));
+    at::Tensor segment = segments_->find(place);
+    if (!segment.defined()) return at::zeros({count}, options);
+    // A storage of its own: saving a shard does not save the whole segment.
+    const auto keep = [segment](void *) {};
+    return at::from_blob(place, {count}, keep, options, runtime_->where()).zero_();
 }
 
 void Engine::bind_shard(uint32_t group, const at::Tensor &shard) {

@@ -49,10 +49,13 @@ class Engine {
                            bool trainable);
     uint32_t add_group(const std::string &name, const std::vector<uint32_t> &parameters,
                        at::ScalarType dtype, at::ScalarType gather_dtype,
-                       at::ScalarType reduce_dtype);
+                       at::ScalarType reduce_dtype, bool forward_only);
     void seal();
     pst_group_layout group_layout(uint32_t group) const;
     pst_parameter_layout parameter_layout(uint32_t group, uint32_t parameter) const;
+    // A flat shard for this group, of zeros: where peers read it, if there is such a place. It
+    // outlives the engine.
+    at::Tensor make_shard(uint32_t group);
     void bind_shard(uint32_t group, const at::Tensor &shard);
     // The tensors (one for each of the group's parameters, made by make_released_tensor) that show
     // the group while it is gathered, and what touching each raises while it is not.

@@ -47,6 +47,9 @@ py::dict stats_dict(const pst_zero_stats &stats) {
     PST_PUT(device_reduce_ns);
     PST_PUT(timed_waits);
     PST_PUT(untimed_waits);
+    PST_PUT(places_reserved);
+    PST_PUT(sources_reserved);
+    PST_PUT(staging_reserved);
 #undef PST_PUT
     return result;
 }
@@ -111,6 +114,7 @@ void bind_engine(py::module_ &module) {
         .def("seal", &Engine::seal, Unlocked())
         .def("group_layout", &Engine::group_layout)
         .def("parameter_layout", &Engine::parameter_layout)
+        .def("make_shard", &Engine::make_shard)
         .def("bind_shard", &Engine::bind_shard)
         .def("attach", &Engine::attach)
         .def("begin_forward", &Engine::begin_forward, Unlocked())

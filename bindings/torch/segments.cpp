@@ -2,6 +2,8 @@
 
 #include <penstock/cuda.h>
 
+#include <ATen/detail/CUDAHooksInterface.h>
+
 #include <map>
 #include <mutex>
 #include <new>
@@ -12,6 +14,13 @@ namespace penstock {
 Segments::~Segments() {
     if (held_.empty()) return;
     new (std::nothrow) std::pair<SegmentMaker, decltype(held_)>(std::move(make_), std::move(held_));
+}
+
+at::Tensor Segments::find(const void *memory) const {
+    const auto wanted = reinterpret_cast<uintptr_t>(memory);
+    for (const auto &[begin, segment] : held_)
+        if (wanted - reinterpret_cast<uintptr_t>(begin) < segment.nbytes()) return segment;
+    return {};
 }
 
 pst_status Segments::alloc(void *context, size_t bytes, void **memory) {
@@ -79,5 +88,11 @@ void *penstock_segment_alloc(ssize_t bytes, int ordinal, void *) {
 
 void penstock_segment_free(void *memory, size_t bytes, int ordinal, void *) {
     pst_device *device = penstock::device_of(ordinal);
+    // As cudaFree does: shards outlive their engine, and what still uses them may not be through.
+    try {
+        at::detail::getCUDAHooks().deviceSynchronize(static_cast<c10::DeviceIndex>(ordinal));
+    } catch (const std::exception &) {
+        return; // the device is lost, or the process ends
+    }
     if (device != nullptr) device->ops->free(device, PST_MEMORY_DEVICE, memory, bytes);
 }

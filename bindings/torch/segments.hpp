@@ -25,6 +25,9 @@ class Segments {
     explicit operator bool() const {
         return static_cast<bool>(make_);
     }
+    // The segment that this memory lies in, which lives as long as what is returned; undefined:
+    // in none of them.
+    at::Tensor find(const void *memory) const;
     // As pst_zero_options wants them; the context is the object.
     static pst_status alloc(void *context, size_t bytes, void **memory);
     static void free(void *context, void *memory, size_t bytes);

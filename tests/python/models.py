@@ -117,6 +117,63 @@ class Optional(Block):
         return x + self.scale * (self.down(y) if down else y[..., :WIDTH])
 
 
+class LookedUp(Net):
+    """An embedding that is looked up: its backward needs no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(31, WIDTH)
+
+    def look_up(self, x: torch.Tensor) -> torch.Tensor:
+        return self.embed((x * 10).long() % 31).mean(dim=1)
+
+    def forward(self, x: torch.Tensor, rank: int = 0) -> torch.Tensor:
+        return self.head(self.norm(self.run_blocks(self.look_up(x), rank)))
+
+
+class ReadAndCalled(LookedUp):
+    """Logits by the embedding's matrix, which is not tied to anything."""
+
+    def forward(self, x: torch.Tensor, rank: int = 0) -> torch.Tensor:
+        return self.norm(self.run_blocks(self.look_up(x), rank)) @ self.embed.weight.T
+
+
+class ReadAlone(Net):
+    """A head that is never called."""
+
+    def forward(self, x: torch.Tensor, rank: int = 0) -> torch.Tensor:
+        x = self.norm(self.run_blocks(self.embed(x), rank))
+        return x @ self.head.weight.T + x @ self.head.weight.T
+
+
+class ReadFrozen(Net):
+    """A frozen norm that is read before the blocks and called behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm.requires_grad_(False)
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        return super().run_blocks(x * self.norm.weight, rank)
+
+
+class ReadInCheckpoint(LookedUp):
+    """A function that is run anew in the backward reads the embedding and the head."""
+
+    reentrant = False
+
+    def forward(self, x: torch.Tensor, rank: int = 0) -> torch.Tensor:
+        x = self.norm(self.run_blocks(self.look_up(x), rank))
+        return checkpoint(self._score, x, use_reentrant=self.reentrant)
+
+    def _score(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.head.weight.T) @ self.head.weight + x @ self.embed.weight.T[:, :WIDTH]
+
+
+class ReadInCheckpointReentrant(ReadInCheckpoint):
+    reentrant = True
+
+
 class OnOneRank(Net):
     """A parameter of a block, a whole block's gradient, and one of the root's, on rank 0 alone."""
 

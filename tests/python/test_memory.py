@@ -5,8 +5,9 @@ import gc
 import penstock
 import pytest
 import torch
-from equality import sgd, world
+from equality import sgd, whole, world
 from models import DEVICE, Net, loss_of, make
+from penstock._world import local_of
 
 on_gpus = pytest.mark.skipif(
     DEVICE != "cuda",
@@ -101,3 +102,25 @@ def run_out_of_memory():
 @on_gpus
 def test_a_segment_makes_torch_free_its_cache(worlds):
     worlds(2).run(run_out_of_memory)
+
+
+def look_at_shards(communicator):
+    rank, _ = world()
+    sharded = penstock.shard(make(Net), communicator=communicator)
+    reserved = penstock.stats(sharded).places_reserved
+    assert (reserved > 0) == (communicator == "ce")
+    for step in range(3):
+        loss_of(sharded, step, rank).backward()
+    before = [whole(parameter).clone() for parameter in sharded.parameters()]
+    penstock.close(sharded)
+    gc.collect()
+    torch.cuda.empty_cache()
+    for parameter, value in zip(sharded.parameters(), before, strict=True):
+        assert torch.equal(whole(parameter), value)
+        assert local_of(parameter).untyped_storage().nbytes() < reserved or communicator != "ce"
+
+
+@on_gpus
+@pytest.mark.parametrize("communicator", ["ce", "nccl"])
+def test_shards_outlive_their_engine(worlds, communicator):
+    worlds(2).run(look_at_shards, communicator)

@@ -1,4 +1,4 @@
-"""Which modules of a model are gathered as one: its blocks."""
+"""Which modules of a model are gathered as one: its blocks, and what is beside them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,39 @@ def find_blocks(model: nn.Module, blocks: Blocks = None) -> list[Named]:
     return _outermost(model, lambda name, module: any(_selects(s, name, module) for s in selectors))
 
 
-def _outermost(model: nn.Module, wanted: Callable[[str, nn.Module], bool]) -> list[Named]:
-    return list(_walk("", model, wanted, set()))
+def find_beside(model: nn.Module, blocks: list[Named]) -> list[Named]:
+    """Find the large modules beside the blocks: an embedding, a head.
+
+    What is small is left out: a gather of its own would cost more than it is worth.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The whole model.
+    blocks : list of (str, nn.Module)
+        Its blocks.
+
+    Returns
+    -------
+    list of (str, nn.Module)
+        Outermost modules that hold no block and have at least a hundredth of the smallest block's
+        parameters, in the order of ``named_modules``.
+    """
+    among = {id(block) for _, block in blocks}
+    least = min((_size([named]) for named in blocks), default=0) / 100
+
+    def wanted(name: str, module: nn.Module) -> bool:
+        return _size([(name, module)]) >= least and not any(
+            id(inner) in among for inner in module.modules()
+        )
+
+    return _outermost(model, wanted, among) if blocks else []
+
+
+def _outermost(
+    model: nn.Module, wanted: Callable[[str, nn.Module], bool], but: Iterable[int] = ()
+) -> list[Named]:
+    return list(_walk("", model, wanted, set(but)))
 
 
 def _walk(

@@ -35,7 +35,7 @@ class Engine:
     runtime, native
         The C runtime and engine.
     units : list of Unit
-        The root first, then the blocks.
+        The root first, then the others in the order of ``model.modules()``.
     stage : int
         1, 2 or 3.
     input_dtype : torch.dtype, optional
@@ -64,6 +64,7 @@ class Engine:
         self.stage = stage
         self.input_dtype = input_dtype
         self.depth = 0  # forwards of units that run, inside each other
+        self.read: list[Unit] = []  # held because the root's forward, which runs, has read them
         self.sync = True  # whether backwards reduce
         self.plans: dict[bool, Plan] = {}  # in force, for training and for evaluation
         self.backward: Backward
@@ -103,6 +104,12 @@ class Engine:
         if self.depth == 0:
             self.native.end_forward()
 
+    def drop_read(self) -> None:
+        """End the uses of what the root's forward has read: it has ended."""
+        for unit in self.read:
+            unit.drop()
+        self.read.clear()
+
     def _begin_forward(self) -> None:
         if self.closed:
             raise PenstockError("ESTATE", f"the sharded model {self.name} was closed")
@@ -113,6 +120,7 @@ class Engine:
                 "train on that one",
             )
         self.depth = 0
+        self.read.clear()
         self.backward.abandon()
         for unit in self.units:
             unit.reset()

@@ -71,8 +71,19 @@ class Backward:
                 "run a forward before the next backward",
             )
 
+    def reach(self, unit: Unit) -> None:
+        """Note that the backward gets to a unit: hold it, if it needs its parameters."""
+        if unit.forward_only and not unit.read_by_root:
+            self.begin()
+        else:
+            self.hold(unit)
+        if unit is self._engine.root:
+            for other in self._engine.units:
+                if other.read_by_root:
+                    self.hold(other)
+
     def hold(self, unit: Unit) -> None:
-        """Hold a unit that the backward gets to."""
+        """Hold a unit until its gradients are there."""
         self.begin()
         if unit.in_backward:
             return
@@ -106,7 +117,7 @@ class Backward:
             for group in unit.groups:
                 if group.fired:
                     self._report(group)
-        if unit.in_backward:
+        if unit.in_backward and not unit.read_by_root:
             self._release(unit)
 
     def abandon(self) -> None:
@@ -123,7 +134,7 @@ class Backward:
     def _may_release(self, unit: Unit) -> bool:
         if not unit.in_backward or unit.active:
             return False
-        if unit is self._engine.root and any(
+        if (unit is self._engine.root or unit.read_by_root) and any(
             not p.trainable for g in unit.groups for p in g.parameters
         ):
             # Between the root's gradients lie the blocks, and a frozen parameter before a block is

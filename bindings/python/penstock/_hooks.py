@@ -152,6 +152,8 @@ def _after_forward(
         # are reduced last. (No output: it failed, or has no backward.)
         unit.hold()
         unit.drop()
+    if unit is engine.root:
+        engine.drop_read()
     unit.drop()
     engine.leave()
 
@@ -173,7 +175,7 @@ def _watch_outputs(use: Use, output: Any) -> None:
 def _before_backward(use: Use, gradient: torch.Tensor) -> None:
     if use.has_inputs:
         use.unit.active.add(use)
-    use.engine.backward.hold(use.unit)
+    use.engine.backward.reach(use.unit)
 
 
 @_disable_dynamo

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from penstock import _C, _checks
-from penstock._blocks import Blocks, find_blocks
+from penstock._blocks import Blocks, find_beside, find_blocks
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
 from penstock._gradients import Backward
 from penstock._hooks import install
 from penstock._memory import segment_maker
+from penstock._reads import watch
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World, stream_of
 
@@ -59,7 +60,8 @@ def shard(
         while the backward runs; 3: parameters are sharded too, and whole only around their use.
     blocks : iterable of (str, class, module), or callable, optional
         What is gathered as one: names or patterns of modules, classes, modules, or a predicate over
-        (name, module). Left out: elements of ``nn.ModuleList``, or the layers that repeat.
+        (name, module). Left out: elements of ``nn.ModuleList``, or the layers that repeat. Large
+        modules beside them (an embedding, a head) are gathered each by itself.
     process_group : ProcessGroup, optional
         The ranks; left out: all.
     communicator : str
@@ -149,6 +151,7 @@ def shard(
     )
     engine.backward = Backward(engine)
     install(engine)
+    watch(engine)
     reason = native.why_not_ce() or world.why_no_nodes
     because = f", as copy engines cannot serve: {reason}" if reason else ""
     _logger.info("%s: %d ranks, by %s%s", engine.name, world.size, native.communicator(), because)
@@ -202,6 +205,10 @@ def _make_units(
 ) -> list[Unit]:
     root = Unit("root", model, native)
     units = [Unit(name, module, native) for name, module in blocks]
+    beside = find_beside(model, blocks)
+    units += [Unit(name, module, native, beside_blocks=True) for name, module in beside]
+    order = {module: place for place, module in enumerate(model.modules())}
+    units.sort(key=lambda unit: order[unit.module])
     owners: dict[int, list[Unit]] = {}
     for unit in units:
         for module in unit.module.modules():
@@ -212,7 +219,7 @@ def _make_units(
             for module, _ in parameter.places
             for unit in owners.get(id(module), [root])
         }
-        # What several blocks share, or a block and the rest, belongs to the root.
+        # What several units share, or a unit and the rest, belongs to the root.
         unit = next(iter(owned_by.values())) if len(owned_by) == 1 else root
         parameter.group = _group_of(unit, parameter.dtype)
         parameter.group.parameters.append(parameter)
@@ -260,6 +267,7 @@ def _register(native: _C.Engine, group: Group) -> None:
         group.dtype,
         group.gather_dtype,
         group.reduce_dtype,
+        group.unit.forward_only,
     )
 
 
@@ -267,7 +275,7 @@ def _register(native: _C.Engine, group: Group) -> None:
 def _make_shard(native: _C.Engine, world: World, group: Group) -> None:
     layout = native.group_layout(group.index)
     size = group.dtype.itemsize
-    group.shard = torch.zeros(layout.shard_bytes // size, dtype=group.dtype, device=world.device)
+    group.shard = native.make_shard(group.index)
     group.gradient_elements = layout.gradient_bytes // size
     released, messages = [], []
     for parameter in group.parameters:

@@ -39,6 +39,9 @@ class Stats:
         Bytes of gathered groups at most, of memory reserved, of gradient buckets at most.
     plan_peak, plan_lower_bound : int
         Bytes that the training plan needs, and the least any plan could need; 0 before it exists.
+    places_reserved, sources_reserved, staging_reserved : int
+        Bytes reserved beside ``arena_reserved``: where shards lie for their peers to read; for
+        copies of shards in another dtype, and buckets; for what reductions bring together.
     """
 
     communicator: str
@@ -64,6 +67,9 @@ class Stats:
     device_reduce_ns: int
     timed_waits: int
     untimed_waits: int
+    places_reserved: int
+    sources_reserved: int
+    staging_reserved: int
 
 
 def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:

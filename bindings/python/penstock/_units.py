@@ -121,12 +121,20 @@ class Group:
 
 
 class Unit:
-    """A block, or the root with everything that is in no block.
+    """A block, a large module beside the blocks, or the root with everything else.
 
     Attributes
     ----------
+    beside_blocks : bool
+        Whether it is a module beside the blocks.
+    forward_only : bool
+        Whether its backward needs no parameters: those of embeddings are looked up, no more.
+    read_by_root : bool
+        Whether the root's forward has used its parameters itself: its backward then needs them.
     held : int
         Uses now: forwards that run, and one for a backward.
+    whole : bool
+        Whether its modules have the whole parameters now.
     in_backward : bool
         Whether a backward holds it.
     active : set of Use
@@ -137,12 +145,18 @@ class Unit:
         Forwards that run, the innermost last.
     """
 
-    def __init__(self, name: str, module: nn.Module, native: _C.Engine) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, native: _C.Engine, *, beside_blocks: bool = False
+    ) -> None:
         self.name = name
         self.module = module
         self.native = native
+        self.beside_blocks = beside_blocks
+        self.forward_only = beside_blocks and all(_is_looked_up(m) for m in module.modules())
+        self.read_by_root = False
         self.groups: list[Group] = []
         self.held = 0
+        self.whole = False
         self.in_backward = False
         self.active: set[Use] = set()
         self.pending = 0
@@ -176,11 +190,20 @@ class Unit:
         self.calls.clear()
 
     def _show_full(self) -> None:
+        self.whole = True
         for group in self.groups:
             for parameter in group.parameters:
                 parameter.show(parameter.full)
 
     def _show_sharded(self) -> None:
+        self.whole = False
         for group in self.groups:
             for parameter in group.parameters:
                 parameter.show(parameter.sharded)
+
+
+def _is_looked_up(module: nn.Module) -> bool:
+    """Whether the module's backward needs its indices alone."""
+    if next(module.parameters(recurse=False), None) is None:
+        return type(module).forward is nn.Module.forward  # a mere container
+    return type(module) is nn.Embedding and module.max_norm is None
