@@ -13,6 +13,43 @@ static void name_buckets(pst_zero *engine) {
                        pst_dtype_name((pst_dtype)i));
 }
 
+/* ---- how large parts are --------------------------------------------------------------------- */
+
+#define MOST_PART_BYTES ((size_t)128 << 20)
+
+static size_t gradient_chunk(const pst__group *group) {
+    return group->layout.gradient_elements * group->layout.reduce_element_bytes;
+}
+
+/* Of all groups whose chunks are so large at most. */
+static size_t gradients_within(const pst_zero *engine, size_t most) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < engine->group_count; i++)
+        if (gradient_chunk(&engine->groups[i]) <= most) bytes += gradient_chunk(&engine->groups[i]);
+    return bytes;
+}
+
+/* The chunk that half of all gradients fit into: layers travel whole, and an embedding that is
+ * larger than these does not make all buckets so. */
+static size_t usual_chunk(const pst_zero *engine) {
+    size_t usual = SIZE_MAX;
+    const size_t all = gradients_within(engine, SIZE_MAX);
+    for (size_t i = 0; i < engine->group_count; i++) {
+        const size_t chunk = gradient_chunk(&engine->groups[i]);
+        if (chunk < usual && gradients_within(engine, chunk) >= all / 2) usual = chunk;
+    }
+    return usual;
+}
+
+static void choose_part(pst_zero *engine) {
+    pst_zero_options *options = &engine->options;
+    if (options->part_bytes != 0) return;
+    const size_t usual = pst__round_up(usual_chunk(engine), PST_ZERO_ALIGNMENT);
+    options->part_bytes = usual < MOST_PART_BYTES ? usual : MOST_PART_BYTES;
+    if (options->part_bytes < options->bucket_bytes) options->part_bytes = options->bucket_bytes;
+    if (options->part_bytes < PST_ZERO_ALIGNMENT) options->part_bytes = PST_ZERO_ALIGNMENT;
+}
+
 static pst_status alloc_tables(pst_zero *engine) {
     size_t count = engine->group_count;
     engine->cast_capacity = count; /* the communication copies of all groups at once */
@@ -182,6 +219,7 @@ static pst_status alloc_all(pst_zero *engine) {
 
 /* What is as large as the parameters: only once the ranks agree on these. */
 static pst_status alloc_large(pst_zero *engine) {
+    choose_part(engine);
     pst_status status = alloc_sources(engine);
     if (status == PST_OK) status = alloc_copies(engine);
     if (status == PST_OK) status = alloc_resident(engine);

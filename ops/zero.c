@@ -11,7 +11,6 @@
 #include <time.h>
 
 #define DEFAULT_BUCKET_BYTES ((size_t)8 << 20)
-#define DEFAULT_PART_BYTES   ((size_t)128 << 20)
 #define GLANCE_NS            5000000u
 
 /* Before a hook changes anything. */
@@ -64,8 +63,7 @@ static pst_status check_options(pst_runtime *runtime, const pst_zero_options *gi
                          options->stage);
     if (options->device == NULL) options->device = pst_runtime_host(runtime);
     if (options->bucket_bytes == 0) options->bucket_bytes = DEFAULT_BUCKET_BYTES;
-    if (options->part_bytes == 0) options->part_bytes = DEFAULT_PART_BYTES;
-    if (options->part_bytes < PST_ZERO_ALIGNMENT)
+    if (options->part_bytes != 0 && options->part_bytes < PST_ZERO_ALIGNMENT)
         return pst__fail(error, PST_EINVAL, "engine '%s': part_bytes is %zu, less than %u",
                          options->name, options->part_bytes, PST_ZERO_ALIGNMENT);
     unsigned caps = options->device->ops->caps;

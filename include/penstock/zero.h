@@ -59,7 +59,8 @@ typedef struct pst_zero_options {
     size_t prefetch_bytes;   /* and at most so many bytes gathered or in flight; 0: no limit */
     size_t bucket_bytes;     /* of gradients a rank's chunk that travel together; 0: 8 MiB */
     size_t part_bytes;       /* of a rank's chunk of a group's gradients: what is more travels in
-                                parts, so that buckets stay small; 0: 128 MiB */
+                                parts, so that buckets stay small; 0: what half of all gradients,
+                                by bytes, need; at least bucket_bytes, at most 128 MiB */
     /* See memory.h. Called by the threads that call the engine. Where a communicator opens memory
      * to peers, it is asked for 16 MiB or more at once, and gives memory that the device's
      * memory_export takes, of that size rounded up as the device rounds it. */

@@ -104,6 +104,25 @@ static void a_large_group_travels_in_parts(void **unused) {
     }
 }
 
+static void count_parts(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    forward_and_backward(state, 1);
+    CHECK_FINE();
+    check_gradients(state, mean_of_step_1);
+    CHECK_FINE();
+    CHECK(stats_of(state).reduces == 12 + 10);
+}
+
+static void a_group_that_is_larger_than_most_travels_in_parts_of_their_size(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 12, 16); /* 256 bytes a rank's chunk over 2 ranks */
+    model.bucket_bytes = 128;
+    add_shape(&model, 8, 160, 1); /* 2,560, and 3,072 are in the others */
+    close_group(&model);
+    run_ranks(2, &model, count_parts, NULL);
+}
+
 static void accumulate(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
@@ -469,6 +488,7 @@ int main(void) {
         cmocka_unit_test(reduces_over_one_communicator),
         cmocka_unit_test(splits_into_buckets_and_takes_larger_groups),
         cmocka_unit_test(a_large_group_travels_in_parts),
+        cmocka_unit_test(a_group_that_is_larger_than_most_travels_in_parts_of_their_size),
         cmocka_unit_test(accumulates_over_two_backwards),
         cmocka_unit_test(reduces_in_another_dtype),
         cmocka_unit_test(a_rank_that_never_reaches_a_group_sends_zeros),
