@@ -4,9 +4,11 @@
 
 Layers are compiled one by one, as users of FSDP2 do; parameters, gradients and AdamW's state are
 bfloat16, one sequence a rank. Each implementation is first run alone, for its peak memory (torch's
-allocator and what it does not see: the device's own count). Then all are resident, and blocks of
+allocator and what it does not see: the device's own count) and what it consists of: `rest` is what
+the peak holds beside the others, activations above all. Then all are resident, and blocks of
 their steps alternate; a time is the host's around a step that ends with a synchronisation of the
-device, the longest of all ranks'; medians, with the first and last decile.
+device, the longest of all ranks'; medians, with the first and last decile. With `--time-waits`
+penstock's own figures tell how long its compute stood still at waits, which costs a little.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ import torch
 import torch.distributed as dist
 from model import TINY, Decoder, Shape, build
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 GIB = 1 << 30
+MIB = 1 << 20
 
 
 class Implementation:
@@ -67,6 +71,7 @@ def penstock(model: Decoder, given: argparse.Namespace) -> torch.nn.Module:
         prefetch_ahead=given.prefetch_ahead,
         bucket_bytes=given.bucket_mib << 20,
         communicator=given.communicator,
+        time_waits=given.time_waits,
     )
 
 
@@ -148,7 +153,36 @@ def make_measured(name: str, given: argparse.Namespace, device: torch.device) ->
     peak = torch.cuda.max_memory_allocated() - before if cuda else 0
     peaks = of_all_ranks([peak / GIB, (held_by_device() - device_before) / GIB], device)
     say(f"{name:10} peak allocated {peaks[0]:6.1f} GiB, device {peaks[1]:6.1f} GiB")
+    parts = account(way, batches_of(given, device, 1)[0])
+    parts["rest"] = max(0, peak - sum(parts.values()))
+    say(f"{name:10} MiB: " + ", ".join(f"{part} {size / MIB:.1f}" for part, size in parts.items()))
     return way
+
+
+def account(way: Implementation, tokens: torch.Tensor) -> dict[str, int]:
+    """Bytes of this rank by what they are for, in one more step."""
+    parameters = list(way.model.parameters())
+    way.model(tokens).backward()
+    parts = {
+        "parameters": bytes_of(parameters),
+        "gradients": bytes_of([p.grad for p in parameters if p.grad is not None]),
+    }
+    way.optimizer.step()
+    way.optimizer.zero_grad()
+    states = [x for state in way.optimizer.state.values() for x in state.values()]
+    parts["optimizer"] = bytes_of([x for x in states if isinstance(x, torch.Tensor)])
+    if way.name == "penstock":
+        stats = library.stats(way.model, reset=True)
+        parts["padding of shards"] = max(0, stats.places_reserved - parts["parameters"])
+        parts["gathered"] = stats.arena_reserved
+        parts["copies and buckets"] = stats.sources_reserved
+        parts["staging"] = stats.staging_reserved
+    return parts
+
+
+def bytes_of(tensors: list[torch.Tensor]) -> int:
+    """Count what they take on this rank."""
+    return sum((x.to_local() if isinstance(x, DTensor) else x).nbytes for x in tensors)
 
 
 def say(text: str) -> None:
@@ -180,6 +214,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prefetch-ahead", type=int, default=2)
     parser.add_argument("--bucket-mib", type=int, default=8)
     parser.add_argument("--communicator", default="auto")
+    parser.add_argument("--time-waits", action="store_true", help="see above; on GPUs")
     parser.add_argument("--warm", type=int, default=6, help="steps before any is measured")
     parser.add_argument("--steps", type=int, default=5, help="of one implementation at a time")
     parser.add_argument("--alternations", type=int, default=4)
@@ -202,7 +237,14 @@ def measure(given: argparse.Namespace, device: torch.device) -> None:
 
 def close(way: Implementation, given: argparse.Namespace, device: torch.device) -> None:
     """Print what penstock says of itself, trace it if asked to, and end it."""
-    say(str(library.stats(way.model)))
+    stats = library.stats(way.model)
+    say(str(stats))
+    if given.time_waits:
+        stalls = [stats.device_gather_ns, stats.device_reduce_ns]
+        gathers, reductions = of_all_ranks([ns / stats.forwards / 1e6 for ns in stalls], device)
+        say(
+            f"penstock stood still a step: gathers {gathers:.2f} ms, reductions {reductions:.2f} ms"
+        )
     if given.trace:
         with library.trace(given.trace):
             timed_steps(way, batches_of(given, device, 2), device)
