@@ -65,6 +65,10 @@ void pst__backward_build(pst__backward *backward, const pst__span *uses, size_t 
     }
 }
 
+size_t pst__backward_before(const pst__backward *backward, const pst__span *uses, uint32_t group) {
+    return uses[group].last == 0 ? 0 : count_until(backward, uses, uses[group].last);
+}
+
 static size_t alive_at(const pst__backward *backward, const size_t *bytes, size_t position) {
     size_t alive = 0;
     for (size_t i = 0; i <= position; i++)

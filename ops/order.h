@@ -42,6 +42,9 @@ void pst__backward_free(const pst__heap *heap, pst__backward *backward, size_t g
 /* Groups with a span, without those that nobody needs. */
 void pst__backward_build(pst__backward *backward, const pst__span *uses, size_t group_count,
                          const pst__need *need);
+/* How many groups of the order come before the end of this group's backward: those that were used
+ * until the end of its own last use, or longer; itself too, if it is in the order. */
+size_t pst__backward_before(const pst__backward *backward, const pst__span *uses, uint32_t group);
 /* How many positions are gathered when position `position` is in use: itself, and then at most
  * `ahead` more, within `budget` bytes (0: no limit) of what is alive there. A group stays alive
  * until the step after its first use's backward, because its gradients end about then. */

@@ -83,6 +83,14 @@ static pst_status report_late(pst_zero *engine, uint32_t index, const void *cons
     return pst__reduce_give_up(engine, status);
 }
 
+/* Behind the gathers that were needed so far; and behind those that another backward needs first,
+ * although this one has left them out. */
+static size_t place_now(const pst_zero *engine, uint32_t group) {
+    const pst__order *order = &engine->order;
+    const size_t before = pst__backward_before(&order->gathers, order->uses, group);
+    return before > engine->needed ? before : engine->needed;
+}
+
 pst_status pst__reduce_report(pst_zero *engine, uint32_t index, const void *const *sources,
                               pst_dtype dtype) {
     pst__group *group = &engine->groups[index];
@@ -97,7 +105,7 @@ pst_status pst__reduce_report(pst_zero *engine, uint32_t index, const void *cons
                               group->name);
     note_presence(engine, group, sources);
     if (group->reported_after == PST__NOT_REPORTED)
-        group->reported_after = PST__REPORTED_FIRST + (uint32_t)engine->needed;
+        group->reported_after = PST__REPORTED_FIRST + (uint32_t)place_now(engine, index);
     if (group->reported || group->reduced) return report_late(engine, index, sources, dtype);
     memcpy(group->sources, sources, group->layout.member_count * sizeof *sources);
     group->sources_dtype = dtype;

@@ -220,6 +220,39 @@ static void a_backward_does_not_gather_what_is_needed_in_forwards_only(void **un
     run_ranks(4, &model, go_without_values, NULL);
 }
 
+/* The first group is around the others, so its backward comes first. Mostly rank 0 has that one
+ * alone, and rank 1 the others. */
+static void share_the_groups(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (uint64_t step = 1; step <= 8; step++) {
+        fresh_targets(state);
+        CHECK_OK(pst_zero_begin_forward(state->engine, 1));
+        begin_use(state, 0);
+        for (size_t g = 1; g < 4; g++)
+            use(state, g);
+        CHECK_FINE();
+        end_use(state, 0);
+        CHECK_OK(pst_zero_end_forward(state->engine));
+        make_gradients(state, step);
+        CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+        if (step % 4 == 0 || state->rank == 0) backward_use(state, 0);
+        for (size_t g = 4; g-- > 1;)
+            if (step % 4 == 0 || state->rank == 1) backward_use(state, g);
+        CHECK_FINE();
+        CHECK_OK(pst_zero_end_backward(state->engine));
+        update(state);
+        CHECK_FINE();
+    }
+}
+
+static void gradients_of_what_is_not_gathered_wait_for_what_others_need(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 4, 64);
+    model.forward_only = 0xe;
+    run_ranks(2, &model, share_the_groups, NULL);
+}
+
 static void watch_bytes(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
@@ -439,6 +472,7 @@ int main(void) {
         cmocka_unit_test(an_outer_group_comes_first_in_the_backward_and_lives_longest),
         cmocka_unit_test(gathers_ahead_from_the_second_pass_on),
         cmocka_unit_test(a_backward_does_not_gather_what_is_needed_in_forwards_only),
+        cmocka_unit_test(gradients_of_what_is_not_gathered_wait_for_what_others_need),
         cmocka_unit_test(gathered_bytes_stay_within_the_budget),
         cmocka_unit_test(another_path_is_noticed_and_recorded_anew),
         cmocka_unit_test(prefetched_groups_that_nobody_uses_come_back),
