@@ -133,7 +133,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
     ncclResult_t result = fake_nccl_answer(fresh, "ncclCommInitRankConfig");
     while (fresh->blocking && fresh->world->joined < size && !fresh->aborted)
         pause_unlocked();
-    return fake_nccl_end(result);
+    return fake_nccl_end(fresh->aborted ? ncclInternalError : result);
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *result) {

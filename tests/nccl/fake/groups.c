@@ -51,7 +51,10 @@ void fake_nccl_release(ncclComm_t comm) {
 
 /* The page itself stays: operations in streams may still look at it. */
 void fake_nccl_unregister(ncclComm_t comm) {
-    if (comm->flag != NULL && unregister_host(comm->flag) != CUDA_SUCCESS) abort();
+    fake_nccl_lock();
+    uint32_t *flag = comm->flag;
+    fake_nccl_leave();
+    if (flag != NULL && unregister_host(flag) != CUDA_SUCCESS) abort();
 }
 
 static fake_group *group_of(ncclComm_t comm, uint32_t number) {
@@ -104,14 +107,21 @@ static void arrive(void *argument) {
 static uint32_t *flag_of(ncclComm_t comm) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)pthread_once(&once, find_all);
-    if (comm->flag != NULL) return comm->flag;
+    fake_nccl_lock();
+    uint32_t *flag = comm->flag;
+    fake_nccl_leave();
+    if (flag != NULL) return flag;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     void *memory = NULL;
     if (posix_memalign(&memory, page, page) != 0) abort();
     memset(memory, 0, page);
     if (register_host(memory, page, 0) != CUDA_SUCCESS) abort();
+    fake_nccl_lock();
     comm->flag = memory;
-    return comm->flag;
+    int ended = comm->ended; /* meanwhile, by another thread */
+    fake_nccl_leave();
+    if (ended) fake_nccl_unregister(comm);
+    return memory;
 }
 
 static ncclResult_t issue(fake_group *group) {
