@@ -25,27 +25,59 @@ typedef struct subject {
     int accumulate;
     size_t shift; /* elements that the source lies off its alignment */
     double scale;
+    unsigned max_blocks; /* of a sum; 0: any number */
+    int is_passing;
 } subject;
+
+/* What is left out of a subject is 0. */
+#define TO(target, from) .destination = PST_##target, .source = PST_##from
+#define FOUR_ONTO(...)                                                                             \
+    .kind = SUM, TO(FLOAT32, BFLOAT16), .sources = 4, .accumulate = 1, .scale = 0.25, __VA_ARGS__
 
 static const subject subjects[] = {
     {.name = "copy by the driver", .kind = COPY},
-    {"cast float32 to bfloat16", CAST, PST_BFLOAT16, PST_FLOAT32, 0, 0, 0, 1},
-    {"cast bfloat16 to float32", CAST, PST_FLOAT32, PST_BFLOAT16, 0, 0, 0, 1},
-    {"cast float32, scaled", CAST, PST_FLOAT32, PST_FLOAT32, 0, 0, 0, 0.5},
-    {"cast bfloat16, scaled", CAST, PST_BFLOAT16, PST_BFLOAT16, 0, 0, 0, 0.5},
-    {"cast float32 to float16", CAST, PST_FLOAT16, PST_FLOAT32, 0, 0, 0, 1},
-    {"cast float64 to float32", CAST, PST_FLOAT32, PST_FLOAT64, 0, 0, 0, 1},
-    {"copy without a cast", CAST, PST_UINT8, PST_UINT8, 0, 0, 0, 1},
-    {"400 pieces, float32 to bfloat16", MANY, PST_BFLOAT16, PST_FLOAT32, 0, 0, 0, 1},
-    {"one element off, bfloat16 to float32", CAST, PST_FLOAT32, PST_BFLOAT16, 0, 0, 1, 1},
-    {"sum of 2 bfloat16 to float32", SUM, PST_FLOAT32, PST_BFLOAT16, 2, 0, 0, 0.5},
-    {"sum of 4 bfloat16 to float32", SUM, PST_FLOAT32, PST_BFLOAT16, 4, 0, 0, 0.25},
-    {"sum of 8 bfloat16 to float32", SUM, PST_FLOAT32, PST_BFLOAT16, 8, 0, 0, 0.125},
-    {"sum of 4 bfloat16 onto float32", SUM, PST_FLOAT32, PST_BFLOAT16, 4, 1, 0, 0.25},
-    {"sum of 4 bfloat16", SUM, PST_BFLOAT16, PST_BFLOAT16, 4, 0, 0, 0.25},
-    {"sum of 4 float32", SUM, PST_FLOAT32, PST_FLOAT32, 4, 0, 0, 0.25},
-    {"sum of 1 bfloat16 onto float32", SUM, PST_FLOAT32, PST_BFLOAT16, 1, 1, 0, 1},
-    {"fill", .kind = FILL},
+    {.name = "cast float32 to bfloat16", .kind = CAST, TO(BFLOAT16, FLOAT32), .scale = 1},
+    {.name = "cast bfloat16 to float32", .kind = CAST, TO(FLOAT32, BFLOAT16), .scale = 1},
+    {.name = "cast float32, scaled", .kind = CAST, TO(FLOAT32, FLOAT32), .scale = 0.5},
+    {.name = "cast bfloat16, scaled", .kind = CAST, TO(BFLOAT16, BFLOAT16), .scale = 0.5},
+    {.name = "cast float32 to float16", .kind = CAST, TO(FLOAT16, FLOAT32), .scale = 1},
+    {.name = "cast float64 to float32", .kind = CAST, TO(FLOAT32, FLOAT64), .scale = 1},
+    {.name = "copy without a cast", .kind = CAST, TO(UINT8, UINT8), .scale = 1},
+    {.name = "400 pieces, float32 to bfloat16", .kind = MANY, TO(BFLOAT16, FLOAT32), .scale = 1},
+    {.name = "one element off, bfloat16 to float32",
+     .kind = CAST,
+     TO(FLOAT32, BFLOAT16),
+     .shift = 1,
+     .scale = 1},
+    {.name = "sum of 2 bfloat16 to float32",
+     .kind = SUM,
+     TO(FLOAT32, BFLOAT16),
+     .sources = 2,
+     .scale = 0.5},
+    {.name = "sum of 4 bfloat16 to float32",
+     .kind = SUM,
+     TO(FLOAT32, BFLOAT16),
+     .sources = 4,
+     .scale = 0.25},
+    {.name = "sum of 8 bfloat16 to float32",
+     .kind = SUM,
+     TO(FLOAT32, BFLOAT16),
+     .sources = 8,
+     .scale = 0.125},
+    {.name = "sum of 4 bfloat16 onto float32", FOUR_ONTO(.max_blocks = 0)},
+    {.name = "the same, by 16 blocks", FOUR_ONTO(.max_blocks = 16)},
+    {.name = "the same, by 32 blocks", FOUR_ONTO(.max_blocks = 32)},
+    {.name = "the same, by 64 blocks", FOUR_ONTO(.max_blocks = 64)},
+    {.name = "the same, passing the cache", FOUR_ONTO(.is_passing = 1)},
+    {.name = "sum of 4 bfloat16", .kind = SUM, TO(BFLOAT16, BFLOAT16), .sources = 4, .scale = 0.25},
+    {.name = "sum of 4 float32", .kind = SUM, TO(FLOAT32, FLOAT32), .sources = 4, .scale = 0.25},
+    {.name = "sum of 1 bfloat16 onto float32",
+     .kind = SUM,
+     TO(FLOAT32, BFLOAT16),
+     .sources = 1,
+     .accumulate = 1,
+     .scale = 1},
+    {.name = "fill", .kind = FILL},
 };
 enum { SUBJECTS = sizeof subjects / sizeof subjects[0] };
 
@@ -119,7 +151,9 @@ static size_t sum(const bench_gpu *gpu, const subject *subject, const memory *me
                          .scale = subject->scale,
                          .accumulate = subject->accumulate,
                          .destination_dtype = subject->destination,
-                         .source_dtype = subject->source};
+                         .source_dtype = subject->source,
+                         .max_blocks = subject->max_blocks,
+                         .is_passing = subject->is_passing};
     bench_check(gpu, gpu->device->ops->sum(gpu->device, gpu->stream, &sum), "sum");
     return count * moved_each(subject, subject->sources, subject->accumulate);
 }
