@@ -470,6 +470,7 @@ static void a_call_of_the_device_that_fails_ends_all_ranks_or_none(void **unused
         model.device = ON_CE;
         model.device_segments = 1;
         model.delay_us = run % 2 == 0 ? 0 : 20;
+        model.seed = (uint64_t)(run / 2);
         run_ranks_on_device(2 + run % 3, &model, fail_in_a_call, &call);
     }
 }
