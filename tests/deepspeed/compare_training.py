@@ -46,6 +46,7 @@ def start(run: Run, options: argparse.Namespace, gpus: list[str]) -> Job:
     command = [sys.executable, str(SCRIPT), str(losses)]
     command += SETTINGS[setting].split() + ["--steps", str(options.steps)]
     command += ["--profiling-turn", str(folder / f"profiling-{'-'.join(gpus)}")]
+    command += ["--backend", options.backend]
     command += ["--dump-after", str(max(options.deadline - 5, 1))]
     command += {"deepspeed": [], "penstock": ["--penstock"], "plain": ["--plain"]}[runtime]
     more = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
@@ -124,6 +125,7 @@ def main() -> int:
     parser.add_argument("--peer", choices=("deepspeed", "plain"), default="deepspeed")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--backend", default="inductor", help="what compiles the graphs")
     parser.add_argument("--together", type=int, default=2, help="runs at once on the same GPUs")
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds a run")
     parser.add_argument("--all-within", type=float, default=900.0, help="seconds, all runs")
