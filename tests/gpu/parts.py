@@ -123,9 +123,9 @@ class Run:
                 start_new_session=True,
             )
 
-    def ended(self) -> bool:
-        """Return whether it is over; end it once its time is."""
-        if self.process.poll() is None and self.seconds() > self.part.limit_s:
+    def ended(self, now: bool) -> bool:
+        """Return whether it is over; end it once its time is, or now."""
+        if self.process.poll() is None and (now or self.seconds() > self.part.limit_s):
             self.late = True
             self.end()
         return self.process.poll() is not None
@@ -154,21 +154,34 @@ class Run:
         return right
 
 
-def run_all(parts: list[Part], gpus: list[str], logs: Path, base: dict[str, str]) -> list[str]:
+def run_all(
+    parts: list[Part],
+    gpus: list[str],
+    logs: Path,
+    base: dict[str, str],
+    within_s: float = float("inf"),
+) -> list[str]:
     """Run the parts, each as soon as there are GPUs for it; return the names of those that failed.
 
-    What has started a process group is ended with it, whatever happens here.
+    After `within_s` none begins any more, and those at work are ended. What has started a process
+    group is ended with it, whatever happens here.
     """
     waiting, running, free, failed = list(parts), [], list(gpus), []
+    until = time.monotonic() + within_s
     try:
         while waiting or running:
+            over = time.monotonic() > until
             for part in list(waiting):
                 wanted = part.gpus or len(gpus)
-                if wanted <= len(free):
+                if over:
+                    waiting.remove(part)
+                    failed.append(part.name)
+                    print(f"no time {part.name}")
+                elif wanted <= len(free):
                     waiting.remove(part)
                     running.append(Run(part, free[:wanted], logs, base))
                     del free[:wanted]
-            for run in [run for run in running if run.ended()]:
+            for run in [run for run in running if run.ended(over)]:
                 running.remove(run)
                 run.end()  # what it left behind
                 free = sorted(free + run.gpus)
@@ -230,6 +243,7 @@ def main() -> int:
     known = [part.name for part in parts_of(Path(), max(len(gpus), 4))]
     parser.add_argument("--only", nargs="+", choices=known, default=[], metavar="PART")
     parser.add_argument("--skip", nargs="+", choices=known, default=[], metavar="PART")
+    parser.add_argument("--within", type=float, default=float("inf"), help="seconds, all parts")
     options = parser.parse_args()
     build = options.build.resolve()
     options.memcheck = has_memcheck(build)
@@ -237,7 +251,8 @@ def main() -> int:
     logs.mkdir(parents=True, exist_ok=True)
     parts = chosen(parts_of(build, len(gpus)), options, len(gpus))
     begun = time.monotonic()
-    failed = run_all(parts, gpus, logs, environment(build))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # not without ending the parts
+    failed = run_all(parts, gpus, logs, environment(build), options.within)
     print(
         f"{len(parts) - len(failed)} of {len(parts)} parts passed on {len(gpus)} GPUs in "
         f"{time.monotonic() - begun:.0f} s{': failed ' + ', '.join(failed) if failed else ''}; "

@@ -82,6 +82,15 @@ def test_a_part_out_of_its_time_is_ended_with_its_processes(tmp_path, capsys):
         time.sleep(0.01)
 
 
+def test_no_part_goes_on_beyond_the_time_of_all(tmp_path, capsys):
+    given = [part("long", 4, SLEEPER.format(path=str(tmp_path / "pid"))), part("waits", 4, "")]
+    gpus = [str(i) for i in range(4)]
+    assert parts.run_all(given, gpus, tmp_path, dict(os.environ), 1.0) == ["waits", "long"]
+    shown = capsys.readouterr().out
+    assert "late    long" in shown
+    assert "no time waits" in shown
+
+
 def test_what_a_part_leaves_behind_is_ended(tmp_path):
     pid = tmp_path / "pid"
     script = SLEEPER.format(path=str(pid)).replace("time.sleep(1000)\n", "\n")
