@@ -43,8 +43,9 @@ typedef struct pst_lane_options {
     size_t size;        /* sizeof(pst_lane_options) */
     const char *name;   /* "gather"; copied; shown in errors and traces; required */
     pst_device *device; /* NULL: the runtime's host device; must outlive the runtime */
-    pst_stream *stream; /* NULL: a stream of the lane's own; BORROWED lanes: the caller's, or
-                           NULL for the calling thread (host) */
+    pst_stream *stream; /* NULL: a stream of the lane's own, on BORROWED lanes the device's default
+                           (host: the calling thread). Else the caller's, who has wrapped it and
+                           destroys it after the runtime */
     pst_lane_mode mode;
     pst_lane *share_with; /* SHARED: a lane in mode WORKER */
     pst_lane_order order;
@@ -186,22 +187,27 @@ PST_API pst_status pst_gate_open(pst_launch launch, pst_task gate, pst_lane *bor
  * launched and no longer; the calling thread of the host device waits until it is done. While it
  * waits the thread serves lanes that nobody owns. Returns the task's status: PST_OK, its error,
  * PST_ECANCELED, or PST_ETIMEDOUT after the runtime's deadline with a text that names rank, lane,
- * task and ticket and what it waits for. Not for threads that a callback runs on. */
+ * task and ticket and what it waits for; a poisoned runtime's status; PST_EINVAL (no task of this
+ * graph, no borrowed lane of this runtime), PST_ESTATE (neither the latest launch nor the one
+ * before), and what the device returns. Any thread, but not from a task's start, test or callback.
+ */
 PST_API pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed);
 
 /* PST_PENDING until the task has ended, then its status. Of a sealed graph the latest launch can be
  * asked about, and the one before; a task that has been launched again since then answers with the
- * first error of the launch asked about. PST_ESTATE for other launches. Any thread, never blocks.
- */
+ * first error of the launch asked about. PST_ESTATE for other launches, PST_EINVAL. Any thread,
+ * never blocks. */
 PST_API pst_status pst_task_test(pst_launch launch, pst_task task);
 
 /* Waits until every task of this launch (growing graph: every task submitted so far) has ended;
- * returns the first error (of a growing graph: the first one ever). Serves lanes meanwhile, as
- * pst_task_wait. */
+ * returns the first error (of a growing graph: the first one ever). Serves lanes meanwhile, and
+ * fails, as pst_task_wait. */
 PST_API pst_status pst_launch_wait(pst_launch launch);
 
 /* Cancels what is not launched yet; those tasks end with PST_ECANCELED. Launched ones go on. A
- * growing graph cancels what is added, too, until all of it has ended. Any thread, never blocks. */
+ * growing graph cancels what is added, too, until all of it has ended. Of a launch before the
+ * latest nothing is left to cancel: PST_OK. PST_EINVAL, PST_ESTATE (there is no such launch). Any
+ * thread, never blocks. */
 PST_API pst_status pst_launch_cancel(pst_launch launch);
 
 /* An event recorded after the task on its lane's stream, for use as after_events elsewhere; valid

@@ -10,7 +10,8 @@ extern "C" {
 
 /* Starts and stops recording on all threads of the runtime. Starting clears what was recorded.
  * Rings are allocated here, never while recording; a full ring overwrites its oldest records and
- * counts them. One thread at a time. PST_ENOMEM, PST_ESTATE (started twice). */
+ * counts them. One thread at a time. PST_EINVAL, PST_ENOMEM, PST_ESTATE (it is started already, or
+ * is not). */
 PST_API pst_status pst_trace_start(pst_runtime *runtime);
 PST_API pst_status pst_trace_stop(pst_runtime *runtime);
 
