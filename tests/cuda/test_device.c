@@ -24,11 +24,11 @@ static void a_gpu_that_is_not_there_is_named(void **state) {
     assert_status(pst_cuda_device_create(f->runtime, &negative, &device), PST_EUNSUPPORTED);
 }
 
-static void options_of_another_size_are_refused(void **state) {
+static void options_without_their_size_are_refused(void **state) {
     fixture *f = *state;
     pst_device *device = NULL;
     pst_cuda_options options = fake_options(0);
-    options.size--;
+    options.size = 0;
     assert_status(pst_cuda_device_create(f->runtime, &options, &device), PST_EINVAL);
     assert_status(pst_cuda_device_create(NULL, &options, &device), PST_EINVAL);
     assert_status(pst_cuda_device_create(f->runtime, &options, NULL), PST_EINVAL);
@@ -197,7 +197,7 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
         TEST(without_a_driver_the_error_says_so),
         TEST(a_gpu_that_is_not_there_is_named),
-        TEST(options_of_another_size_are_refused),
+        TEST(options_without_their_size_are_refused),
         TEST(each_call_of_opening_that_fails_is_named),
         TEST(an_entry_point_that_the_driver_lacks_is_named),
         TEST(a_device_whose_context_is_lost_is_destroyed_after_its_runtime),

@@ -149,7 +149,7 @@ static pst_status cast(fixture *f) {
 static pst_status sum(fixture *f) {
     static float from[2] = {1, 2}, to[2];
     const void *sources[] = {from};
-    const pst_sum sum = {to, sources, 1, 2, 1.0, 0, PST_FLOAT32, PST_FLOAT32, 0};
+    const pst_sum sum = {to, sources, 1, 2, 1.0, 0, PST_FLOAT32, PST_FLOAT32, 0, 0};
     return f->ops->sum(f->device, f->a, &sum);
 }
 

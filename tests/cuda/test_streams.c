@@ -246,7 +246,7 @@ static void the_three_kernels_come_in_stream_order(void **state) {
     float values[4] = {1, 2, 3, 4}, doubled[4], total[4];
     const pst_cast piece = {doubled, values, 4, PST_FLOAT32, PST_FLOAT32};
     const void *sources[] = {values, doubled};
-    const pst_sum sum = {total, sources, 2, 4, 1.0, 0, PST_FLOAT32, PST_FLOAT32, 0};
+    const pst_sum sum = {total, sources, 2, 4, 1.0, 0, PST_FLOAT32, PST_FLOAT32, 0, 0};
     assert_ok(f->ops->fill(f->device, f->a, total, 0xff, sizeof total));
     assert_ok(f->ops->cast_scale_copy(f->device, f->a, &piece, 1, 2.0));
     assert_ok(f->ops->sum(f->device, f->a, &sum));

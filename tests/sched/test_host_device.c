@@ -182,7 +182,7 @@ static void what_cannot_be_converted_is_refused(void **state) {
     assert_status(ops->cast_scale_copy(f->device, f->stream, &to_float, 1, 1.0), PST_EUNSUPPORTED);
     assert_status(ops->cast_scale_copy(f->device, f->stream, &scaled, 1, 2.0), PST_EUNSUPPORTED);
     const void *sources[] = {a};
-    const pst_sum sum = {b, sources, 1, 4, 1.0, 0, PST_FLOAT32, PST_INT32, 0};
+    const pst_sum sum = {b, sources, 1, 4, 1.0, 0, PST_FLOAT32, PST_INT32, 0, 0};
     assert_status(ops->sum(f->device, f->stream, &sum), PST_EUNSUPPORTED);
     pst_event *event;
     assert_status(ops->event_create(f->device, 1, &event), PST_EUNSUPPORTED);
@@ -207,7 +207,7 @@ static void sums_are_made_in_the_order_of_the_sources(void **state) {
         for (size_t i = 0; i < COUNT; i++)
             total[i] = 3.0f;
         const pst_sum sum = {total,      sources,     SOURCES,      COUNT, 0.25,
-                             accumulate, PST_FLOAT32, PST_BFLOAT16, 0};
+                             accumulate, PST_FLOAT32, PST_BFLOAT16, 0,     0};
         assert_ok(f->device->ops->sum(f->device, f->stream, &sum));
         for (size_t i = 0; i < COUNT; i++) {
             expected = wide[0][i];
@@ -238,7 +238,7 @@ static void a_sum_in_double_may_accumulate(void **state) {
     const float a[] = {1.0f, 2.0f}, b[] = {0.25f, 0.5f};
     double total[] = {100.0, 1e-12};
     const void *sources[] = {a, b};
-    const pst_sum sum = {total, sources, 2, 2, 2.0, 1, PST_FLOAT64, PST_FLOAT32, 0};
+    const pst_sum sum = {total, sources, 2, 2, 2.0, 1, PST_FLOAT64, PST_FLOAT32, 0, 0};
     assert_ok(f->device->ops->sum(f->device, f->stream, &sum));
     assert_true(total[0] == 102.5);
     assert_true(total[1] == 5.0 + 1e-12);
@@ -252,7 +252,7 @@ static void a_sum_may_be_written_over_a_source(void **state) {
         b[i] = 1e-9;
     }
     const void *sources[] = {a, b};
-    const pst_sum sum = {b, sources, 2, 700, 2.0, 0, PST_FLOAT64, PST_FLOAT64, 0};
+    const pst_sum sum = {b, sources, 2, 700, 2.0, 0, PST_FLOAT64, PST_FLOAT64, 0, 0};
     assert_ok(f->device->ops->sum(f->device, f->stream, &sum));
     for (size_t i = 0; i < 700; i++)
         assert_true(b[i] == ((double)i + 1e-9) * 2.0);
