@@ -102,9 +102,8 @@ static void call_back(const pst__advance *advance, const pst__node *node, pst__r
 }
 
 void pst__node_end(pst__advance *advance, pst__node *node, uint64_t number, pst__task_state state,
-                   pst_status given, pst__phase phase) {
+                   pst_status status, pst__phase phase) {
     pst_graph *graph = node->graph;
-    const pst_status status = pst__kept_status(given);
     pst__run *run = pst__graph_run(graph, number);
     /* Relaxed: whoever ends a task owns the lane, as who launched it did. Gates are never LAUNCHED.
      */

@@ -33,7 +33,8 @@ int pst__is_early(const pst__node *node, const pst_lane *to);
 /* The node's next state in launch `number`. */
 void pst__node_become(pst__node *node, uint64_t number, pst__task_state state, pst_status status);
 
-/* The node has ended: its callback, its state, its successors, its run's count, in this order. */
+/* The node has ended: its callback, its state, its successors, its run's count, in this order.
+ * `status` is one that can be kept. */
 void pst__node_end(pst__advance *advance, pst__node *node, uint64_t number, pst__task_state state,
                    pst_status status, pst__phase phase);
 

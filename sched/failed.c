@@ -30,5 +30,5 @@ void pst__report_failure(const pst__node *node, const pst_lane *lane, pst_status
 void pst__fail_node(pst__advance *advance, pst__node *node, uint64_t number, pst_status status,
                     pst__phase phase) {
     pst__report_failure(node, advance->lane, status);
-    pst__node_end(advance, node, number, PST__TASK_FAILED, status, phase);
+    pst__node_end(advance, node, number, PST__TASK_FAILED, pst__kept_status(status), phase);
 }

@@ -48,8 +48,9 @@ static pst__node *find_watched(const pst_lane *lane) {
 }
 
 /* A failure after the launch: what the device did from there on is unknown. */
-static void lose_flights(pst__advance *advance, pst_status status) {
+static void lose_flights(pst__advance *advance, pst_status given) {
     pst_lane *lane = advance->lane;
+    const pst_status status = pst__kept_status(given);
     lane->watched = NULL;
     pst__report_failure(lane->flight_first, lane, status);
     pst_runtime_poison(lane->runtime, status, NULL);

@@ -38,6 +38,20 @@ static void a_failure_after_the_launch_poisons_the_runtime(void **state) {
     assert_status(pst_graph_launch(f->graph, NULL), PST_EDEVICE);
 }
 
+static void what_a_device_answers_need_not_be_a_status(void **state) {
+    fixture *f = *state;
+    step a = {.name = "broken"}, b = {.name = "b"};
+    const pst_task ta = add_step(f->graph, f->gather, &a, NO_TASK, NO_TASK, NO_TASK);
+    (void)add_step(f->graph, f->host, &b, ta, NO_TASK, NO_TASK);
+    assert_ok(pst_graph_seal(f->graph));
+    assert_ok(pst_graph_launch(f->graph, NULL));
+    f->queue.fail_query = (pst_status)-1000;
+    turns(f, 4);
+    assert_status(pst_runtime_status(f->runtime), PST_EINVAL);
+    assert_int_equal(a.reported, PST_EINVAL);
+    assert_int_equal(b.reported, PST_EINVAL);
+}
+
 static void an_event_that_cannot_be_recorded_poisons_the_runtime(void **state) {
     fixture *f = *state;
     step a = {.name = "a"}, b = {.name = "b"};
@@ -87,6 +101,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(a_launch_that_fails_cancels_what_is_behind_it),
         TEST(a_failure_after_the_launch_poisons_the_runtime),
+        TEST(what_a_device_answers_need_not_be_a_status),
         TEST(an_event_that_cannot_be_recorded_poisons_the_runtime),
         TEST(no_event_at_seal_leaves_the_graph_unsealed),
         TEST(no_event_for_an_added_task_adds_nothing),
