@@ -15,4 +15,13 @@ static inline int pst__read_options(void *options, size_t size, const void *give
     return 1;
 }
 
+/* The same where no options mean defaults. The copy's size is 0 when the caller's is not set. */
+static inline void pst__read_optional(void *options, size_t size, const void *given) {
+    memset(options, 0, size);
+    if (given == NULL)
+        memcpy(options, &size, sizeof size);
+    else
+        (void)pst__read_options(options, size, given);
+}
+
 #endif

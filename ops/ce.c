@@ -1,5 +1,7 @@
 #include "ops/ce.h"
 
+#include "base/options.h"
+
 #include "base/atomic.h"
 #include "sched/runtime.h"
 
@@ -214,8 +216,11 @@ static const pst_comm_ops ce_ops = {
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-static pst_status check_device(const pst__meeting_place *place, const pst_device *device) {
+static pst_status check(const pst__meeting_place *place, const pst_device *device,
+                        const pst_ce_options *options) {
     const pst_device_ops *ops = device->ops;
+    if (options->size == 0)
+        return pst__fail(place->error, PST_EINVAL, "%s: options->size is not set", place->what);
     if (place->exchange->size > PST_CE_MAX_RANKS)
         return pst__fail(place->error, PST_EUNSUPPORTED, "%s: %d ranks are more than %d",
                          place->what, place->exchange->size, PST_CE_MAX_RANKS);
@@ -339,21 +344,21 @@ static pst_status open_all(const pst__meeting_place *place, pst__ce *ce, uint64_
 }
 
 pst_status pst_ce_create(pst_runtime *runtime, pst_device *device, const pst_exchange *exchange,
-                         const pst_ce_options *options, pst_comm **comm) {
-    static const pst_ce_options plain = {.size = sizeof plain};
-    if (options == NULL) options = &plain;
+                         const pst_ce_options *given, pst_comm **comm) {
+    pst_ce_options options;
+    pst__read_optional(&options, sizeof options, given);
     const pst__meeting_place place = {exchange, pst__runtime_heap(runtime),
                                       pst__runtime_error(runtime),
-                                      options->name == NULL ? "ce" : options->name};
+                                      options.name == NULL ? "ce" : options.name};
     *comm = NULL;
     pst_status status = pst__exchange_check(&place);
     if (status != PST_OK) return status;
-    status = options->size == sizeof *options ? check_device(&place, device) : PST_EINVAL;
-    pst__ce *ce = status == PST_OK ? ce_create(&place, device, options) : NULL;
+    status = check(&place, device, &options);
+    pst__ce *ce = status == PST_OK ? ce_create(&place, device, &options) : NULL;
     if (status == PST_OK && ce == NULL)
         status = pst__fail(place.error, PST_ENOMEM, "%s: no memory", place.what);
     status = pst__exchange_settle(&place, status);
-    if (status == PST_OK) status = pst__exchange_agree(&place, "options", digest(options));
+    if (status == PST_OK) status = pst__exchange_agree(&place, "options", digest(&options));
     if (status == PST_OK) status = open_all(&place, ce, pst__runtime_deadline(runtime));
     if (status != PST_OK) {
         if (ce == NULL) return status;

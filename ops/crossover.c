@@ -1,4 +1,5 @@
 /* Two communicators of the same ranks, one for what is large and one for what is small. */
+#include "base/options.h"
 #include "ops/exchange.h"
 #include "ops/pair.h"
 #include "sched/runtime.h"
@@ -171,9 +172,8 @@ static int is_of(const pst_comm *part, const pst_exchange *exchange) {
 
 static pst_status check(const pst__meeting_place *place, const pst_comm *large,
                         const pst_comm *small, const pst_crossover_options *options) {
-    if (options->size != sizeof *options)
-        return pst__fail(place->error, PST_EINVAL, "%s: options of %zu bytes are not %zu",
-                         place->what, options->size, sizeof *options);
+    if (options->size == 0)
+        return pst__fail(place->error, PST_EINVAL, "%s: options->size is not set", place->what);
     if (!is_of(large, place->exchange) || !is_of(small, place->exchange))
         return pst__fail(place->error, PST_EINVAL,
                          "rank %d of %d, %s: '%s' is of rank %d of %d, '%s' of rank %d of %d; all "
@@ -212,19 +212,19 @@ static pst_status agree(const pst__meeting_place *place, const crossover *own) {
 }
 
 pst_status pst_crossover_create(pst_runtime *runtime, pst_comm *large, pst_comm *small,
-                                const pst_exchange *exchange, const pst_crossover_options *options,
+                                const pst_exchange *exchange, const pst_crossover_options *given,
                                 pst_comm **comm) {
-    static const pst_crossover_options plain = {.size = sizeof plain};
-    if (options == NULL) options = &plain;
+    pst_crossover_options options;
+    pst__read_optional(&options, sizeof options, given);
     const pst__meeting_place place = {exchange, pst__runtime_heap(runtime),
                                       pst__runtime_error(runtime),
-                                      options->name == NULL ? "crossover" : options->name};
+                                      options.name == NULL ? "crossover" : options.name};
     crossover *own = NULL;
     *comm = NULL;
     pst_status status = pst__exchange_check(&place);
     if (status != PST_OK) return status;
-    status = check(&place, large, small, options);
-    if (status == PST_OK) status = allocate(&place, large, small, options, &own);
+    status = check(&place, large, small, &options);
+    if (status == PST_OK) status = allocate(&place, large, small, &options, &own);
     status = pst__exchange_settle(&place, status);
     if (status == PST_OK) status = agree(&place, own);
     if (status != PST_OK) {

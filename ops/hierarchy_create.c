@@ -1,4 +1,5 @@
 /* Making a communicator `hierarchy` of two others. */
+#include "base/options.h"
 #include "ops/exchange.h"
 #include "ops/hierarchy.h"
 #include "sched/runtime.h"
@@ -55,9 +56,8 @@ static pst_status compare_shapes(const pst__meeting_place *place, const pst_comm
 static pst_status check_options(const pst__meeting_place *place, const pst_comm *inner,
                                 const pst_comm *outer, const pst_hierarchy_options *options,
                                 size_t half) {
-    if (options->size != sizeof *options)
-        return pst__fail(place->error, PST_EINVAL, "%s: options of %zu bytes are not %zu",
-                         place->what, options->size, sizeof *options);
+    if (options->size == 0)
+        return pst__fail(place->error, PST_EINVAL, "%s: options->size is not set", place->what);
     if ((inner->ops->kinds & outer->ops->kinds) == 0)
         return pst__fail(place->error, PST_EUNSUPPORTED,
                          "%s: '%s' and '%s' have no kind of collective in common", place->what,
@@ -118,16 +118,16 @@ static pst_status create(const pst__meeting_place *place, pst_device *device, ps
 
 pst_status pst_hierarchy_create(pst_runtime *runtime, pst_device *device, pst_comm *inner,
                                 pst_comm *outer, const pst_exchange *exchange,
-                                const pst_hierarchy_options *options, pst_comm **comm) {
-    static const pst_hierarchy_options plain = {.size = sizeof plain};
-    if (options == NULL) options = &plain;
+                                const pst_hierarchy_options *given, pst_comm **comm) {
+    pst_hierarchy_options options;
+    pst__read_optional(&options, sizeof options, given);
     const pst__meeting_place place = {exchange, pst__runtime_heap(runtime),
                                       pst__runtime_error(runtime),
-                                      options->name == NULL ? "hierarchy" : options->name};
+                                      options.name == NULL ? "hierarchy" : options.name};
     pst__hierarchy *own = NULL;
     *comm = NULL;
     pst_status status = pst__exchange_check(&place);
-    if (status == PST_OK) status = create(&place, device, inner, outer, options, &own);
+    if (status == PST_OK) status = create(&place, device, inner, outer, &options, &own);
     if (status != PST_OK) {
         if (own != NULL) pst__hierarchy_free(own);
         return status;

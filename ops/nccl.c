@@ -4,6 +4,7 @@
 
 #include "base/atomic.h"
 #include "base/clock.h"
+#include "base/options.h"
 #include "ops/exchange.h"
 #include "sched/device/cuda.h"
 #include "sched/runtime.h"
@@ -215,9 +216,8 @@ static const pst_comm_ops nccl_ops = {
 
 static pst_status check_arguments(pst__error *error, const pst_device *device,
                                   const pst_nccl_options *options) {
-    if (options->size != sizeof *options)
-        return pst__fail(error, PST_EINVAL, "communicator nccl: options of %zu bytes are not %zu",
-                         options->size, sizeof *options);
+    if (options->size == 0)
+        return pst__fail(error, PST_EINVAL, "communicator nccl: options->size is not set");
     if (strcmp(device->ops->name, "cuda") != 0)
         return pst__fail(error, PST_EINVAL, "communicator nccl: device '%s' is not cuda",
                          device->ops->name);
@@ -289,25 +289,25 @@ static void discard(pst__nccl *own) {
 }
 
 pst_status pst_nccl_comm_create(pst_runtime *runtime, pst_device *device,
-                                const pst_exchange *exchange, const pst_nccl_options *options,
+                                const pst_exchange *exchange, const pst_nccl_options *given,
                                 pst_comm **comm) {
-    static const pst_nccl_options defaults = {.size = sizeof defaults};
+    pst_nccl_options options;
+    pst__read_optional(&options, sizeof options, given);
     *comm = NULL;
-    if (options == NULL) options = &defaults;
     pst__error *error = pst__runtime_error(runtime);
     pst__meeting_place place = {exchange, pst__runtime_heap(runtime), error, "communicator nccl"};
     pst_status status = pst__exchange_check(&place);
-    if (status == PST_OK) status = check_arguments(error, device, options);
+    if (status == PST_OK) status = check_arguments(error, device, &options);
     if (status != PST_OK) return status;
     pst__nccl *own = NULL;
     ncclUniqueId id = {{0}};
-    status = allocate(runtime, device, exchange, options, &own);
-    if (status == PST_OK) status = prepare(own, options->library, &id);
+    status = allocate(runtime, device, exchange, &options, &own);
+    if (status == PST_OK) status = prepare(own, options.library, &id);
     status = pst__exchange_settle(&place, status);
-    if (status == PST_OK) status = agree(&place, own, options);
+    if (status == PST_OK) status = agree(&place, own, &options);
     if (status == PST_OK) status = pst__exchange_broadcast(&place, 0, &id, sizeof id);
     if (status == PST_OK) {
-        status = pst__nccl_connect(own, options, &id);
+        status = pst__nccl_connect(own, &options, &id);
         status = pst__exchange_settle(&place, status);
     }
     if (status != PST_OK) {

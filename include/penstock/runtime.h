@@ -4,7 +4,7 @@
  *
  * Structs of parameters begin with their size, which the caller sets to sizeof; all else zeroed
  * means defaults. What a caller with an older header does not have counts as zeroed, and what an
- * older library does not know is not read (communicators want the size of their own header). */
+ * older library does not know is not read. */
 #ifndef PENSTOCK_RUNTIME_H
 #define PENSTOCK_RUNTIME_H
 

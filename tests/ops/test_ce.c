@@ -3,6 +3,8 @@
 
 #include "base/atomic.h"
 
+#include <stddef.h>
+
 #define MEGABYTE ((size_t)1 << 20)
 
 static pst_collective gather_of(ce_rank *rank, pst_segment *segments, size_t bytes) {
@@ -326,6 +328,49 @@ static void create_with_own_sequence(ce_rank *rank) {
         pst_ce_create(rank->runtime, rank->world->device, &rank->exchange, &options, &rank->comm);
 }
 
+/* What this library does not know, or the caller's header did not, is not zero. */
+static void create_with_size(ce_rank *rank, size_t size) {
+    _Alignas(pst_ce_options) unsigned char given[sizeof(pst_ce_options) + 16];
+    memset(given, 0x55, sizeof given);
+    memset(given, 0, size < sizeof(pst_ce_options) ? size : sizeof(pst_ce_options));
+    memcpy(given, &size, sizeof size);
+    rank->status = pst_ce_create(rank->runtime, rank->world->device, &rank->exchange,
+                                 (const pst_ce_options *)(const void *)given, &rank->comm);
+}
+
+static void create_by_newer_header(ce_rank *rank) {
+    create_with_size(rank, sizeof(pst_ce_options) + 16);
+}
+
+static void create_by_older_header(ce_rank *rank) {
+    create_with_size(rank, offsetof(pst_ce_options, turn_bytes));
+}
+
+static void create_without_size(ce_rank *rank) {
+    create_with_size(rank, 0);
+}
+
+static void options_of_any_header_are_read(void **state) {
+    (void)state;
+    void (*const creates[])(ce_rank *) = {create_by_newer_header, create_by_older_header};
+    for (int i = 0; i < 2; i++) {
+        ce_world *world = new_world(2);
+        ce_prepare(world);
+        ce_on_all(world, creates[i]);
+        ce_assert_all(world, PST_OK);
+        close_world(world);
+    }
+}
+
+static void options_without_a_size_are_refused(void **state) {
+    (void)state;
+    ce_world *world = new_world(2);
+    ce_prepare(world);
+    ce_on_all(world, create_without_size);
+    ce_assert_all(world, PST_EINVAL);
+    close_world(world);
+}
+
 static void it_is_not_for_devices_without_flags(void **state) {
     (void)state;
     ce_world *world = new_world(2);
@@ -394,6 +439,8 @@ int main(void) {
         cmocka_unit_test(a_rank_that_died_is_noticed_and_one_that_left_is_not),
         cmocka_unit_test(a_failure_while_creating_fails_on_all_ranks),
         cmocka_unit_test(a_failure_while_starting_is_final_and_seen_by_all),
+        cmocka_unit_test(options_of_any_header_are_read),
+        cmocka_unit_test(options_without_a_size_are_refused),
         cmocka_unit_test(it_is_not_for_devices_without_flags),
         cmocka_unit_test(options_are_the_same_on_all_ranks),
         cmocka_unit_test(registered_sizes_are_the_same_on_all_ranks),
