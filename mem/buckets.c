@@ -225,7 +225,9 @@ static pst_status next_bucket(pst_buckets *buckets, pst_dtype dtype, size_t padd
 
 /* ---- slots ---------------------------------------------------------------------------------- */
 
+/* Once for a bucket: what follows comes behind it. */
 static pst_status wait_for_memory(pst_buckets *buckets, bucket *item, pst_stream *stream) {
+    if (item->state != BUCKET_IDLE) return PST_OK;
     pst_device *device = buckets->device;
     pst_event **events;
     size_t count = waits_of(item, &events);
@@ -238,7 +240,7 @@ static pst_status wait_for_memory(pst_buckets *buckets, bucket *item, pst_stream
                              (unsigned long long)item->id, pst_dtype_name(item->dtype));
         if (status == PST_PENDING) return PST_PENDING;
     }
-    if (buckets->refill == NULL || item->state != BUCKET_IDLE) return PST_OK;
+    if (buckets->refill == NULL) return PST_OK;
     return buckets->refill(buckets->refill_context, item->id, stream);
 }
 

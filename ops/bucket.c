@@ -3,12 +3,6 @@
 #include "ops/engine.h"
 #include "ops/operation.h"
 
-/* Sums in fp32 are scaled themselves, so that gradients of the same dtype are copied as they are.
- * Gradients in float16 are scaled first: they might not fit it otherwise. */
-static int scales_when_summing(pst_zero *engine, pst_dtype dtype) {
-    return pst__queue_of(engine, PST__REDUCE_LANE)->sum_lane != NULL && dtype != PST_FLOAT16;
-}
-
 static pst_status flush(pst_zero *engine, pst_dtype dtype) {
     pst__open_bucket *open = &engine->open[dtype];
     pst__operation *operation = open->operation;
@@ -27,7 +21,7 @@ static pst_status flush(pst_zero *engine, pst_dtype dtype) {
     collective->source_bytes = bucket.used_bytes;
     collective->stride = bucket.stride;
     collective->pieces = operation->pieces;
-    collective->scale = scales_when_summing(engine, dtype) ? 1.0 / (double)engine->world : 1.0;
+    collective->scale = pst__fill_leaves_scale(engine, dtype) ? 1.0 / (double)engine->world : 1.0;
     operation->bucket = bucket.id;
     operation->has_bucket = 1;
     size_t bytes = open->whole_bytes;
@@ -127,7 +121,7 @@ static pst_status copy_in(pst_zero *engine, const pst__group *group, pst__part p
         pst__layout_casts(&group->layout, engine->world, part, slot->memory, slot->stride, sources,
                           dtype, group->reduce_dtype, engine->casts);
     const double scale =
-        scales_when_summing(engine, group->reduce_dtype) ? 1.0 : 1.0 / (double)engine->world;
+        pst__fill_leaves_scale(engine, group->reduce_dtype) ? 1.0 : 1.0 / (double)engine->world;
     pst_status status =
         device->ops->cast_scale_copy(device, engine->filling.stream, engine->casts, count, scale);
     if (status == PST_OK) return PST_OK;

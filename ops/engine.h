@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/heap.h"
+#include "mem/arena.h"
 #include "ops/layout.h"
 #include "ops/order.h"
 #include "ops/plan.h"
@@ -220,6 +221,16 @@ int pst__zero_wait_compute(pst_zero *engine, uint64_t patience_ns);
     pst__fail((engine)->error, (status), "rank %zu, engine '%s': " format, (engine)->rank,         \
               (engine)->name, __VA_ARGS__)
 
+/* A peer maps all or nothing of what an allocator has taken from the device, and allocators take
+ * more than what is asked for where that is little: how large a segment has to be that is opened
+ * to peers. */
+#define PST__LEAST_OPENED ((size_t)16 << 20)
+static inline size_t pst__zero_opened_bytes(const pst_zero *engine, size_t bytes) {
+    bytes = pst__round_up(bytes, PST_ARENA_ALIGNMENT);
+    return engine->options.segment_alloc != NULL && bytes < PST__LEAST_OPENED ? PST__LEAST_OPENED
+                                                                              : bytes;
+}
+
 /* ---- seal.c ---------------------------------------------------------------------------------- */
 void pst__seal_free(pst_zero *engine);
 /* Its copy's memory is a place for the shard itself. */
@@ -257,6 +268,9 @@ uint64_t pst__backward_hash(const pst_zero *engine);
 /* ---- fill.c ---------------------------------------------------------------------------------- */
 pst_status pst__fill_create(pst_zero *engine);
 void pst__fill_destroy(pst_zero *engine);
+/* Sums in fp32 are scaled themselves, so that gradients of the same dtype are copied as they are.
+ * Gradients in float16 are scaled by their copies: they might not fit it otherwise. */
+int pst__fill_leaves_scale(pst_zero *engine, pst_dtype dtype);
 /* Around the copies of a group's gradients: behind what compute was given so far. */
 pst_status pst__fill_begin(pst_zero *engine);
 pst_status pst__fill_end(pst_zero *engine);

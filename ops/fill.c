@@ -1,7 +1,7 @@
 /* Where gradients are copied into buckets. On an asynchronous device that is a stream of its own:
  * compute goes on beside the copies, and waits for those of one group when the next one is
  * reported. On others it is compute's. */
-#include "ops/engine.h"
+#include "ops/operation.h"
 
 pst_status pst__fill_create(pst_zero *engine) {
     const pst_device_ops *ops = engine->device->ops;
@@ -38,6 +38,10 @@ pst_status pst__fill_end(pst_zero *engine) {
     if (filling->own == NULL) return PST_OK;
     filling->is_apart = 1;
     return engine->device->ops->event_record(engine->device, filling->filled, filling->own);
+}
+
+int pst__fill_leaves_scale(pst_zero *engine, pst_dtype dtype) {
+    return pst__queue_of(engine, PST__REDUCE_LANE)->sum_lane != NULL && dtype != PST_FLOAT16;
 }
 
 static void tell(const pst_zero *engine, uint32_t group) {

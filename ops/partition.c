@@ -42,6 +42,21 @@ static pst_status create_engine(pst_runtime *runtime, pst_partition *partition) 
     return pst_zero_create(runtime, &options, &partition->engine);
 }
 
+/* On the host a communicator's lane has to be through with one before it begins the next. */
+static pst_status create_delivery(pst_runtime *runtime, pst_partition *partition) {
+    const pst__queue *queue = &partition->engine->queues[PST__GATHER_LANE];
+    partition->delivery = queue->sum_lane;
+    if (queue->sum_lane != NULL) return PST_OK;
+    partition->delivery = queue->lane;
+    if (!partition->engine->asynchronous) return PST_OK;
+    const pst_lane_options options = {.size = sizeof options,
+                                      .name = "deliver",
+                                      .device = partition->engine->device,
+                                      .order = PST_LANE_BY_SUBMISSION,
+                                      .order_with = queue->lane};
+    return pst_lane_create(runtime, &options, &partition->delivery);
+}
+
 /* An opened bucket is filled again when its peers have read it. */
 static pst_status refill(void *context, uint64_t id, pst_stream *stream) {
     pst_partition *partition = context;
@@ -55,20 +70,18 @@ static pst_status refill(void *context, uint64_t id, pst_stream *stream) {
                                (unsigned long long)ticket, comm->ops->error_text(comm));
 }
 
-/* Segments as large as buckets. What is opened to peers is the device's own memory. */
+/* Segments as large as buckets. */
 static pst_status create_buckets(pst_runtime *runtime, pst_partition *partition) {
     const pst_partition_options *given = &partition->options;
     pst_zero *engine = partition->engine;
-    pst_arena_options arena = {.size = sizeof arena,
-                               .name = given->name,
-                               .device = engine->device,
-                               .kind = PST_MEMORY_DEVICE,
-                               .segment_bytes = PST_ARENA_ALIGNMENT};
-    if (!partition->is_opened) {
-        arena.segment_alloc = given->segment_alloc;
-        arena.segment_free = given->segment_free;
-        arena.segment_context = given->segment_context;
-    }
+    const pst_arena_options arena = {.size = sizeof arena,
+                                     .name = given->name,
+                                     .device = engine->device,
+                                     .kind = PST_MEMORY_DEVICE,
+                                     .segment_bytes = PST_ARENA_ALIGNMENT,
+                                     .segment_alloc = given->segment_alloc,
+                                     .segment_free = given->segment_free,
+                                     .segment_context = given->segment_context};
     pst_status status = pst_arena_create(runtime, &arena, &partition->memory);
     if (status != PST_OK) return status;
     pst_buckets_options buckets = {.size = sizeof buckets,
@@ -96,6 +109,7 @@ static pst_status build(pst_runtime *runtime, pst_partition *partition) {
         pst__heap_alloc(engine->heap, engine->world * sizeof *partition->chunk_used);
     if (partition->chunk_used == NULL) return PST_ENOMEM;
     status = create_buckets(runtime, partition);
+    if (status == PST_OK) status = create_delivery(runtime, partition);
     return status == PST_OK ? pst__comparisons_alloc(partition) : status;
 }
 
@@ -113,6 +127,7 @@ static void partition_free(const pst__heap *heap, pst_partition *partition) {
     for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
         pst__heap_free(heap, partition->pending[dtype].entries,
                        partition->pending[dtype].capacity * sizeof(pst__entry));
+    pst__heap_free(heap, partition->copied, partition->copied_capacity * sizeof(void *));
     pst__heap_free(heap, partition->splits, partition->split_capacity * sizeof(pst__split));
     pst__heap_free(heap, partition->owners, partition->owner_capacity * sizeof(pst__owner));
     pst__heap_free(heap, partition->casts, partition->cast_capacity * sizeof(pst_cast));
@@ -155,6 +170,7 @@ void pst_partition_destroy(pst_partition *partition) {
                  engine->rank, engine->name);
         return;
     }
+    pst__pending_forget_copied(partition);
     partition_free(engine->heap, partition);
 }
 
@@ -323,6 +339,7 @@ pst_status pst_partition_end_backward(pst_partition *partition, int release) {
     pst_status status = pst_runtime_status(partition->engine->runtime);
     if (status == PST_OK) status = pst__pending_flush_all(partition);
     if (status == PST_OK) status = wait_all(partition);
+    if (status == PST_OK) status = pst__pending_join(partition);
     if (status == PST_OK && partition->is_last) status = zero_old(partition);
     if (status == PST_OK && release) release_buckets(partition);
     if (status != PST_OK) return status;

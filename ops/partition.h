@@ -59,6 +59,7 @@ typedef struct pst__comparison {
 struct pst_partition {
     pst_partition_options options;
     pst_zero *engine;
+    pst_lane *delivery; /* what leaves a bucket behind its all-reduce, beside the next one */
     pst_arena *memory;  /* of buckets */
     size_t chunk_bytes; /* of a rank, in a bucket */
     int is_opened;      /* peers read buckets by themselves: they stay, and have one size */
@@ -72,6 +73,8 @@ struct pst_partition {
     int is_compared;
 
     pst__pending pending[PST_DTYPE_COUNT];
+    void **copied; /* tokens of sources that are copied beside compute */
+    size_t copied_count, copied_capacity;
     uint64_t buckets;   /* numbered so far */
     size_t *chunk_used; /* by rank: bytes of a bucket that it owns */
     pst_cast *casts;
@@ -112,5 +115,9 @@ pst_status pst__pending_add(pst_partition *partition, uint32_t parameter, const 
                             pst_dtype dtype, void *token);
 pst_status pst__pending_flush_all(pst_partition *partition);
 void pst__pending_forget_all(pst_partition *partition);
+/* Compute waits for the copies into buckets so far: their sources are not needed any more. */
+pst_status pst__pending_join(pst_partition *partition);
+/* Sources whose copies are over. */
+void pst__pending_forget_copied(pst_partition *partition);
 
 #endif

@@ -1,5 +1,5 @@
 /* A bucket of gradients on its way into partitions: which way it goes, and where what lies in it.
- * All gradients are copied into it in one launch. */
+ * All gradients are copied into it in one launch, on asynchronous devices beside compute. */
 #include "ops/partition.h"
 
 /* ---- where the pieces of a bucket lie -------------------------------------------------------- */
@@ -159,10 +159,11 @@ static void note_memory(pst_partition *partition) {
 static pst_status open_buckets(pst_partition *partition, pst_dtype dtype) {
     pst_comm *comm = partition->options.comm;
     const size_t each = partition->chunk_bytes * partition->engine->world;
+    const size_t bytes = 2 * pst__round_up(each, PST_ARENA_ALIGNMENT);
     pst_lease both;
     if (!partition->is_opened || partition->has_memory[dtype]) return PST_OK;
-    pst_status status =
-        pst_arena_acquire(partition->memory, 2 * pst__round_up(each, PST_ARENA_ALIGNMENT), &both);
+    pst_status status = pst_arena_acquire(partition->memory,
+                                          pst__zero_opened_bytes(partition->engine, bytes), &both);
     if (status != PST_OK) return status;
     pst_arena_release(partition->memory, &both, NULL);
     partition->has_memory[dtype] = 1;
@@ -179,8 +180,8 @@ static pst_status take_bucket(bucket_plan *plan, size_t chunk_bytes, pst_bucket 
     pst_status status = open_buckets(partition, plan->dtype);
     if (status == PST_OK) status = wait_for_bucket(partition);
     if (status == PST_OK)
-        status =
-            pst_buckets_slot(engine->buckets, plan->dtype, chunk_bytes, engine->compute, &slot);
+        status = pst_buckets_slot(engine->buckets, plan->dtype, chunk_bytes, engine->filling.stream,
+                                  &slot);
     if (status == PST_OK) status = pst_buckets_flush(engine->buckets, plan->dtype, bucket);
     if (status != PST_OK) return status;
     plan->operation->bucket = bucket->id;
@@ -268,6 +269,7 @@ static void describe(const bucket_plan *plan, const pst__pending *pending, size_
     collective->destination = plan->memory;
     collective->count = pending->bytes / pst_dtype_size(plan->dtype);
     plan->operation->then = deliver;
+    plan->operation->then_lane = plan->partition->delivery;
 }
 
 static pst_status fill(bucket_plan *plan, const pst__pending *pending, size_t chunk_bytes) {
@@ -282,21 +284,24 @@ static pst_status fill(bucket_plan *plan, const pst__pending *pending, size_t ch
     if (status == PST_ENOMEM)
         return pst__partition_fail(partition, status, "%s", "no memory to reduce gradients");
     if (status != PST_OK) return status;
-    status =
-        engine->device->ops->cast_scale_copy(engine->device, engine->compute, partition->casts,
-                                             partition->cast_count, 1.0 / (double)engine->world);
+    status = engine->device->ops->cast_scale_copy(engine->device, engine->filling.stream,
+                                                  partition->casts, partition->cast_count,
+                                                  1.0 / (double)engine->world);
     if (status != PST_OK)
         return pst__partition_fail(partition, status, "copying gradients into a %s bucket failed",
                                    pst_dtype_name(plan->dtype));
     describe(plan, pending, chunk_bytes);
-    return pst__zero_record(engine, plan->operation->ready);
+    return engine->device->ops->event_record(engine->device, plan->operation->ready,
+                                             engine->filling.stream);
 }
 
 static pst_status submit(bucket_plan *plan, const pst__pending *pending, size_t chunk_bytes) {
     pst_partition *partition = plan->partition;
     pst_status status = pst__operation_take(partition->engine, PST__REDUCE_LANE, &plan->operation);
     if (status != PST_OK) return status;
-    status = fill(plan, pending, chunk_bytes);
+    status = pst__fill_begin(partition->engine);
+    if (status == PST_OK) status = fill(plan, pending, chunk_bytes);
+    if (status == PST_OK) status = pst__fill_end(partition->engine);
     if (status != PST_OK) {
         pst__operation_give(partition->engine, plan->operation);
         return status;

@@ -9,19 +9,56 @@ static void consumed(const pst_partition *partition, void *token) {
         partition->options.consumed(partition->options.callback_context, token);
 }
 
-/* The entries' sources are copied, or never will be. */
+void pst__pending_forget_copied(pst_partition *partition) {
+    for (size_t i = 0; i < partition->copied_count; i++)
+        consumed(partition, partition->copied[i]);
+    partition->copied_count = 0;
+}
+
+pst_status pst__pending_join(pst_partition *partition) {
+    pst_status status = pst__fill_join(partition->engine);
+    if (status == PST_OK) pst__pending_forget_copied(partition);
+    return status;
+}
+
+static void clear(pst__pending *pending) {
+    pending->count = pending->bytes = 0;
+    pending->number = 0;
+}
+
+/* The entries' sources will not be copied. */
 static void forget(pst_partition *partition, pst__pending *pending) {
     for (size_t i = 0; i < pending->count; i++)
         if (pending->entries[i].is_last) consumed(partition, pending->entries[i].token);
-    pending->count = pending->bytes = 0;
-    pending->number = 0;
+    clear(pending);
+}
+
+/* They are being copied. */
+static void keep_copied(pst_partition *partition, pst__pending *pending) {
+    for (size_t i = 0; i < pending->count; i++)
+        if (pending->entries[i].is_last)
+            partition->copied[partition->copied_count++] = pending->entries[i].token;
+    clear(pending);
+    if (!partition->engine->asynchronous) pst__pending_forget_copied(partition);
+}
+
+static pst_status send(pst_partition *partition, const pst__pending *pending, pst_dtype dtype) {
+    pst_status status = pst__pending_join(partition);
+    if (status == PST_OK)
+        status = pst__heap_grow(partition->engine->heap, (void **)&partition->copied,
+                                &partition->copied_capacity,
+                                partition->copied_count + pending->count, sizeof(void *));
+    return status == PST_OK ? pst__bucket_send(partition, pending, dtype) : status;
 }
 
 static pst_status flush(pst_partition *partition, pst_dtype dtype) {
     pst__pending *pending = &partition->pending[dtype];
     if (pending->count == 0) return PST_OK;
-    pst_status status = pst__bucket_send(partition, pending, dtype);
-    forget(partition, pending);
+    pst_status status = send(partition, pending, dtype);
+    if (status == PST_OK)
+        keep_copied(partition, pending);
+    else
+        forget(partition, pending);
     return pst__reduce_give_up(partition->engine, status);
 }
 
@@ -33,6 +70,7 @@ pst_status pst__pending_flush_all(pst_partition *partition) {
 }
 
 void pst__pending_forget_all(pst_partition *partition) {
+    (void)pst__pending_join(partition);
     for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
         pst__pending *pending = &partition->pending[dtype];
         for (size_t i = 0; i < pending->count; i++)

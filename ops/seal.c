@@ -145,15 +145,11 @@ static pst_status open_memory(pst_zero *engine, pst_comm *comm, const pst_lease 
                           sources->bytes, comm->ops->error_text(comm));
 }
 
-/* A peer maps all or nothing of what an allocator has taken from the device, and allocators take
- * more than what is asked for where that is little. */
-#define LEAST_OPENED ((size_t)16 << 20)
-
 /* An arena's only segment, which peers read: at the same offsets on all ranks. */
 static pst_status add_opened(pst_zero *engine, pst_arena *arena, size_t bytes) {
     pst_lease whole;
     if (bytes == 0) return PST_OK;
-    if (engine->options.segment_alloc != NULL && bytes < LEAST_OPENED) bytes = LEAST_OPENED;
+    bytes = pst__zero_opened_bytes(engine, bytes);
     pst_status status = pst_arena_add_segment(arena, bytes);
     if (status == PST_OK) status = pst_arena_acquire_at(arena, 0, bytes, &whole);
     if (status != PST_OK) return status;

@@ -168,7 +168,8 @@ PST_API pst_status pst_buckets_create(pst_runtime *runtime, const pst_buckets_op
  * fine. */
 PST_API void pst_buckets_destroy(pst_buckets *buckets);
 
-/* Room for `bytes` > 0 a rank (whole elements) in the current bucket of this dtype. Waits, in the
+/* Room for `bytes` > 0 a rank (whole elements) in the current bucket of this dtype; all slots of a
+ * bucket are for one stream. Waits, in the
  * order of `stream`, for the memory's earlier use: where the stream is its worker this is
  * PST_PENDING until that is over, and the caller asks again. The slot's padding is zeroed on
  * `stream` by the device; its own bytes are the caller's to fill. PST_EBUSY when it does not fit
