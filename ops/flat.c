@@ -6,6 +6,7 @@
 #include "sched/runtime.h"
 
 #define DEFAULT_BUCKET_BYTES ((size_t)64 << 20)
+#define DEFAULT_BATCH_BYTES  ((size_t)32 << 20)
 
 /* ---- creating -------------------------------------------------------------------------------- */
 
@@ -30,8 +31,11 @@ static void flat_free(const pst__heap *heap, pst_flat *flat) {
     for (size_t i = 0; i < flat->copy_count; i++)
         engine->device->ops->event_destroy(engine->device, flat->copies[i].released);
     pst__flat_history_free(flat);
+    pst__flat_sources_free(flat);
     pst__heap_free(heap, flat->parameters, flat->parameter_capacity * sizeof *flat->parameters);
     pst__heap_free(heap, flat->copies, flat->copy_capacity * sizeof *flat->copies);
+    pst__heap_free(heap, flat->reports, flat->report_capacity * sizeof *flat->reports);
+    pst__heap_free(heap, flat->copied, flat->copied_capacity * sizeof *flat->copied);
     pst__heap_free(heap, flat->casts, flat->cast_capacity * sizeof *flat->casts);
     pst__heap_free(heap, flat->batch, flat->batch_capacity * sizeof *flat->batch);
     pst__heap_free(heap, flat, sizeof *flat);
@@ -63,6 +67,8 @@ pst_status pst_flat_create(pst_runtime *runtime, const pst_flat_options *given,
         return pst__fail(pst__runtime_error(runtime), PST_EINVAL,
                          "flat shards: set options.size to sizeof(pst_flat_options)");
     if (options.bucket_bytes == 0) options.bucket_bytes = DEFAULT_BUCKET_BYTES;
+    if (options.batch_bytes == 0) options.batch_bytes = DEFAULT_BATCH_BYTES;
+    if (options.batch_bytes > options.bucket_bytes) options.batch_bytes = options.bucket_bytes;
     const pst__heap *heap = pst__runtime_heap(runtime);
     pst_flat *flat = pst__heap_alloc(heap, sizeof *flat);
     if (flat == NULL)
@@ -90,6 +96,7 @@ void pst_flat_destroy(pst_flat *flat) {
                  engine->rank, engine->name);
         return;
     }
+    pst__flat_forget_copied(flat);
     engine_free(flat);
     flat_free(engine->heap, flat);
     pst__zero_free(engine);
@@ -123,10 +130,8 @@ pst_status pst_flat_add(pst_flat *flat, const char *name, size_t elements, uint3
         return pst__flat_fail(flat, PST_ENOMEM, "no memory for parameter '%s'",
                               name == NULL ? "" : name);
     size_t chunk = (elements + engine->world - 1) / engine->world;
-    flat->parameters[flat->parameter_count] = (pst__flat_parameter){
-
-        .name = kept, .elements = elements, .chunk = chunk, .first_of_home = flat->elements};
-    flat->elements += pst__round_up(chunk, PST__FLAT_ALIGNMENT);
+    flat->parameters[flat->parameter_count] =
+        (pst__flat_parameter){.name = kept, .elements = elements, .chunk = chunk};
     *parameter = (uint32_t)flat->parameter_count++;
     return PST_OK;
 }
@@ -150,6 +155,17 @@ pst_status pst_flat_bind(pst_flat *flat, uint32_t index, const void *shard, cons
     parameter->dtype = dtype;
     touch(flat, index);
     return PST_OK;
+}
+
+/* Gathers in flight may read it, and, where peers read it in place, those that have ended. */
+pst_status pst_flat_unbind(pst_flat *flat, uint32_t index) {
+    pst_status status = pst__flat_check(flat, index);
+    for (size_t i = 0; status == PST_OK && i < flat->copy_count; i++)
+        if (flat->copies[i].parameter == index && flat->copies[i].state == PST__IN_FLIGHT)
+            status = pst_flat_wait(flat, (uint32_t)i);
+    if (status == PST_OK) status = pst__flat_guard(flat);
+    if (status == PST_OK) flat->parameters[index].shard = NULL;
+    return status;
 }
 
 pst_status pst_flat_bind_gradient(pst_flat *flat, uint32_t index, void *target, pst_dtype dtype) {

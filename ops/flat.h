@@ -14,11 +14,10 @@ typedef struct pst__flat_parameter {
     pst_dtype dtype;
     void *target; /* NULL: frozen */
     pst_dtype target_dtype;
-    int has_sum;          /* the target holds gradients since the last update */
-    int is_old;           /* and those of an earlier one */
-    uint64_t bucket;      /* number of the one that the last of its gradients went into */
-    int adds;             /* and it adds there */
-    size_t first_of_home; /* elements of parameters before it: its place in what is cast */
+    int has_sum;     /* the target holds gradients since the last update */
+    int is_old;      /* and those of an earlier one */
+    uint64_t bucket; /* number of the one that the last of its gradients went into */
+    int adds;        /* and it adds there */
 } pst__flat_parameter;
 
 typedef struct pst__flat_copy {
@@ -39,8 +38,24 @@ typedef struct pst__flat_copy {
 /* Memory that holds what peers read, where shards themselves cannot serve: cast, or opened. */
 typedef struct pst__flat_sources {
     char *memory;
-    size_t elements; /* there is room for */
+    size_t *first; /* by parameter: elements before it, or PST__FLAT_NOWHERE */
+    size_t count;  /* of parameters there */
 } pst__flat_sources;
+#define PST__FLAT_NOWHERE SIZE_MAX
+
+/* The caller's memory that peers can read. */
+typedef struct pst__flat_region {
+    const char *memory;
+    size_t bytes;
+} pst__flat_region;
+
+/* A gradient that waits to be copied into a bucket. */
+typedef struct pst__flat_report {
+    uint32_t parameter;
+    const void *source;
+    pst_dtype dtype, travels;
+    void *token;
+} pst__flat_report;
 
 /* What was used, in order; PST__FLAT_UPDATE stands where shards changed. */
 #define PST__FLAT_UPDATE  UINT32_MAX
@@ -56,10 +71,11 @@ struct pst_flat {
     pst_zero *engine;
     pst__flat_parameter *parameters;
     size_t parameter_count, parameter_capacity;
-    size_t elements; /* chunks of all parameters, aligned */
     pst__flat_copy *copies;
     size_t copy_count, copy_capacity;
     pst__flat_sources sources[PST_DTYPE_COUNT];
+    pst__flat_region *regions;
+    size_t region_count, region_capacity;
     pst__flat_history history;
     size_t ahead_bytes; /* gathered without a use yet */
     uint64_t releases;
@@ -67,8 +83,13 @@ struct pst_flat {
     uint64_t buckets;                      /* numbered so far */
     uint64_t open_number[PST_DTYPE_COUNT]; /* of the bucket that is filled; 0: none */
     int has_buckets[PST_DTYPE_COUNT];      /* there is memory for them that peers can read */
+    pst__flat_report *reports;
+    size_t report_count, report_capacity, report_bytes;
+    void **copied; /* tokens of sources that are copied beside compute */
+    size_t copied_count, copied_capacity;
     pst_cast *casts;
-    size_t cast_capacity;
+    size_t cast_count, cast_capacity;
+    double cast_scale;
     uint32_t *batch; /* copies of the next collective */
     size_t batch_capacity;
     pst_flat_stats stats;
@@ -98,6 +119,7 @@ pst_status pst__flat_source(pst_flat *flat, uint32_t copy, pst__flat_place *plac
 pst_status pst__flat_refresh(pst_flat *flat, const uint32_t *copies, size_t count);
 /* Compute waits until no peer reads what this rank gathers from any more. */
 pst_status pst__flat_guard(pst_flat *flat);
+void pst__flat_sources_free(pst_flat *flat);
 /* Device memory that peers can read. Blocks. */
 pst_status pst__flat_open(pst_flat *flat, size_t bytes, pst_lease *lease);
 
@@ -120,8 +142,19 @@ int pst__flat_is_near(const pst_flat *flat, uint32_t copy);
 /* Gives back what was gathered ahead in vain. */
 pst_status pst__flat_drop_ahead(pst_flat *flat);
 
+/* ---- flat_bucket.c --------------------------------------------------------------------------- */
+/* Room for a gradient; its copy is launched by the next pst__flat_bucket_copy. Full buckets go out.
+ */
+pst_status pst__flat_bucket_add(pst_flat *flat, const pst__flat_report *report);
+pst_status pst__flat_bucket_copy(pst_flat *flat);
+pst_status pst__flat_bucket_flush(pst_flat *flat, pst_dtype dtype);
+/* Is the latest gradient of this parameter in a bucket that has not gone out? */
+int pst__flat_bucket_has(const pst_flat *flat, const pst__flat_parameter *parameter);
+void pst__flat_bucket_abandon(pst_flat *flat);
+
 /* ---- flat_reduce.c --------------------------------------------------------------------------- */
-pst_status pst__flat_flush_all(pst_flat *flat);
 void pst__flat_abandon_all(pst_flat *flat);
+/* Sources whose copies are over, or that nobody will read. */
+void pst__flat_forget_copied(pst_flat *flat);
 
 #endif

@@ -55,6 +55,12 @@ static int is_in(const uint32_t *copies, size_t count, uint32_t copy) {
     return 0;
 }
 
+/* Its shard is not there now. */
+static int is_away(const pst_flat *flat, const pst__flat_copy *copy) {
+    const pst__flat_parameter *parameter = &flat->parameters[copy->parameter];
+    return parameter->shard == NULL && parameter->chunk > 0;
+}
+
 /* As many of the coming copies as there is room for, in the order of their uses. */
 static pst_status collect(pst_flat *flat, size_t *count) {
     const pst__flat_history *history = &flat->history;
@@ -65,6 +71,7 @@ static pst_status collect(pst_flat *flat, size_t *count) {
         if (index == PST__FLAT_UPDATE) break;
         const pst__flat_copy *copy = &flat->copies[index];
         size_t bytes = pst__flat_bytes(flat, copy);
+        if (is_away(flat, copy)) continue;
         if (pst__flat_is_current(copy) || is_in(flat->batch, *count, index)) continue;
         if (bytes > left) break;
         left -= bytes;

@@ -4,15 +4,20 @@
 #include <penstock/status.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <functional>
 #include <unordered_map>
 
 namespace penstock {
 
-// A tensor of so many bytes of memory that other processes can map, at the begin of what torch has
-// got from penstock_segment_alloc. Empty: segments come from the device itself.
+// A tensor of so many bytes. What peers are to map lies at the begin of what torch has got from
+// penstock_segment_alloc (exportable.hpp). Empty: segments come from the device itself.
 using SegmentMaker = std::function<at::Tensor(size_t)>;
+
+// Ordinary memory of torch's on this device: what is freed may be used by its current stream at
+// once.
+SegmentMaker segments_of(c10::Device device);
 
 class Segments {
   public:
@@ -38,12 +43,3 @@ class Segments {
 };
 
 } // namespace penstock
-
-// Where such memory comes from: the functions that torch.cuda.memory.CUDAPluggableAllocator asks
-// for by name. Device memory of the device cuda, which any number of processes can map.
-extern "C" {
-__attribute__((visibility("default"))) void *penstock_segment_alloc(ssize_t bytes, int device,
-                                                                    void *stream);
-__attribute__((visibility("default"))) void penstock_segment_free(void *memory, size_t bytes,
-                                                                  int device, void *stream);
-}

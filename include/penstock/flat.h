@@ -40,11 +40,21 @@ typedef struct pst_flat_options {
     size_t fuse_bytes;   /* of copies gathered in one collective; 0: one copy each */
     size_t bucket_bytes; /* of gradients that travel together; 0: 64 MiB. Two such buckets for each
                             dtype; larger gradients travel in parts */
-    int single_buffer;   /* 1: a bucket is filled when the one before it has gone out */
-    /* (optional) where gathered copies lie, see memory.h */
+    size_t batch_bytes;  /* of gradients that are copied into buckets at once; 0: 32 MiB, or a
+                            bucket where that is less. On asynchronous devices they are copied
+                            beside compute */
+    int single_buffer;   /* 1: one bucket for each dtype: less memory, less overlap */
+    /* (optional) where arenas lie, see memory.h. Where a communicator opens memory to peers, it is
+     * asked for 16 MiB or more at once, and gives memory that the device's memory_export takes, of
+     * that size rounded up as the device rounds it. */
     pst_status (*segment_alloc)(void *context, size_t bytes, void **memory);
     void (*segment_free)(void *context, void *memory, size_t bytes);
     void *segment_context;
+    /* (optional) The source that was reported with this token is not needed any more (on an
+     * asynchronous device: behind what the compute stream was given so far). Called once for each
+     * report, from within calls on this object. */
+    void (*consumed)(void *context, void *token);
+    void *callback_context;
 } pst_flat_options;
 
 PST_API pst_status pst_flat_create(pst_runtime *runtime, const pst_flat_options *options,
@@ -61,6 +71,19 @@ PST_API pst_status pst_flat_add(pst_flat *flat, const char *name, size_t element
  * itself: what has one home can be gathered in one collective. Copies of it are stale. */
 PST_API pst_status pst_flat_bind(pst_flat *flat, uint32_t parameter, const void *shard,
                                  const void *home, pst_dtype dtype);
+
+/* The shard is not there now: the next use of the parameter is an error until it is bound again.
+ * Compute waits until nothing reads the shard: its memory is free, behind what compute was given so
+ * far. Copies stay. */
+PST_API pst_status pst_flat_unbind(pst_flat *flat, uint32_t parameter);
+
+/* Memory of the device that shards lie in, at the same distance from its begin on all ranks. Where
+ * a communicator reads only memory that was opened to the peers (see open_memory in comm.h), shards
+ * in it are gathered from where they are, in their dtype, and need no copy for the peers to read.
+ * They are written when nobody reads them: behind an end_backward that was the last one before the
+ * update. Other communicators: nothing is done. All ranks call it alike. The memory lives until the
+ * communicators are destroyed. May block. */
+PST_API pst_status pst_flat_open_memory(pst_flat *flat, void *memory, size_t bytes);
 
 /* Where the reduced gradient goes: c elements, the caller's. NULL: frozen, gradients are dropped.
  * The next gradient is written, not added. */
@@ -103,14 +126,15 @@ PST_API pst_status pst_flat_updated(pst_flat *flat);
 PST_API pst_status pst_flat_touched(pst_flat *flat, uint32_t parameter);
 
 /* A backward begins. is_last: the shards are updated after it, and gradients of the backward behind
- * it are written, not added. Gradients that a backward which was broken off has left in a bucket go
- * out with the next. */
+ * it are written, not added. Gradients that a backward which was broken off has left are forgotten.
+ */
 PST_API pst_status pst_flat_begin_backward(pst_flat *flat, int is_last);
-/* The whole gradient of a parameter, contiguous; free when the call returns (on an asynchronous
- * device: behind what compute was given so far). It travels as `travels`, its mean over the ranks
- * is written to the target, or added if there was one since the last update. */
+/* The whole gradient of a parameter: contiguous, not written until `consumed` is called with the
+ * token (which is within this call if it fails, or if the gradient is dropped). It travels as
+ * `travels`, its mean over the ranks is written to the target, or added if there was one since the
+ * last update. */
 PST_API pst_status pst_flat_reduce(pst_flat *flat, uint32_t parameter, const void *source,
-                                   pst_dtype dtype, pst_dtype travels);
+                                   pst_dtype dtype, pst_dtype travels, void *token);
 /* All gradients so far go out, and compute waits for them; in a backward that is the last one,
  * targets without a gradient since the update before are zeroed, compute waits for peers that still
  * read shards, and copies count as updated. release: the buckets' memory goes back. */
@@ -123,6 +147,7 @@ typedef struct pst_flat_stats {
     uint64_t ahead;        /* copies gathered before their use asked for it */
     uint64_t unused;       /* of them, given back without a use */
     uint64_t reduces, reduce_bytes;
+    size_t source_bytes; /* of copies of shards that peers read */
     uint64_t exposed_ns; /* the calling thread waited */
     uint64_t late_launches;
     size_t arena_reserved, arena_peak, bucket_bytes;

@@ -16,7 +16,7 @@ typedef struct flat_rank {
     float *targets[MOST_PARAMETERS];  /* NULL: frozen */
     float *expected[MOST_PARAMETERS]; /* whole gradients since the last update */
     int has_sum[MOST_PARAMETERS];
-    uint64_t version, reports;
+    uint64_t version, reports, freed; /* gradients */
 } flat_rank;
 
 /* What compute is to do, with what was so when it was asked. */
@@ -50,6 +50,21 @@ static inline void write_flat(flat_rank *rank) {
     on_compute(rank->state, write_flat_now, &job, sizeof job);
 }
 
+static inline pst_status free_flat_gradient_now(void *argument) {
+    const flat_job *job = argument;
+    memset(job->gradient, 0xff, flat_elements(job->rank, job->parameter) * sizeof(float));
+    free(job->gradient);
+    return PST_OK;
+}
+
+/* Spoiled, on compute, as soon as nobody needs it any more. */
+static inline void free_flat_gradient(void *context, void *token) {
+    flat_rank *rank = context;
+    rank->freed++;
+    on_compute(rank->state, free_flat_gradient_now, token, sizeof(flat_job));
+    free(token);
+}
+
 static inline void add_flat(flat_rank *rank, size_t p, float *home) {
     rank_state *state = rank->state;
     char name[24];
@@ -81,7 +96,10 @@ static inline void open_flat(flat_rank *rank, rank_state *state) {
         .fuse_bytes = model->prefetch_ahead * 4096,
         .bucket_bytes = model->bucket_bytes == 0 ? 65536 : model->bucket_bytes,
         .segment_alloc = has_own_segments(state) ? alloc_segment : NULL,
-        .segment_free = has_own_segments(state) ? free_segment : NULL};
+        .segment_free = has_own_segments(state) ? free_segment : NULL,
+        .batch_bytes = model->part_bytes,
+        .consumed = free_flat_gradient,
+        .callback_context = rank};
     CHECK_OK(pst_flat_create(state->runtime, &options, &rank->flat));
     size_t all = 0, world = (size_t)state->world;
     for (size_t p = 0; p < model->parameter_count; p++) {
@@ -89,6 +107,8 @@ static inline void open_flat(flat_rank *rank, rank_state *state) {
         all += rank->chunks[p];
     }
     rank->home = malloc((all + 1) * sizeof(float));
+    if (model->in_place)
+        CHECK_OK(pst_flat_open_memory(rank->flat, rank->home, (all + 1) * sizeof(float)));
     float *home = rank->home;
     for (size_t p = 0; p < model->parameter_count; p++) {
         add_flat(rank, p, p % 5 == 4 ? NULL : home);
@@ -98,9 +118,13 @@ static inline void open_flat(flat_rank *rank, rank_state *state) {
     write_flat(rank);
 }
 
+/* Peers may read its shards until its last backward. */
 static inline void close_flat(flat_rank *rank) {
-    if (rank->flat != NULL && pst_runtime_status(rank->state->runtime) == PST_OK)
+    if (rank->flat != NULL && pst_runtime_status(rank->state->runtime) == PST_OK) {
+        (void)pst_flat_begin_backward(rank->flat, 1);
+        (void)pst_flat_end_backward(rank->flat, 1);
         finish_compute(rank->state);
+    }
     pst_flat_destroy(rank->flat);
     for (size_t p = 0; p < rank->state->model->parameter_count; p++) {
         if (p % 5 == 4) free(rank->shards[p]);
@@ -153,24 +177,16 @@ static inline pst_status make_flat_gradient_now(void *argument) {
     return PST_OK;
 }
 
-static inline pst_status free_flat_gradient_now(void *argument) {
-    const flat_job *job = argument;
-    memset(job->gradient, 0xff, flat_elements(job->rank, job->parameter) * sizeof(float));
-    free(job->gradient);
-    return PST_OK;
-}
-
-/* A fresh gradient, whose memory is used again at once. */
 static inline void flat_report(flat_rank *rank, size_t p) {
     rank_state *state = rank->state;
     uint64_t step = ++rank->reports;
     size_t elements = flat_elements(rank, p);
-    flat_job job = {.rank = rank, .version = step, .parameter = p};
-    job.gradient = malloc((elements + 1) * sizeof(float));
-    on_compute(state, make_flat_gradient_now, &job, sizeof job);
-    CHECK_OK(
-        pst_flat_reduce(rank->flat, rank->parameters[p], job.gradient, PST_FLOAT32, PST_FLOAT32));
-    on_compute(state, free_flat_gradient_now, &job, sizeof job);
+    flat_job *job = malloc(sizeof *job);
+    *job = (flat_job){.rank = rank, .version = step, .parameter = p};
+    job->gradient = malloc((elements + 1) * sizeof(float));
+    on_compute(state, make_flat_gradient_now, job, sizeof *job);
+    CHECK_OK(pst_flat_reduce(rank->flat, rank->parameters[p], job->gradient, PST_FLOAT32,
+                             PST_FLOAT32, job));
     if (rank->targets[p] == NULL) return;
     for (size_t i = 0; i < elements; i++) {
         float mean = mean_gradient(state->world, ~0u, step, p, i);

@@ -57,6 +57,63 @@ static void every_step_is_right(void **unused) {
         }
 }
 
+static void in_place_body(rank_state *state) {
+    flat_rank rank;
+    pst_flat_stats stats;
+    open_flat(&rank, state);
+    if (state->failure[0] == '\0') train(&rank, 4);
+    pst_flat_get_stats(rank.flat, &stats);
+    size_t odd = rank.chunks[4], whole = 0;
+    for (size_t p = 0; p < state->model->parameter_count; p++)
+        whole += rank.chunks[p];
+    if (stats.source_bytes > (odd + 128) * sizeof(float) ||
+        (stats.source_bytes == 0) != (state->gather->ops->open_memory == NULL))
+        fail_at(state, __FILE__, __LINE__, "shards that lie in opened memory were copied");
+    if (whole < 2 * (odd + 128)) fail_at(state, __FILE__, __LINE__, "too little to tell");
+    close_flat(&rank);
+}
+
+static void shards_in_opened_memory_are_gathered_from_there(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 6, 33);
+    model.in_place = 1;
+    model.prefetch_bytes = 2000;
+    for (int world = 1; world <= MOST_RANKS; world++)
+        run_ranks(world, &model, in_place_body, NULL);
+}
+
+static void moved_body(rank_state *state) {
+    flat_rank rank;
+    open_flat(&rank, state);
+    for (int step = 0; step < 4 && state->failure[0] == '\0'; step++) {
+        const size_t p = step % 2 == 0 ? 1 : 2;
+        float *moved = malloc((rank.chunks[p] + 1) * sizeof(float));
+        if (!is_on_host(state)) finish_compute(state); /* it writes where shards are by then */
+        CHECK_OK(pst_flat_unbind(rank.flat, rank.parameters[p]));
+        uint32_t copy;
+        void *memory;
+        CHECK_OK(pst_flat_copy(rank.flat, rank.parameters[p], PST_FLOAT32, &copy));
+        CHECK(pst_flat_gather(rank.flat, copy, &memory) == PST_ESTATE);
+        state->gradients[step] = moved; /* freed with the rank */
+        rank.shards[p] = moved;
+        CHECK_OK(pst_flat_bind(rank.flat, rank.parameters[p], moved, moved, PST_FLOAT32));
+        write_flat(&rank);
+        CHECK_OK(pst_flat_updated(rank.flat));
+        train(&rank, 2);
+    }
+    close_flat(&rank);
+}
+
+static void a_shard_may_move_between_steps(void **unused) {
+    (void)unused;
+    for (int in_place = 0; in_place <= 1; in_place++) {
+        model model = chain_model(3, 6, 33);
+        model.in_place = in_place;
+        model.prefetch_bytes = 2000;
+        run_ranks(3, &model, moved_body, NULL);
+    }
+}
+
 static void large_gradients_travel_in_parts(void **unused) {
     (void)unused;
     model model = trainable_model(PST_FLOAT32);
@@ -292,6 +349,8 @@ static void random_programs_are_right(void **unused) {
         model.prefetch_ahead = (uint32_t)draw(&dice, 4);
         model.bucket_bytes = draw(&dice, 2) * 512 * (1 + draw(&dice, 20));
         model.one_comm = draw(&dice, 4) == 0;
+        model.part_bytes = draw(&dice, 3) * 700; /* of a batch */
+        model.in_place = draw(&dice, 2) == 0;
         model.delay_us = (unsigned)(draw(&dice, 3) * draw(&dice, 30));
         model.seed = seed;
         printf("PST_SEED=%llu\n", (unsigned long long)seed);
@@ -303,6 +362,8 @@ static void random_programs_are_right(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_step_is_right),
+        cmocka_unit_test(shards_in_opened_memory_are_gathered_from_there),
+        cmocka_unit_test(a_shard_may_move_between_steps),
         cmocka_unit_test(large_gradients_travel_in_parts),
         cmocka_unit_test(what_followed_once_is_gathered_ahead_in_few_collectives),
         cmocka_unit_test(a_resident_copy_keeps_its_address_and_follows_updates),

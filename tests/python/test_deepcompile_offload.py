@@ -136,3 +136,48 @@ def train_shards_on_the_host():
 
 def test_shards_on_the_host_are_gathered_as_they_are_there(worlds):
     worlds(2).run(with_runtime, train_shards_on_the_host)
+
+
+def train_behind_torch():
+    """The optimizer writes as torch does not count it; graphs reload and drop now and then."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    shard = torch.full((10,), float(rank))
+    dc.register_z3_param(0, [10 * world], shard, torch.empty(10, device=DEVICE), False)
+    dc.register_graph_z3(7, [0])
+    for step in range(8):
+        if step % 2 == 0:
+            torch.ops.dc.reload_parameter(shard, 7, 0)
+        whole = torch.ops.dc.wait_allgather(torch.ops.dc.allgather_param(shard, 7, 0), 7, 0)
+        assert torch.equal(whole.cpu(), torch.arange(world).repeat_interleave(10) + 100.0 * step)
+        torch.ops.dc.release_param(whole, 7, 0, 1)
+        if step % 3 == 0:
+            torch.ops.dc.offload_parameter(shard, 7, 0)
+        dc.start_backward(True)
+        dc.end_backward(None, 7, True)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        shard.data.add_(100)
+
+
+def test_shards_on_the_host_may_be_written_behind_torchs_back(worlds):
+    worlds(2).run(with_runtime, train_behind_torch)
+
+
+def drop_while_used():
+    """What is gathered stays, whatever becomes of the shard's copy."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    shard = torch.full((10,), float(rank))
+    dc.register_z3_param(0, [10 * world], shard, torch.empty(0, device=DEVICE), False)
+    dc.register_graph_z3(7, [0])
+    torch.ops.dc.reload_parameter(shard, 7, 0)
+    torch.ops.dc.offload_parameter(shard, 7, 0)
+    torch.ops.dc.reload_parameter(shard, 7, 0)
+    whole = torch.ops.dc.allgather_param(shard, 7, 0)
+    torch.ops.dc.offload_parameter(shard, 7, 0)
+    whole = torch.ops.dc.wait_allgather(whole, 7, 0)
+    assert torch.equal(whole.cpu(), torch.arange(world).repeat_interleave(10).float())
+    torch.ops.dc.release_param(whole, 7, 0, 1)
+
+
+def test_a_dropped_shard_leaves_what_is_gathered(worlds):
+    worlds(2).run(with_runtime, drop_while_used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,13 @@ import torch
 import torch.distributed as dist
 
 from penstock._errors import PenstockError
+from penstock._memory import segment_maker
 from penstock._world import private_groups, stream_of
 
 
 @dataclass
 class DeepCompileWorld:
-    """Ranks, device and private process groups."""
+    """Ranks, device, private process groups, and where memory that peers map comes from."""
 
     rank: int
     size: int
@@ -23,20 +25,25 @@ class DeepCompileWorld:
     timeout: float
     gather: Any
     reduce: Any
+    segments: Callable[[int], torch.Tensor] | None
 
 
 def world_of(group: Any, timeout: float = 600.0) -> DeepCompileWorld:
     """Make private process groups of the ranks of `group` (None: all, or this process alone)."""
     if group is None and not (dist.is_available() and dist.is_initialized()):
         device = _device(("cpu",))
-        return DeepCompileWorld(0, 1, device, stream_of(device), timeout, None, None)
+        segments = segment_maker(device)
+        return DeepCompileWorld(0, 1, device, stream_of(device), timeout, None, None, segments)
     group = group if group is not None else dist.group.WORLD
     rank, size = group.rank(), group.size()
     if rank < 0:
         raise PenstockError("EINVAL", "this process is not a rank of the process group given")
     device = _device(tuple(kind.type for kind in group._device_types))
     gather, reduce = private_groups(group, rank, size, timeout)
-    return DeepCompileWorld(rank, size, device, stream_of(device), timeout, gather, reduce)
+    segments = segment_maker(device)
+    return DeepCompileWorld(
+        rank, size, device, stream_of(device), timeout, gather, reduce, segments
+    )
 
 
 def _device(kinds: tuple[str, ...]) -> torch.device:

@@ -104,6 +104,15 @@ void end_current_context() {
         it = it->second == ended->number ? all.owners.erase(it) : std::next(it);
 }
 
+void end_all_contexts() {
+    std::map<int64_t, ContextPointer> ended; // destroyed last, without the lock
+    Contexts &all = contexts();
+    std::lock_guard<std::mutex> guard(all.lock);
+    ended.swap(all.live);
+    all.owners.clear();
+    all.current = 0;
+}
+
 ContextPointer current_context() {
     Contexts &all = contexts();
     std::lock_guard<std::mutex> guard(all.lock);

@@ -53,6 +53,7 @@ int64_t current_number();
 void select_context(int64_t number);
 // Ends the current one; its graphs are unknown from then on.
 void end_current_context();
+void end_all_contexts();
 ContextPointer current_context(); // an error if there is none
 // The one that registered the graph last, or the current one.
 ContextPointer context_of(int64_t graph);

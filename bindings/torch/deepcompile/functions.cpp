@@ -4,6 +4,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 namespace py = pybind11;
@@ -53,6 +54,7 @@ void init(const py::object &group, const py::object &object, int64_t bucket_elem
     const auto deadline = world.attr("timeout").cast<double>();
     ranks->gather = world.attr("gather").cast<std::optional<ProcessGroup>>();
     ranks->reduce = world.attr("reduce").cast<std::optional<ProcessGroup>>();
+    ranks->segments = world.attr("segments").cast<SegmentMaker>();
     py::gil_scoped_release unlocked;
     if (device.is_cuda())
         ranks->compute = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -90,6 +92,8 @@ void bind_life(py::module_ &module) {
     module.def("init", &init, py::arg("pg"), py::arg("config"),
                py::arg("initial_reduce_bucket_size"));
     module.def("cleanup", &end_current_context, Unlocked());
+    // What makes their memory is the interpreter's.
+    py::module_::import("atexit").attr("register")(py::cpp_function(&end_all_contexts, Unlocked()));
     module.def("current", &current_number, "The number of the current runtime; 0: none.");
     module.def("select", &select_context, py::arg("context"));
     module.def(

@@ -74,7 +74,7 @@ at::Tensor Offload::host_view(uint64_t key, const at::Tensor &like) {
 at::Tensor Offload::offload(const at::Tensor &tensor, int64_t graph, int64_t id) {
     const at::Tensor source = dense(tensor);
     Activation &activation = activations_[{graph, id}];
-    if (activation.key == 0) activation.key = ++last_key_;
+    if (activation.key == 0) activation.key = new_key();
     if (source.numel() == 0 || !is_pinned()) {
         activation.host =
             at::empty_strided(source.sizes(), source.strides(), source.options().device(at::kCPU));
@@ -124,8 +124,24 @@ void Offload::forget_graphs() {
     activations_.clear();
 }
 
-void Offload::reload_parameter(const at::Tensor &, int64_t, int64_t id) {
-    context_.zero3.reload(id);
+// ---- shards -------------------------------------------------------------------------------------
+
+at::Tensor Offload::bring(uint64_t key, const at::Tensor &host) {
+    pst_offload *offload = store().offload;
+    at::Tensor device = at::empty(
+        host.sizes(),
+        at::TensorOptions().dtype(host.scalar_type()).device(context_.ranks->runtime->where()));
+    check(pst_offload_adopt(offload, key, host.const_data_ptr(), bytes_of(host)));
+    auto *owner = new at::Tensor(device);
+    const pst_status status = pst_offload_load(offload, key, device.mutable_data_ptr(),
+                                               bytes_of(device), nullptr, 0, owner);
+    if (status != PST_OK) delete owner;
+    check(status);
+    return device;
+}
+
+void Offload::wait_for(uint64_t key) {
+    check(pst_offload_wait_load(store().offload, key));
 }
 
 // ---- freeing ------------------------------------------------------------------------------------

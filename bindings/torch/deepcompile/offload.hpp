@@ -1,4 +1,4 @@
-// Activations that leave the device and come back, or are freed early.
+// Activations that leave the device and come back, or are freed early; shards that lie on the host.
 #pragma once
 
 #include "runtime.hpp"
@@ -32,9 +32,13 @@ class Offload {
     // The copy back is like any tensor: its memory goes back after its last use.
     at::Tensor reload(const at::Tensor &host, int64_t graph, int64_t id);
     at::Tensor wait_reload(const at::Tensor &tensor, int64_t graph, int64_t id);
-    // The host has the shard that counts: nothing goes back to it.
-    void offload_parameter(const at::Tensor &, int64_t, int64_t) const {}
-    void reload_parameter(const at::Tensor &, int64_t, int64_t id);
+    // Copies a tensor on the host, which keeps its contents until `wait_for`, to where the ranks
+    // train; after that compute may read the copy.
+    at::Tensor bring(uint64_t key, const at::Tensor &host);
+    void wait_for(uint64_t key);
+    uint64_t new_key() {
+        return ++last_key_;
+    }
     // Those above the threshold lose their memory behind the compute stream's work so far.
     void free_tensors(const std::vector<at::Tensor> &tensors) const;
     void forget_graphs();

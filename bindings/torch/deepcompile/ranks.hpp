@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comms.hpp"
+#include "segments.hpp"
 
 #include <c10/core/Stream.h>
 
@@ -17,6 +18,7 @@ class Ranks {
     // Nobody else uses these; nothing: the world is this one process.
     std::optional<ProcessGroup> gather, reduce;
     std::optional<c10::Stream> compute; // on a GPU: the one that was current at init
+    SegmentMaker segments;              // of memory that peers can map
 
     ~Ranks() {
         comms_.reset();
@@ -24,6 +26,10 @@ class Ranks {
     // The communicators, made by the first call, which blocks until all ranks are in it. Wanted:
     // "auto", or on a GPU "ce" or "nccl".
     const Comms &comms(const std::string &wanted);
+    // Do peers read this rank's memory by themselves, where it was opened to them?
+    bool are_read_by_peers() const {
+        return comms_ && comms_->gather()->ops->open_memory != nullptr;
+    }
     // "" before.
     std::string communicator() const {
         return comms_ ? comms_->name() : "";

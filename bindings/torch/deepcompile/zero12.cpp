@@ -39,24 +39,6 @@ void Zero12::check(pst_status status) const {
     context_.ranks->check(status);
 }
 
-pst_status Zero12::alloc_segment(void *self, size_t bytes, void **memory) {
-    auto *zero = static_cast<Zero12 *>(self);
-    try {
-        at::Tensor segment = at::empty(
-            {static_cast<int64_t>(bytes)},
-            at::TensorOptions().dtype(at::kByte).device(zero->context_.ranks->runtime->where()));
-        *memory = segment.data_ptr();
-        zero->segments_[*memory] = std::move(segment);
-        return PST_OK;
-    } catch (const std::exception &) {
-        return PST_ENOMEM;
-    }
-}
-
-void Zero12::free_segment(void *self, void *memory, size_t) {
-    static_cast<Zero12 *>(self)->segments_.erase(memory);
-}
-
 void Zero12::open() {
     if (partition_ != nullptr) return;
     Ranks &ranks = *context_.ranks;
@@ -69,9 +51,11 @@ void Zero12::open() {
     options.bucket_bytes = bucket_limit(context_.config);
     options.single_buffer = !context_.config.double_buffer;
     if (options.device != nullptr) {
-        options.segment_alloc = alloc_segment;
-        options.segment_free = free_segment;
-        options.segment_context = this;
+        segments_ = std::make_unique<Segments>(
+            ranks.are_read_by_peers() ? ranks.segments : segments_of(ranks.runtime->where()));
+        options.segment_alloc = Segments::alloc;
+        options.segment_free = Segments::free;
+        options.segment_context = segments_.get();
         options.frees_in_compute_order = 1;
     }
     options.consumed = let_go;

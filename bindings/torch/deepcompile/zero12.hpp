@@ -1,6 +1,7 @@
 // ZeRO-1 and 2: parameters are whole, their gradients reduced into flat partitions.
 #pragma once
 
+#include "segments.hpp"
 #include "stage.hpp"
 
 #include <penstock/partition.h>
@@ -58,16 +59,12 @@ class Zero12 : public Stage {
     void finish(bool release);
     void check(pst_status status) const;
 
-    // torch's memory, so that its statistics show it; freed in the order of the compute stream.
-    static pst_status alloc_segment(void *self, size_t bytes, void **memory);
-    static void free_segment(void *self, void *memory, size_t bytes);
-
     Context &context_;
     int stage_ = 0;
-    bool updates_ = true; // this backward is the last one before an update
+    bool updates_ = true;                // this backward is the last one before an update
+    std::unique_ptr<Segments> segments_; // of buckets; ordinary memory, unless peers read it
     pst_partition *partition_ = nullptr;
     std::unordered_map<int64_t, Parameter> parameters_;
-    std::unordered_map<void *, at::Tensor> segments_;
     bool has_reduced_ = false; // since the last finish
     // For autograd's callback, which may come after this is gone: points to this, or to nothing.
     std::shared_ptr<Zero12 *> self_ = std::make_shared<Zero12 *>(this);

@@ -2,17 +2,20 @@
 
 #include "context.hpp"
 #include "dtype.hpp"
+#include "home.hpp"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <set>
 
 namespace penstock::dc {
 namespace {
 
 constexpr size_t mebibyte = size_t{1} << 20;
 constexpr size_t ahead_bytes = 512 * mebibyte, fuse_bytes = 256 * mebibyte;
-constexpr size_t most_bucket_bytes = 256 * mebibyte;
+constexpr size_t most_bucket_bytes = 128 * mebibyte;
+constexpr size_t least_moved_bytes = 16 * mebibyte;
 
 std::string name_of(int64_t id) {
     return "parameter " + std::to_string(id);
@@ -28,6 +31,10 @@ char *begin_of(const at::Tensor &tensor) {
 
 uint32_t version_of(const at::Tensor &tensor) {
     return tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
+}
+
+void let_go(void *, void *token) {
+    delete static_cast<at::Tensor *>(token);
 }
 
 // Tensors on it stay alive.
@@ -69,9 +76,10 @@ void Zero3::open() {
         std::clamp<size_t>(static_cast<size_t>(std::max<int64_t>(config.bucket_elements, 1)) * 2,
                            512, most_bucket_bytes);
     options.single_buffer = !config.double_buffer;
-    if (options.device != nullptr) {
-        segments_ = std::make_unique<Segments>(ranks.runtime->where());
-        options.segment_alloc = Segments::allocate;
+    options.consumed = let_go;
+    segments_ = std::make_unique<Segments>(ranks.segments);
+    if (*segments_) {
+        options.segment_alloc = Segments::alloc;
         options.segment_free = Segments::free;
         options.segment_context = segments_.get();
     }
@@ -110,18 +118,17 @@ void Zero3::register_parameter(int64_t id, std::vector<int64_t> shape, at::Tenso
     if (grad_buffer.defined() && grad_buffer.numel() != 0 && grad_buffer.device() != where)
         refuse(id, "its grad_buffer is on " + grad_buffer.device().str() + " instead of " +
                        where.str());
+    if (shard.device() != where && !shard.is_cpu())
+        refuse(id, "its shard is on " + shard.device().str() + ", neither on the host nor on " +
+                       where.str());
     if (by_id_.count(id) != 0) refuse(id, "is registered already");
     if (flat_ == nullptr) open();
     auto parameter = std::make_unique<Parameter>();
     parameter->id = id;
     parameter->shape = std::move(shape);
     parameter->elements = elements;
-    parameter->shard = shard.detach();
-    if (shard.device() != where) {
-        parameter->host = parameter->shard;
-        parameter->host_version = version_of(parameter->host);
-        parameter->shard = parameter->host.to(where);
-    }
+    parameter->registered = shard.detach();
+    if (!is_away(*parameter)) parameter->shard = parameter->registered;
     parameter->persistent = persistent;
     parameter->grad_dtype = expected_grad_dtype;
     check(pst_flat_add(flat_, name_of(id).c_str(), elements, &parameter->index));
@@ -148,20 +155,50 @@ void Zero3::bind(Parameter &parameter, bool has_home) {
 
 // Shards are pieces of larger memory, and what lies there alike on all ranks can be gathered
 // together.
-void Zero3::bind_all() {
+bool Zero3::homes_are_alike() const {
     uint64_t hash = parameters_.size();
+    const auto add = [&hash](uint64_t value) {
+        hash = (hash ^ (value + 0x9e3779b97f4a7c15u)) * 1099511628211u;
+    };
+    std::map<const void *, uint64_t> homes; // numbered as they come
     for (const auto &parameter : parameters_) {
-        const auto offset = static_cast<uint64_t>(parameter->shard.storage_offset());
-        hash = (hash ^ (offset + 0x9e3779b97f4a7c15u)) * 1099511628211u;
+        const c10::Storage &home = parameter->registered.storage();
+        add(homes.emplace(home.unsafeGetStorageImpl(), homes.size()).first->second);
+        add(home.nbytes());
+        add(static_cast<uint64_t>(parameter->registered.storage_offset()));
     }
-    homes_agree_ = context_.ranks->is_equal_everywhere(hash);
+    return context_.ranks->is_equal_everywhere(hash);
+}
+
+// Where peers read memory by themselves, the shards are to lie where peers can: then no copy of
+// them is needed for it. Small ones are not worth a piece of mapped memory.
+void Zero3::move_homes() {
+    Ranks &ranks = *context_.ranks;
+    if (!ranks.segments || !ranks.are_read_by_peers()) return;
+    std::set<const void *> seen;
+    for (const auto &parameter : parameters_) {
+        if (is_away(*parameter)) continue;
+        c10::Storage home = parameter->registered.storage();
+        const size_t bytes = home.nbytes();
+        if (bytes < least_moved_bytes || !seen.insert(home.unsafeGetStorageImpl()).second) continue;
+        move_memory(home, ranks.segments);
+        check(pst_flat_open_memory(flat_, home.mutable_data(), bytes));
+    }
+}
+
+void Zero3::bind_all() {
+    const bool are_alike = homes_are_alike();
+    if (are_alike) move_homes();
     for (const auto &parameter : parameters_)
-        bind(*parameter, homes_agree_);
+        if (parameter->shard.defined()) bind(*parameter, are_alike);
     bound_ = true;
 }
 
 // Notices what torch tells of changed or moved shards; the ranks' programs are the same.
 void Zero3::look_at(Parameter &parameter) {
+    if (is_away(parameter) || parameter.is_copied) bring(parameter);
+    if (parameter.is_coming) context_.offload.wait_for(parameter.key);
+    parameter.is_coming = false;
     if (parameter.shard.data_ptr() != parameter.address)
         bind(parameter, false);
     else if (version_of(parameter.shard) != parameter.version)
@@ -184,42 +221,65 @@ Zero3::Copy &Zero3::copy_of(Parameter &parameter, at::ScalarType dtype) {
     if (found != parameter.copies.end()) return found->second;
     uint32_t index = 0;
     check(pst_flat_copy(flat(), parameter.index, dtype_of(dtype), &index));
-    Copy copy{index, Gathered(parameter.shard.device(), dtype), false, at::Tensor()};
+    const at::Device where = context_.ranks->runtime->where();
+    Copy copy{index, Gathered(where, dtype), false, at::Tensor()};
     return parameter.copies.emplace(dtype, std::move(copy)).first->second;
 }
 
 size_t Zero3::bytes_of(const Parameter &parameter, at::ScalarType dtype) const {
-    return static_cast<size_t>(parameter.shard.numel()) *
+    return static_cast<size_t>(parameter.registered.numel()) *
            static_cast<size_t>(context_.ranks->size) * c10::elementSize(dtype);
+}
+
+at::TensorOptions Zero3::options_of(at::ScalarType dtype) const {
+    return at::TensorOptions().dtype(dtype).device(context_.ranks->runtime->where());
 }
 
 at::Tensor Zero3::describe(int64_t id, std::optional<at::ScalarType> dtype) const {
     const Parameter &parameter = parameter_of(id);
-    return at::empty(parameter.shape, parameter.shard.options()
-                                          .dtype(dtype.value_or(parameter.shard.scalar_type()))
-                                          .device(at::kMeta));
+    const at::ScalarType wanted = dtype.value_or(parameter.registered.scalar_type());
+    return at::empty(parameter.shape, options_of(wanted).device(at::kMeta));
 }
 
 // ---- shards on the host -------------------------------------------------------------------------
 
-// The optimizer has written it since, or may have.
+bool Zero3::is_away(const Parameter &parameter) const {
+    return parameter.registered.device() != context_.ranks->runtime->where();
+}
+
+// What the optimizer has written since the copy was made, or may have, is copied again.
+void Zero3::bring(Parameter &parameter) {
+    const uint32_t version = version_of(parameter.registered);
+    if (parameter.is_copied && !parameter.is_newer && version == parameter.copied_version) return;
+    drop(parameter.id);
+    if (parameter.key == 0) parameter.key = context_.offload.new_key();
+    parameter.shard = context_.offload.bring(parameter.key, parameter.registered);
+    parameter.is_copied = parameter.is_coming = true;
+    parameter.is_newer = false;
+    parameter.copied_version = version;
+}
+
 void Zero3::reload(int64_t id) {
     Parameter &parameter = parameter_of(id);
-    if (!parameter.host.defined()) return;
-    const uint32_t version = version_of(parameter.host);
-    if (!parameter.host_is_newer && version == parameter.host_version) return;
-    parameter.shard.copy_(parameter.host, /*non_blocking=*/true);
-    parameter.host_version = version;
-    parameter.host_is_newer = false;
+    if (parameter.registered.is_cpu() && parameter.elements != 0) bring(parameter);
+}
+
+void Zero3::drop(int64_t id) {
+    Parameter &parameter = parameter_of(id);
+    if (!parameter.is_copied) return;
+    if (parameter.is_coming) context_.offload.wait_for(parameter.key);
+    check(pst_flat_unbind(flat(), parameter.index));
+    parameter.is_copied = parameter.is_coming = false;
+    parameter.address = nullptr;
+    parameter.shard = is_away(parameter) ? at::Tensor() : parameter.registered;
 }
 
 // ---- gathering ----------------------------------------------------------------------------------
 
 at::Tensor Zero3::gather(int64_t graph, int64_t id, std::optional<at::ScalarType> wanted) {
     Parameter &parameter = parameter_of(id);
-    const at::ScalarType dtype = wanted.value_or(parameter.shard.scalar_type());
-    if (parameter.elements == 0)
-        return at::empty(parameter.shape, parameter.shard.options().dtype(dtype));
+    const at::ScalarType dtype = wanted.value_or(parameter.registered.scalar_type());
+    if (parameter.elements == 0) return at::empty(parameter.shape, options_of(dtype));
     pst_flat *engine = flat();
     look_at(parameter);
     Copy &copy = copy_of(parameter, dtype);
@@ -248,9 +308,9 @@ at::Tensor Zero3::gather(int64_t graph, int64_t id, std::optional<at::ScalarType
 
 // Into ordinary memory of torch's, each time anew, so that its statistics and clocks see it.
 at::Tensor Zero3::gather_profiled(Parameter &parameter, Copy &copy, at::ScalarType dtype) {
-    const auto padded = parameter.shard.numel() * context_.ranks->size;
+    const auto padded = parameter.registered.numel() * context_.ranks->size;
     copy.profiled = at::Tensor();
-    at::Tensor whole = at::empty({padded}, parameter.shard.options().dtype(dtype));
+    at::Tensor whole = at::empty({padded}, options_of(dtype));
     if (!context_.dry) check(pst_flat_gather_to(flat(), copy.index, whole.mutable_data_ptr()));
     copy.profiled = whole;
     return whole.narrow(0, 0, static_cast<int64_t>(parameter.elements)).view(parameter.shape);
@@ -263,9 +323,11 @@ void Zero3::prefetch(int64_t, const std::vector<int64_t> &ids,
     for (size_t i = 0; i < ids.size(); i++) {
         Parameter &parameter = parameter_of(ids[i]);
         if (parameter.elements == 0) continue;
+        flat();
         look_at(parameter);
         // What a graph will ask for is what it asked for the last time.
-        const at::ScalarType usual = parameter.last_used.value_or(parameter.shard.scalar_type());
+        const at::ScalarType usual =
+            parameter.last_used.value_or(parameter.registered.scalar_type());
         copies.push_back(copy_of(parameter, dtypes ? dtypes->at(i) : usual).index);
     }
     check(pst_flat_prefetch(flat(), copies.data(), copies.size()));
@@ -323,7 +385,9 @@ void Zero3::set_persistent(int64_t id) {
     Parameter &parameter = parameter_of(id);
     parameter.persistent = true;
     if (parameter.elements == 0) return;
-    const at::ScalarType dtype = parameter.last_used.value_or(parameter.shard.scalar_type());
+    flat();
+    look_at(parameter);
+    const at::ScalarType dtype = parameter.last_used.value_or(parameter.registered.scalar_type());
     Copy &copy = copy_of(parameter, dtype);
     check(pst_flat_set_resident(flat(), copy.index, 1));
     check(pst_flat_prefetch(flat(), &copy.index, 1));
@@ -346,8 +410,10 @@ void Zero3::clear_gathered() {
 void Zero3::step_ends() {
     if (flat_ == nullptr || !update_) return;
     check(pst_flat_updated(flat()));
-    for (const auto &parameter : parameters_)
-        look_at(*parameter);
+    for (const auto &parameter : parameters_) {
+        parameter->is_newer = true;
+        if (parameter->shard.defined() && !parameter->is_copied) look_at(*parameter);
+    }
 }
 
 // ---- graphs and backwards -----------------------------------------------------------------------
@@ -384,15 +450,17 @@ void Zero3::reduce_grad(const at::Tensor &grad, int64_t, int64_t id) {
         refuse(id, "its gradient has " + std::to_string(grad.numel()) + " elements instead of " +
                        std::to_string(parameter.elements));
     if (parameter.elements == 0) return;
-    const at::Tensor source = grad.contiguous();
     const at::ScalarType travels = parameter.grad_dtype.value_or(grad.scalar_type());
-    check(pst_flat_reduce(flat(), parameter.index, source.const_data_ptr(),
-                          dtype_of(source.scalar_type()), dtype_of(travels)));
+    auto source = std::make_unique<at::Tensor>(grad.detach().contiguous());
+    pst_flat *engine = flat();
+    const pst_dtype dtype = dtype_of(source->scalar_type()), sent = dtype_of(travels);
+    const void *memory = source->const_data_ptr();
+    check(pst_flat_reduce(engine, parameter.index, memory, dtype, sent, source.release()));
 }
 
 void Zero3::end_backward(int64_t, bool release_reduce_buckets) {
     for (const auto &parameter : parameters_)
-        parameter->host_is_newer |= update_;
+        parameter->is_newer |= update_;
     if (!context_.profiling) check(pst_flat_end_backward(flat(), release_reduce_buckets));
 }
 

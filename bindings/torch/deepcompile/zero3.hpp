@@ -25,9 +25,8 @@ class Zero3 : public Stage {
     explicit Zero3(Context &context);
     ~Zero3() override;
 
-    // shard: ceil(elements / ranks) elements, padded; one on the host, when the ranks train on
-    // GPUs, has a copy on the device that `reload` brings up to date. grad_buffer: as long, or
-    // empty (frozen); it is zeroed.
+    // shard: ceil(elements / ranks) elements, padded; where the ranks train, or on the host.
+    // grad_buffer: as long, or empty (frozen); it is zeroed.
     void register_parameter(int64_t id, std::vector<int64_t> shape, at::Tensor shard,
                             at::Tensor grad_buffer, bool persistent,
                             std::optional<at::ScalarType> expected_grad_dtype);
@@ -36,7 +35,10 @@ class Zero3 : public Stage {
     void invalidate(int64_t id); // its gathered copies; not a persistent one's
     void clear_gathered();       // as invalidate, for all
     void step_ends();            // if an update was due, the shards have new values
-    void reload(int64_t id);     // of a shard on the host, if it may have changed
+    // A shard on the host is gathered from a copy where the ranks train, until it is dropped: what
+    // is newer is always the host's. Without a reload the next gather makes the copy, if need be.
+    void reload(int64_t id);
+    void drop(int64_t id);
     // What a gathered parameter looks like.
     at::Tensor describe(int64_t id, std::optional<at::ScalarType> dtype) const;
     pst_flat_stats stats() const;
@@ -66,11 +68,13 @@ class Zero3 : public Stage {
         uint32_t index = 0; // in pst_flat
         std::vector<int64_t> shape;
         size_t elements = 0;
-        at::Tensor shard, grad_buffer;
-        at::Tensor host; // where the shard was registered on the host: the one that is updated
-        uint32_t host_version = 0;
-        bool host_is_newer = false;
-        void *address = nullptr; // of the shard, as it was bound
+        at::Tensor registered, grad_buffer;
+        at::Tensor shard; // what is gathered: `registered`, or its copy, or nothing
+        uint64_t key = 0; // under which it is copied
+        bool is_copied = false, is_coming = false; // `shard` is a copy; compute has not waited
+        uint32_t copied_version = 0;               // of `registered`
+        bool is_newer = false;                     // than the copy, or may be
+        void *address = nullptr;                   // of the shard, as it was bound
         uint32_t version = 0;
         bool persistent = false;
         std::optional<at::ScalarType> grad_dtype;
@@ -89,6 +93,11 @@ class Zero3 : public Stage {
     void bind_all();
     void bind(Parameter &parameter, bool has_home);
     void look_at(Parameter &parameter);
+    bool is_away(const Parameter &parameter) const; // from where the ranks train
+    void bring(Parameter &parameter);
+    bool homes_are_alike() const;
+    void move_homes();
+    at::TensorOptions options_of(at::ScalarType dtype) const;
     Parameter &parameter_of(int64_t id);
     const Parameter &parameter_of(int64_t id) const;
     Copy &copy_of(Parameter &parameter, at::ScalarType dtype);
@@ -103,7 +112,6 @@ class Zero3 : public Stage {
     std::unique_ptr<Segments> segments_;
     pst_flat *flat_ = nullptr;
     bool bound_ = false;
-    bool homes_agree_ = false;
     std::vector<std::unique_ptr<Parameter>> parameters_; // in the order of registration
     std::unordered_map<int64_t, Parameter *> by_id_;
     Uses uses_, profiled_uses_; // by graph and parameter
