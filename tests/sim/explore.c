@@ -17,7 +17,7 @@ static const char usage[] =
     "explore [--seeds N] [--seed S] [--program NAME] [--twice] [--expect TEXT]\n"
     "  --seeds N       how many seeds to run (1000)\n"
     "  --seed S        the first of them (1)\n"
-    "  --program NAME  graphs or ranks: only this one\n"
+    "  --program NAME  graphs, ranks or flat: only this one\n"
     "  --twice         run each seed twice and compare the runs\n"
     "  --expect TEXT   succeed only if a seed fails, with TEXT in what it says\n";
 
@@ -30,7 +30,7 @@ typedef struct options {
 static const struct {
     const char *name;
     void (*run)(void *seed);
-} programs[] = {{"graphs", graphs_run}, {"ranks", ranks_run}};
+} programs[] = {{"graphs", graphs_run}, {"ranks", ranks_run}, {"flat", flat_run}};
 #define PROGRAMS (sizeof programs / sizeof *programs)
 
 /* ---- a seed ----------------------------------------------------------------------------- */

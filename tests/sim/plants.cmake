@@ -82,6 +82,10 @@ penstock_plant(refused_operation_forgotten ops/operation.c "was not freed" 20000
   "        pst__operation_give(operation->engine, operation);\n        return status;"
   "        return status;")
 
+penstock_plant(gradient_never_consumed ops/flat_reduce.c "consumed" 20000
+  "        consumed(flat, flat->reports[i].token);\n    flat->report_count"
+  "        (void)flat->reports[i].token;\n    flat->report_count")
+
 # ---- the same order on all ranks -------------------------------------------------------------
 penstock_plant(ticket_skipped_on_a_rank ops/operation.c "different collectives" 5000
   "    operation->queue->tickets++;"

@@ -5,6 +5,7 @@
 #include "memory.h"
 #include "random.h"
 #include "system.h"
+#include "tests/ops/flat_rank.h"
 #include "tests/ops/world.h"
 #include "threads.h"
 
@@ -27,6 +28,7 @@ typedef struct program {
     int world, steps, at_rank, at_step, at_group; /* the fault is there */
     uint32_t spin;
     int silent_rank, silent_group; /* -1: none; this rank has no gradients for this group */
+    int is_flat;                   /* flat shards in place of an engine */
     int is_traced, has_watchdog;
     int kept_memory; /* an engine said that it could not free all */
     rank_state states[COMMS_RANKS];
@@ -57,9 +59,11 @@ static model draw_model(uint64_t *random) {
     return made;
 }
 
-static void draw_program(program *self, uint64_t seed) {
+static void draw_program(program *self, uint64_t seed, int is_flat) {
     uint64_t random = seed;
-    *self = (program){.model = draw_model(&random)};
+    *self = (program){.model = draw_model(&random), .is_flat = is_flat};
+    for (size_t p = 0; is_flat && p < self->model.parameter_count; p++)
+        self->model.shapes[p].trainable = 1; /* all shards change */
     self->fault = (fault_kind)random_below(&random, FAULT_KINDS);
     self->world = 2 + (int)random_below(&random, COMMS_RANKS - 1);
     self->steps = 1 + (int)random_below(&random, 3);
@@ -175,6 +179,47 @@ static void train_step(rank_state *state, int step) {
     update(state);
 }
 
+/* ---- a rank with flat shards ------------------------------------------------------------ */
+
+static void flat_forward(flat_rank *rank, int step) {
+    rank_state *state = rank->state;
+    for (size_t p = 0; p < state->model->parameter_count; p++) {
+        CHECK(meet_fault(state, step, (int)(p % state->model->group_count)));
+        flat_use(rank, p, p % 3 == 0 ? PST_BFLOAT16 : PST_FLOAT32);
+        CHECK_FINE();
+    }
+}
+
+static void flat_backward(flat_rank *rank, int is_last) {
+    rank_state *state = rank->state;
+    CHECK_OK(pst_flat_begin_backward(rank->flat, is_last));
+    for (size_t p = state->model->parameter_count; p-- > 0;) {
+        flat_use(rank, p, PST_FLOAT32);
+        CHECK_FINE();
+        flat_report(rank, p);
+        CHECK_FINE();
+    }
+    CHECK_OK(pst_flat_end_backward(rank->flat, 1));
+}
+
+static void train_flat(rank_state *state) {
+    const program *self = state->argument;
+    flat_rank rank;
+    open_flat(&rank, state);
+    for (int step = 0; step < self->steps && state->failure[0] == '\0'; step++) {
+        flat_forward(&rank, step);
+        if (state->failure[0] == '\0' && step % 2 == 1) flat_backward(&rank, 0);
+        if (state->failure[0] == '\0') flat_backward(&rank, 1);
+        if (state->failure[0] == '\0') flat_step(&rank);
+    }
+    close_flat(&rank);
+    if (rank.freed != rank.reports && !self->kept_memory)
+        sim_fail("rank %d: %llu gradients were reported, %llu consumed", state->rank,
+                 (unsigned long long)rank.reports, (unsigned long long)rank.freed);
+}
+
+/* ---- a rank with an engine -------------------------------------------------------------- */
+
 static void train(rank_state *state) {
     const program *self = state->argument;
     build_engine(state);
@@ -184,7 +229,8 @@ static void train(rank_state *state) {
 
 static void *run_one(void *argument) {
     rank_state *state = argument;
-    if (state->failure[0] == '\0') train(state);
+    const program *self = state->argument;
+    if (state->failure[0] == '\0') (self->is_flat ? train_flat : train)(state);
     free_rank(state);
     return NULL;
 }
@@ -214,11 +260,11 @@ static void check_all(const program *self) {
     if (self->kept_memory && !may_fail(self)) sim_fail("an engine could not free its memory");
 }
 
-void ranks_run(void *argument) {
+static void run(uint64_t seed, int is_flat) {
     static program self;
     pst_runtime *runtime = NULL;
     pst_local_world *meeting = NULL;
-    draw_program(&self, *(const uint64_t *)argument);
+    draw_program(&self, seed, is_flat);
     const pst_runtime_options options = {
         .size = sizeof options, .allocator = memory_allocator(), .trace_records = 64};
     if (pst_runtime_create(&options, &runtime) == PST_OK &&
@@ -227,4 +273,12 @@ void ranks_run(void *argument) {
     pst_local_world_destroy(meeting);
     pst_runtime_destroy(runtime);
     check_all(&self);
+}
+
+void ranks_run(void *argument) {
+    run(*(const uint64_t *)argument, 0);
+}
+
+void flat_run(void *argument) {
+    run(*(const uint64_t *)argument, 1);
 }

@@ -5,5 +5,7 @@
 
 /* `argument`: a uint64_t, the seed. Ends with sim_fail when something does not hold. */
 void ranks_run(void *argument);
+/* The same with flat shards in place of the engine. */
+void flat_run(void *argument);
 
 #endif
