@@ -1,5 +1,7 @@
 #include "segments.hpp"
 
+#include "outside_python.hpp"
+
 #include <ATen/Functions.h>
 
 #include <new>
@@ -28,6 +30,7 @@ at::Tensor Segments::find(const void *memory) const {
 
 pst_status Segments::alloc(void *context, size_t bytes, void **memory) {
     auto &self = *static_cast<Segments *>(context);
+    const RealTensors real_tensors;
     try {
         at::Tensor made = self.make_(bytes);
         *memory = made.mutable_data_ptr();

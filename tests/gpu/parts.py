@@ -64,7 +64,12 @@ def parts_of(build: Path, gpus: int) -> list[Part]:
         Part("deepspeed-tight", 2, 240, deepspeed_tests("test_upstream_tight")),
         Part("training", 2, 180, python_tests("training", "capture")),
         Part("memory", 2, 150, python_tests("memory", "use_after_release", "compile")),
-        Part("deepcompile", 2, 150, python_tests("deepcompile_offload", "deepcompile_partitions")),
+        Part(
+            "deepcompile",
+            2,
+            150,
+            python_tests("deepcompile_offload", "deepcompile_partitions", "deepcompile_memory"),
+        ),
         Part("communicators", 2, 180, ctest(build, "collectives_.*")),
         Part("ranks", 2, 150, python_tests("gpu_ranks")),
         Part("memcheck", 2, 120, ctest(build, "memcheck")),

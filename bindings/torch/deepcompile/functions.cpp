@@ -84,6 +84,7 @@ py::dict stats() {
     PST_PUT(arena_reserved);
     PST_PUT(arena_peak);
     PST_PUT(bucket_bytes);
+    PST_PUT(source_bytes);
 #undef PST_PUT
     return result;
 }

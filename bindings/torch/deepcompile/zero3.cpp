@@ -3,6 +3,7 @@
 #include "context.hpp"
 #include "dtype.hpp"
 #include "home.hpp"
+#include "outside_python.hpp"
 
 #include <ATen/ATen.h>
 
@@ -127,7 +128,7 @@ void Zero3::register_parameter(int64_t id, std::vector<int64_t> shape, at::Tenso
     parameter->id = id;
     parameter->shape = std::move(shape);
     parameter->elements = elements;
-    parameter->registered = shard.detach();
+    parameter->registered = std::move(shard);
     if (!is_away(*parameter)) parameter->shard = parameter->registered;
     parameter->persistent = persistent;
     parameter->grad_dtype = expected_grad_dtype;
@@ -187,6 +188,7 @@ void Zero3::move_homes() {
 }
 
 void Zero3::bind_all() {
+    const RealTensors real_tensors;
     const bool are_alike = homes_are_alike();
     if (are_alike) move_homes();
     for (const auto &parameter : parameters_)
@@ -196,7 +198,13 @@ void Zero3::bind_all() {
 
 // Notices what torch tells of changed or moved shards; the ranks' programs are the same.
 void Zero3::look_at(Parameter &parameter) {
-    if (is_away(parameter) || parameter.is_copied) bring(parameter);
+    if (!is_whole(parameter))
+        refuse(parameter.id, "its shard has " + std::to_string(parameter.registered.numel()) +
+                                 " elements by now: it was registered with more");
+    if (!parameter.registered.is_cpu())
+        drop(parameter.id);
+    else if (is_away(parameter) || parameter.is_copied)
+        bring(parameter);
     if (parameter.is_coming) context_.offload.wait_for(parameter.key);
     parameter.is_coming = false;
     if (parameter.shard.data_ptr() != parameter.address)
@@ -242,6 +250,12 @@ at::Tensor Zero3::describe(int64_t id, std::optional<at::ScalarType> dtype) cons
 }
 
 // ---- shards on the host -------------------------------------------------------------------------
+
+// Its owner may have taken its memory.
+bool Zero3::is_whole(const Parameter &parameter) const {
+    const auto elements = static_cast<int64_t>(parameter.elements);
+    return parameter.registered.numel() * context_.ranks->size >= elements;
+}
 
 bool Zero3::is_away(const Parameter &parameter) const {
     return parameter.registered.device() != context_.ranks->runtime->where();
@@ -412,7 +426,8 @@ void Zero3::step_ends() {
     check(pst_flat_updated(flat()));
     for (const auto &parameter : parameters_) {
         parameter->is_newer = true;
-        if (parameter->shard.defined() && !parameter->is_copied) look_at(*parameter);
+        if (parameter->shard.defined() && !parameter->is_copied && is_whole(*parameter))
+            look_at(*parameter);
     }
 }
 

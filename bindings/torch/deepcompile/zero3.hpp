@@ -93,6 +93,7 @@ class Zero3 : public Stage {
     void bind_all();
     void bind(Parameter &parameter, bool has_home);
     void look_at(Parameter &parameter);
+    bool is_whole(const Parameter &parameter) const;
     bool is_away(const Parameter &parameter) const; // from where the ranks train
     void bring(Parameter &parameter);
     bool homes_are_alike() const;
