@@ -295,11 +295,38 @@ static pst_status fill(bucket_plan *plan, const pst__pending *pending, size_t ch
                                              engine->filling.stream);
 }
 
+static int accumulates(const pst__pending *pending) {
+    for (size_t i = 0; i < pending->count; i++)
+        if (pending->entries[i].accumulate) return 1;
+    return 0;
+}
+
+/* A reduce-scatter adds to what an all-reduce before it has maybe not delivered yet, if that has a
+ * lane of its own. */
+static pst_status wait_for_deliveries(const bucket_plan *plan, const pst__pending *pending) {
+    const pst_partition *partition = plan->partition;
+    pst_zero *engine = partition->engine;
+    pst__queue *queue = &engine->queues[PST__GATHER_LANE];
+    pst_status status = PST_OK;
+    if (!plan->by_reduce_scatter || !accumulates(pending)) return PST_OK;
+    if (partition->delivery == queue->lane || partition->delivery == queue->sum_lane) return PST_OK;
+    for (pst__operation *found = queue->oldest; status == PST_OK && found != NULL;
+         found = found->next) {
+        if (found->then == NULL) continue;
+        status = pst__operation_wait_launch(found);
+        if (status == PST_OK)
+            status = engine->device->ops->stream_wait(engine->device, engine->filling.stream,
+                                                      found->finished);
+    }
+    return status;
+}
+
 static pst_status submit(bucket_plan *plan, const pst__pending *pending, size_t chunk_bytes) {
     pst_partition *partition = plan->partition;
     pst_status status = pst__operation_take(partition->engine, PST__REDUCE_LANE, &plan->operation);
     if (status != PST_OK) return status;
     status = pst__fill_begin(partition->engine);
+    if (status == PST_OK) status = wait_for_deliveries(plan, pending);
     if (status == PST_OK) status = fill(plan, pending, chunk_bytes);
     if (status == PST_OK) status = pst__fill_end(partition->engine);
     if (status != PST_OK) {
