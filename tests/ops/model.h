@@ -27,8 +27,7 @@ typedef struct model {
     unsigned forward_only; /* groups, by bit, whose values backwards do not need */
     int in_place;          /* shards lie where peers read them, if there is such a place */
     int one_comm, pumped;
-    int in_place;                      /* flat shards: most lie in memory that peers can read */
-    uint64_t deadline_ns, watchdog_ns; /* a watchdog poisons */
+    uint64_t deadline_ns, watchdog_ns;                          /* a watchdog poisons */
     enum { ON_HOST = 0, ON_ASYNC, ON_ONE_SIDED, ON_CE } device; /* and what communicators */
     unsigned delay_us; /* of asynchronous operations, at most */
     uint64_t seed;     /* of what they do when */
