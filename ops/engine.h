@@ -249,6 +249,8 @@ pst_status pst__gather_wait(pst_zero *engine, pst__group *group);
 pst_status pst__gather_settle(pst_zero *engine);
 /* The communication copies of all groups whose shard changed, in one go. */
 pst_status pst__gather_refresh(pst_zero *engine);
+/* What compute has written so far to shards and communication copies is for gathers from now on. */
+pst_status pst__gather_sources_written(pst_zero *engine);
 /* Compute waits until no peer reads sources of gathers that were issued so far. */
 pst_status pst__gather_guard_sources(pst_zero *engine);
 /* The same where peers read shards themselves: the caller may write them. */

@@ -19,6 +19,23 @@ pst_status pst__gather_guard_sources(pst_zero *engine) {
                           (unsigned long long)engine->gather_ticket, comm->ops->error_text(comm));
 }
 
+/* All gathers so far have what they wait for. */
+static pst_status launch_all(pst_zero *engine) {
+    pst__operation *newest = NULL;
+    if (!engine->asynchronous) return PST_OK;
+    for (pst__operation *operation = pst__queue_of(engine, PST__GATHER_LANE)->oldest;
+         operation != NULL; operation = operation->next)
+        if (operation->group != PST__NO_GROUP) newest = operation;
+    return newest == NULL ? PST_OK : pst__operation_wait_launch(newest);
+}
+
+/* A gather waits for what was recorded last when it is launched, not when it was issued. If it were
+ * launched only behind this record, it would wait for compute, which waits for its readers. */
+pst_status pst__gather_sources_written(pst_zero *engine) {
+    pst_status status = launch_all(engine);
+    return status == PST_OK ? pst__zero_record(engine, engine->shards_ready) : status;
+}
+
 static pst_status cast_copies(pst_zero *engine, size_t count) {
     pst_device *device = engine->device;
     pst_status status = pst__gather_guard_sources(engine);
@@ -26,7 +43,7 @@ static pst_status cast_copies(pst_zero *engine, size_t count) {
     status = device->ops->cast_scale_copy(device, engine->compute, engine->casts, count, 1.0);
     if (status != PST_OK)
         return pst__zero_fail(engine, status, "%s", "casting shards for their gathers failed");
-    return pst__zero_record(engine, engine->shards_ready);
+    return pst__gather_sources_written(engine);
 }
 
 /* 1 when there is a piece to cast. Only while no gather of this rank reads the copy. */

@@ -107,7 +107,7 @@ pst_status pst_zero_release(pst_zero *engine, uint32_t index) {
 static pst_status gather_stale(pst_zero *engine) {
     const pst__plan *plan = engine->pass.plan;
     size_t count = plan == NULL ? engine->group_count : plan->step_count;
-    pst_status status = pst__zero_record(engine, engine->shards_ready);
+    pst_status status = pst__gather_sources_written(engine);
     for (size_t i = 0; status == PST_OK && i < count; i++) {
         uint32_t group = plan == NULL ? (uint32_t)i : plan->steps[i].group;
         if (engine->groups[group].is_bound)

@@ -257,7 +257,7 @@ pst_status pst_zero_bind_shard(pst_zero *engine, uint32_t index, void *shard) {
     group->shard = shard;
     group->is_bound = 1;
     mark_stale(group);
-    return pst__zero_record(engine, engine->shards_ready);
+    return pst__gather_sources_written(engine);
 }
 
 pst_status pst_zero_updated(pst_zero *engine) {
@@ -265,7 +265,7 @@ pst_status pst_zero_updated(pst_zero *engine) {
     if (status != PST_OK) return status;
     for (size_t i = 0; i < engine->group_count; i++)
         mark_stale(&engine->groups[i]);
-    status = pst__zero_record(engine, engine->shards_ready);
+    status = pst__gather_sources_written(engine);
     return status == PST_OK ? pst__gather_refresh(engine) : status;
 }
 

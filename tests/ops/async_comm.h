@@ -43,6 +43,7 @@ typedef struct async_comm {
     char *opened[OPENED]; /* to the peers: what they read where it is */
     size_t opened_bytes[OPENED], opened_count;
     size_t source_waits; /* asked for so far */
+    unsigned start_us;   /* which `start` takes */
 } async_comm;
 
 static inline void board_open(board *board, int size) {
@@ -309,6 +310,7 @@ static inline pst_status async_start(pst_comm *comm, const pst_collective *colle
                                      pst_stream *stream, void **request) {
     const async_collective self = {.comm = async_comm_of(comm), .what = *collective};
     *request = NULL;
+    if (self.comm->start_us > 0) async_sleep(self.comm->start_us);
     async_call(self.comm->async, stream, async_run_collective, &self, sizeof self);
     return PST_OK;
 }
@@ -372,7 +374,7 @@ static inline void async_comm_destroy(pst_comm *comm) {
 }
 
 static inline pst_comm *async_comm_create(board *board, async_device *async, int rank,
-                                          int one_sided) {
+                                          int one_sided, unsigned start_us) {
     async_comm *made = calloc(1, sizeof *made);
     made->ops = (pst_comm_ops){.api_version = PST_COMM_API_VERSION,
                                .kinds = (1u << PST_COLLECTIVE_KIND_COUNT) - 1u,
@@ -389,6 +391,7 @@ static inline pst_comm *async_comm_create(board *board, async_device *async, int
     made->comm = (pst_comm){&made->ops, made, rank, board->size};
     made->board = board;
     made->async = async;
+    made->start_us = start_us;
     return &made->comm;
 }
 

@@ -30,6 +30,7 @@ typedef struct model {
     uint64_t deadline_ns, watchdog_ns;                          /* a watchdog poisons */
     enum { ON_HOST = 0, ON_ASYNC, ON_ONE_SIDED, ON_CE } device; /* and what communicators */
     unsigned delay_us; /* of asynchronous operations, at most */
+    unsigned start_us; /* that starting a collective takes there: launches are late */
     uint64_t seed;     /* of what they do when */
     uint64_t fail_at;  /* ticket of the reductions that fails */
 } model;

@@ -99,6 +99,28 @@ static void shards_may_change_after_any_pass(void **unused) {
         }
 }
 
+/* Stages 1 and 2 gather all groups, also such as nobody uses. */
+static void change_what_is_not_used(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (int step = 0; step < 6; step++) {
+        CHECK_OK(pst_zero_begin_forward(state->engine, 1));
+        use(state, 0);
+        CHECK_FINE();
+        CHECK_OK(pst_zero_end_forward(state->engine));
+        update(state); /* the last gathers are not launched yet */
+        CHECK_FINE();
+    }
+}
+
+static void gathers_that_are_launched_late_do_not_wait_for_later_writes(void **unused) {
+    (void)unused;
+    model model = chain_model(2, 4, 16);
+    model.in_place = 1;
+    model.start_us = 3000;
+    run_ranks(2, &model, change_what_is_not_used, NULL);
+}
+
 /* ---- moving ---------------------------------------------------------------------------------- */
 
 static void bind_at(rank_state *state, size_t g, float *shard) {
@@ -155,6 +177,7 @@ int main(void) {
         cmocka_unit_test(places_are_where_peers_read_memory_that_was_opened),
         cmocka_unit_test(a_shard_in_a_part_of_its_place_is_refused),
         cmocka_unit_test(shards_may_change_after_any_pass),
+        cmocka_unit_test(gathers_that_are_launched_late_do_not_wait_for_later_writes),
         cmocka_unit_test(shards_may_leave_their_places_and_come_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

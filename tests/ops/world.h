@@ -42,8 +42,10 @@ static inline pst_status open_async(rank_state *state) {
     const model *model = state->model;
     const int one_sided = model->device == ON_ONE_SIDED;
     state->async = async_open(mix((uint64_t)state->rank + model->seed), model->delay_us);
-    state->gather = async_comm_create(&state->boards[0], state->async, state->rank, one_sided);
-    state->reduce = async_comm_create(&state->boards[1], state->async, state->rank, one_sided);
+    state->gather =
+        async_comm_create(&state->boards[0], state->async, state->rank, one_sided, model->start_us);
+    state->reduce =
+        async_comm_create(&state->boards[1], state->async, state->rank, one_sided, model->start_us);
     return open_compute(state);
 }
 
