@@ -22,7 +22,7 @@ penstock_plant(two_owners sched/pump.c "" 5000
 penstock_plant(gate_opened_twice sched/gate.c "" 5000
   "} while (!pst__cas_acq_rel(&gate->word, &seen, open));"
   "} while (pst__load_relaxed(&gate->word) != seen); pst__store_release(&gate->word, open);")
-penstock_plant(no_callback_of_canceled sched/advance.c "and has ended" 5000
+penstock_plant(no_callback_of_canceled sched/advance.c "not all callbacks have come" 5000
   "if (node->detail != NULL && node->detail->done != NULL)"
   "if (node->detail != NULL && node->detail->done != NULL && state != PST__TASK_CANCELED)")
 penstock_plant(canceled_while_in_flight sched/turn.c "" 5000
