@@ -118,6 +118,11 @@ pst_status pst__flat_check_copy(pst_flat *flat, uint32_t copy) {
     return pst_runtime_status(flat->engine->runtime);
 }
 
+pst_status pst__flat_give_up(pst_flat *flat, pst_status status) {
+    const int is_refused = status == PST_EINVAL || status == PST_ESTATE;
+    return is_refused ? status : pst__reduce_give_up(flat->engine, status);
+}
+
 pst_status pst_flat_add(pst_flat *flat, const char *name, size_t elements, uint32_t *parameter) {
     if (flat == NULL || parameter == NULL) return PST_EINVAL;
     pst_zero *engine = flat->engine;

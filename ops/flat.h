@@ -103,6 +103,9 @@ struct pst_flat {
 /* ---- flat.c ---------------------------------------------------------------------------------- */
 pst_status pst__flat_check(pst_flat *flat, uint32_t parameter);
 pst_status pst__flat_check_copy(pst_flat *flat, uint32_t copy);
+/* How a call ends that all ranks make alike. One that cannot do its part ends the training on all,
+ * since they would wait for it; what is refused for its arguments is refused everywhere. */
+pst_status pst__flat_give_up(pst_flat *flat, pst_status status);
 static inline size_t pst__flat_bytes(const pst_flat *flat, const pst__flat_copy *copy) {
     return flat->parameters[copy->parameter].chunk * flat->engine->world *
            pst_dtype_size(copy->dtype);

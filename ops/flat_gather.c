@@ -193,7 +193,7 @@ pst_status pst__flat_issue(pst_flat *flat, const uint32_t *copies, size_t count)
         if (status == PST_OK) status = issue_batch(flat, &batch);
         done += batch.count;
     }
-    return status;
+    return pst__flat_give_up(flat, status);
 }
 
 /* ---- a use ----------------------------------------------------------------------------------- */
@@ -260,7 +260,7 @@ pst_status pst_flat_wait(pst_flat *flat, uint32_t index) {
         status = pst__operation_wait(operation, flat->parameters[copy->parameter].name,
                                      PST__GATHER_LANE);
     if (status == PST_OK) status = pst_runtime_status(flat->engine->runtime);
-    if (status != PST_OK) return status;
+    if (status != PST_OK) return pst__flat_give_up(flat, status);
     status = pst__gather_state_step(&copy->state, PST__STEP_WAIT);
     if (status == PST_OK) return PST_OK;
     return pst__flat_fail(flat, status, "parameter '%s' is waited for and %s: gather it first",
@@ -275,7 +275,7 @@ pst_status pst__flat_drop(pst_flat *flat, pst__flat_copy *copy) {
         status = pst_flat_wait(flat, (uint32_t)(copy - flat->copies));
     if (status == PST_OK) status = record_release(flat, copy);
     if (status == PST_OK) status = pst__gather_state_step(&copy->state, PST__STEP_DROP);
-    if (status != PST_OK) return status;
+    if (status != PST_OK) return pst__flat_give_up(flat, status);
     count_ahead(flat, copy, 0);
     pst_arena_release(flat->engine->gathered, &copy->lease, copy->released);
     copy->lease = (pst_lease){0};
@@ -352,5 +352,6 @@ pst_status pst_flat_gather_to(pst_flat *flat, uint32_t index, void *memory) {
     if (status == PST_OK)
         status = pst__operation_wait(operation, flat->parameters[copy->parameter].name,
                                      PST__GATHER_LANE);
-    return status == PST_OK ? pst_runtime_status(flat->engine->runtime) : status;
+    if (status == PST_OK) status = pst_runtime_status(flat->engine->runtime);
+    return pst__flat_give_up(flat, status);
 }

@@ -195,5 +195,5 @@ pst_status pst_flat_end_backward(pst_flat *flat, int release) {
     if (status == PST_OK && flat->is_last) status = pst_flat_updated(flat);
     if (status == PST_OK) status = pst__operation_check_comms(flat->engine);
     if (status == PST_OK && release) release_buckets(flat);
-    return status;
+    return pst__flat_give_up(flat, status);
 }
