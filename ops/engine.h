@@ -247,6 +247,8 @@ pst_status pst__gather_wait(pst_zero *engine, pst__group *group);
 /* At the end of a pass (or after one that was broken off): nothing is in flight, no use is open and
  * stage 3 holds nothing gathered. */
 pst_status pst__gather_settle(pst_zero *engine);
+/* Nothing is in flight; what no use has waited for is kept. */
+pst_status pst__gather_wait_all(pst_zero *engine);
 /* The communication copies of all groups whose shard changed, in one go. */
 pst_status pst__gather_refresh(pst_zero *engine);
 /* What compute has written so far to shards and communication copies is for gathers from now on. */

@@ -186,6 +186,17 @@ pst_status pst__gather_drop(pst_zero *engine, pst__group *group) {
     return PST_OK;
 }
 
+pst_status pst__gather_wait_all(pst_zero *engine) {
+    pst_status status = PST_OK;
+    for (size_t i = 0; i < engine->group_count && status == PST_OK; i++) {
+        pst__group *group = &engine->groups[i];
+        if (group->state != PST__IN_FLIGHT) continue;
+        status = pst__gather_wait(engine, group);
+        if (status == PST_OK) status = pst__gather_state_step(&group->state, PST__STEP_KEEP);
+    }
+    return status;
+}
+
 static pst_status settle(pst_zero *engine, pst__group *group) {
     pst_status status = PST_OK;
     group->uses = 0;

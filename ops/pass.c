@@ -155,13 +155,10 @@ pst_status pst_zero_end_forward(pst_zero *engine) {
     pass->kind = PST__NO_PASS;
     pst__history *history = &engine->history[pass->grad];
     history->forward_count = history->current.count;
-    if (pass->grad) {
-        pass->backward_plan = pass->plan;
-        return pst__gather_guard_shards(engine);
-    }
-    status = pst__gather_settle(engine);
+    if (pass->grad) pass->backward_plan = pass->plan;
+    status = pass->grad ? pst__gather_wait_all(engine) : pst__gather_settle(engine);
     if (status == PST_OK) status = pst__gather_guard_shards(engine);
-    return status == PST_OK ? pst__record_complete(engine, 0) : status;
+    return status == PST_OK && !pass->grad ? pst__record_complete(engine, 0) : status;
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */

@@ -179,8 +179,8 @@ PST_API pst_status pst_zero_wait(pst_zero *engine, uint32_t group, void **memory
  * work so far, unless stage or plan keep it. */
 PST_API pst_status pst_zero_release(pst_zero *engine, uint32_t group);
 
-/* The compute lane waits for peers that still read shards. With grad = 0 this ends the pass, and
- * waits for gathers that no use has waited for. */
+/* The compute lane waits for gathers that no use has waited for, and for peers that still read
+ * shards. With grad = 0 this ends the pass. */
 PST_API pst_status pst_zero_end_forward(pst_zero *engine);
 
 /* A backward begins. reduce = 0: gradients stay with the caller (accumulation without
