@@ -3,7 +3,8 @@
 #include "ops/engine.h"
 #include "ops/operation.h"
 
-static pst_status flush(pst_zero *engine, pst_dtype dtype) {
+static pst_status flush(void *context, pst_dtype dtype) {
+    pst_zero *engine = context;
     pst__open_bucket *open = &engine->open[dtype];
     pst__operation *operation = open->operation;
     if (operation == NULL) return PST_OK;
@@ -61,8 +62,6 @@ static void note_bucket_bytes(pst_zero *engine) {
     if (stats.bytes > engine->stats.bucket_peak) engine->stats.bucket_peak = stats.bytes;
 }
 
-/* Both buckets are on their way and one is not launched yet: the host waits for that, and the
- * device for the rest. */
 static pst_status wait_for_bucket(pst_zero *engine) {
     pst__operation *operation = pst__queue_of(engine, PST__REDUCE_LANE)->holding;
     while (operation != NULL && !operation->has_bucket)
@@ -72,13 +71,14 @@ static pst_status wait_for_bucket(pst_zero *engine) {
     return status;
 }
 
-static pst_status take_slot(pst_zero *engine, pst_dtype dtype, size_t count, pst_slot *slot) {
-    size_t bytes = count * pst_dtype_size(dtype);
+pst_status pst__bucket_slot(pst_zero *engine, pst_dtype dtype, size_t bytes,
+                            pst_status (*flush)(void *context, pst_dtype dtype), void *context,
+                            pst_slot *slot) {
     for (;;) {
         pst_status status =
             pst_buckets_slot(engine->buckets, dtype, bytes, engine->filling.stream, slot);
         if (status == PST_EBUSY)
-            status = flush(engine, dtype);
+            status = flush(context, dtype);
         else if (status == PST_PENDING)
             status = wait_for_bucket(engine);
         else
@@ -133,7 +133,9 @@ static pst_status fill_part(pst_zero *engine, pst__group *group, pst__part part,
                             const void *const *sources, pst_dtype dtype, int accumulate) {
     pst_slot slot;
     pst__open_bucket *open = &engine->open[group->reduce_dtype];
-    pst_status status = take_slot(engine, group->reduce_dtype, part.count, &slot);
+    pst_status status =
+        pst__bucket_slot(engine, group->reduce_dtype,
+                         part.count * pst_dtype_size(group->reduce_dtype), flush, engine, &slot);
     if (status == PST_OK && open->operation == NULL)
         status = pst__operation_take(engine, PST__REDUCE_LANE, &open->operation);
     if (status == PST_OK) status = add_piece(engine, group, part, &slot, accumulate);

@@ -292,6 +292,11 @@ size_t pst__part_elements(const pst_zero *engine, const pst__group *group);
 pst_status pst__bucket_fill(pst_zero *engine, uint32_t group, const void *const *sources,
                             pst_dtype dtype, int accumulate);
 pst_status pst__bucket_flush_all(pst_zero *engine);
+/* A slot of `bytes` a rank. A bucket without room is sent by `flush`; while both are on their way
+ * and one is not launched yet, the host waits for that, and the device for the rest. */
+pst_status pst__bucket_slot(pst_zero *engine, pst_dtype dtype, size_t bytes,
+                            pst_status (*flush)(void *context, pst_dtype dtype), void *context,
+                            pst_slot *slot);
 void pst__bucket_abandon_all(pst_zero *engine);
 
 /* ---- reduce.c -------------------------------------------------------------------------------- */

@@ -126,30 +126,8 @@ int pst__flat_bucket_has(const pst_flat *flat, const pst__flat_parameter *parame
 
 /* ---- coming in ------------------------------------------------------------------------------- */
 
-/* Both buckets are on their way: the host waits for the launch of the older one. */
-static pst_status wait_for_bucket(pst_flat *flat) {
-    pst_zero *engine = flat->engine;
-    pst__operation *operation = pst__queue_of(engine, PST__REDUCE_LANE)->holding;
-    while (operation != NULL && !operation->has_bucket)
-        operation = operation->next;
-    pst_status status = operation == NULL ? PST_ESTATE : pst__operation_wait_launch(operation);
-    pst__operation_reap(engine);
-    return status;
-}
-
-static pst_status take_slot(pst_flat *flat, pst_dtype dtype, size_t bytes, pst_slot *slot) {
-    pst_zero *engine = flat->engine;
-    for (;;) {
-        pst_status status =
-            pst_buckets_slot(engine->buckets, dtype, bytes, engine->filling.stream, slot);
-        if (status == PST_EBUSY)
-            status = pst__flat_bucket_flush(flat, dtype);
-        else if (status == PST_PENDING)
-            status = wait_for_bucket(flat);
-        else
-            return status;
-        if (status != PST_OK) return status;
-    }
+static pst_status flush(void *flat, pst_dtype dtype) {
+    return pst__flat_bucket_flush(flat, dtype);
 }
 
 /* Elements [first, first + count) of every rank's chunk of a gradient. */
@@ -212,7 +190,8 @@ static pst_status add_casts(pst_flat *flat, const part *part, const pst_slot *sl
 static pst_status add_part(pst_flat *flat, const part *part) {
     pst_slot slot;
     pst_status status =
-        take_slot(flat, part->travels, part->count * pst_dtype_size(part->travels), &slot);
+        pst__bucket_slot(flat->engine, part->travels, part->count * pst_dtype_size(part->travels),
+                         flush, flat, &slot);
     if (status == PST_OK) status = add_piece(flat, part, &slot);
     return status == PST_OK ? add_casts(flat, part, &slot) : status;
 }

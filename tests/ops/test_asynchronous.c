@@ -444,35 +444,11 @@ static void fail_in_a_call(rank_state *state) {
             CHECK(((const char *)state->targets[g])[i] == 0x5a);
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNDER_SANITIZER 1
-#else
-#define UNDER_SANITIZER 0
-#endif
-
 static void a_call_of_the_device_that_fails_ends_all_ranks_or_none(void **unused) {
     (void)unused;
-    if (UNDER_SANITIZER) {
-        print_message("skipped: where a rank gives up in mid-flight, memory that peers may still "
-                      "touch is left behind, which a sanitizer takes for a fault\n");
-        skip();
-    }
-    const char *replay = getenv("PST_SEED");
-    const uint64_t seed =
-        replay != NULL ? strtoull(replay, NULL, 10) : monotonic_ns() % 1000000000u;
-    print_message("PST_SEED=%llu\n", (unsigned long long)seed);
-    for (int run = 0; run < 24; run++) {
-        uint64_t call = 1 + mix(seed + (uint64_t)run) % 600; /* from the beginning of training */
-        model model = chain_model(3, 4, 16);
-        model.bucket_bytes = 256;
-        model.deadline_ns = 5000000000u;
-        model.one_comm = 1;
-        model.device = ON_CE;
-        model.device_segments = 1;
-        model.delay_us = run % 2 == 0 ? 0 : 20;
-        model.seed = (uint64_t)(run / 2);
-        run_ranks_on_device(2 + run % 3, &model, fail_in_a_call, &call);
-    }
+    model model = chain_model(3, 4, 16);
+    model.bucket_bytes = 256;
+    run_ranks_with_faults(&model, fail_in_a_call);
 }
 
 static void gather_alone(rank_state *state) {

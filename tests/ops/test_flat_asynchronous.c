@@ -163,36 +163,13 @@ static void fail_in_a_call(rank_state *state) {
     CHECK(ended == (has_failed ? state->world : 0));
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNDER_SANITIZER 1
-#else
-#define UNDER_SANITIZER 0
-#endif
-
 static void a_call_of_the_device_that_fails_ends_all_ranks_or_none(void **unused) {
     (void)unused;
-    if (UNDER_SANITIZER) {
-        print_message("skipped: where a rank gives up in mid-flight, memory that peers may still "
-                      "touch is left behind, which a sanitizer takes for a fault\n");
-        skip();
-    }
-    const char *replay = getenv("PST_SEED");
-    const uint64_t seed =
-        replay != NULL ? strtoull(replay, NULL, 10) : monotonic_ns() % 1000000000u;
-    print_message("PST_SEED=%llu\n", (unsigned long long)seed);
-    for (int run = 0; run < 24; run++) {
-        uint64_t call = 1 + mix(seed + (uint64_t)run) % 600; /* from the beginning of training */
-        model model = chain_model(3, 4, 16);
-        model.bucket_bytes = 512;
-        model.part_bytes = 300;
-        model.prefetch_bytes = 1500;
-        model.deadline_ns = 2000000000u;
-        model.one_comm = 1;
-        model.device = ON_CE;
-        model.device_segments = 1;
-        model.delay_us = run % 2 == 0 ? 0 : 20;
-        run_ranks_on_device(2 + run % 3, &model, fail_in_a_call, &call);
-    }
+    model model = chain_model(3, 4, 16);
+    model.bucket_bytes = 512;
+    model.part_bytes = 300;
+    model.prefetch_bytes = 1500;
+    run_ranks_with_faults(&model, fail_in_a_call);
 }
 
 int main(void) {
