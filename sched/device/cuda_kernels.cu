@@ -133,18 +133,39 @@ template <typename W> static void write_words(W *to, const W &given) {
     *to = given;
 }
 #else
-static __device__ __forceinline__ pack<unsigned, 4> read_words(const pack<unsigned, 4> *from) {
-    pack<unsigned, 4> w;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
-                 : "l"(from));
-    return w;
-}
-static __device__ __forceinline__ pack<unsigned, 2> read_words(const pack<unsigned, 2> *from) {
-    pack<unsigned, 2> w;
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(w.at[0]), "=r"(w.at[1]) : "l"(from));
-    return w;
-}
+/* Reads and writes of 16 and 8 bytes, with what the instruction says of the caches. */
+#define PST_VECTOR_ACCESS(which, caches)                                                           \
+    static __device__ __forceinline__ pack<unsigned, 4> read_##which(                              \
+        const pack<unsigned, 4> *from) {                                                           \
+        pack<unsigned, 4> w;                                                                       \
+        asm volatile("ld.global" caches ".v4.u32 {%0, %1, %2, %3}, [%4];"                          \
+                     : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])                  \
+                     : "l"(from));                                                                 \
+        return w;                                                                                  \
+    }                                                                                              \
+    static __device__ __forceinline__ pack<unsigned, 2> read_##which(                              \
+        const pack<unsigned, 2> *from) {                                                           \
+        pack<unsigned, 2> w;                                                                       \
+        asm volatile("ld.global" caches ".v2.u32 {%0, %1}, [%2];"                                  \
+                     : "=r"(w.at[0]), "=r"(w.at[1])                                                \
+                     : "l"(from));                                                                 \
+        return w;                                                                                  \
+    }                                                                                              \
+    static __device__ __forceinline__ void write_##which(pack<unsigned, 4> *to,                    \
+                                                         const pack<unsigned, 4> &w) {             \
+        asm volatile("st.global" caches ".v4.u32 [%0], {%1, %2, %3, %4};"                          \
+                     :                                                                             \
+                     : "l"(to), "r"(w.at[0]), "r"(w.at[1]), "r"(w.at[2]), "r"(w.at[3])             \
+                     : "memory");                                                                  \
+    }                                                                                              \
+    static __device__ __forceinline__ void write_##which(pack<unsigned, 2> *to,                    \
+                                                         const pack<unsigned, 2> &w) {             \
+        asm volatile("st.global" caches ".v2.u32 [%0], {%1, %2};"                                  \
+                     :                                                                             \
+                     : "l"(to), "r"(w.at[0]), "r"(w.at[1])                                         \
+                     : "memory");                                                                  \
+    }
+PST_VECTOR_ACCESS(words, "")
 static __device__ __forceinline__ pack<unsigned, 1> read_words(const pack<unsigned, 1> *from) {
     return *from;
 }
@@ -152,20 +173,6 @@ static __device__ __forceinline__ unsigned short read_words(const unsigned short
     return *from;
 }
 
-static __device__ __forceinline__ void write_words(pack<unsigned, 4> *to,
-                                                   const pack<unsigned, 4> &w) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "l"(to), "r"(w.at[0]), "r"(w.at[1]), "r"(w.at[2]), "r"(w.at[3])
-                 : "memory");
-}
-static __device__ __forceinline__ void write_words(pack<unsigned, 2> *to,
-                                                   const pack<unsigned, 2> &w) {
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};"
-                 :
-                 : "l"(to), "r"(w.at[0]), "r"(w.at[1])
-                 : "memory");
-}
 static __device__ __forceinline__ void write_words(pack<unsigned, 1> *to,
                                                    const pack<unsigned, 1> &w) {
     *to = w;
@@ -183,32 +190,7 @@ template <typename W> static __device__ __forceinline__ void write_passing(W *to
     write_words(to, w);
 }
 #ifndef PST_CUDA_EMULATED
-static __device__ __forceinline__ pack<unsigned, 4> read_passing(const pack<unsigned, 4> *from) {
-    pack<unsigned, 4> w;
-    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w.at[0]), "=r"(w.at[1]), "=r"(w.at[2]), "=r"(w.at[3])
-                 : "l"(from));
-    return w;
-}
-static __device__ __forceinline__ pack<unsigned, 2> read_passing(const pack<unsigned, 2> *from) {
-    pack<unsigned, 2> w;
-    asm volatile("ld.global.cs.v2.u32 {%0, %1}, [%2];" : "=r"(w.at[0]), "=r"(w.at[1]) : "l"(from));
-    return w;
-}
-static __device__ __forceinline__ void write_passing(pack<unsigned, 4> *to,
-                                                     const pack<unsigned, 4> &w) {
-    asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "l"(to), "r"(w.at[0]), "r"(w.at[1]), "r"(w.at[2]), "r"(w.at[3])
-                 : "memory");
-}
-static __device__ __forceinline__ void write_passing(pack<unsigned, 2> *to,
-                                                     const pack<unsigned, 2> &w) {
-    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};"
-                 :
-                 : "l"(to), "r"(w.at[0]), "r"(w.at[1])
-                 : "memory");
-}
+PST_VECTOR_ACCESS(passing, ".cs")
 #endif
 
 template <typename T, unsigned N> union vector {
