@@ -108,7 +108,23 @@ static void change_what_is_not_used(rank_state *state) {
         use(state, 0);
         CHECK_FINE();
         CHECK_OK(pst_zero_end_forward(state->engine));
-        update(state); /* the last gathers are not launched yet */
+        update(state);
+        CHECK_FINE();
+    }
+}
+
+/* Of a forward that was broken off gathers are on their way that nobody has waited for. */
+static void change_in_mid_forward(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (int step = 0; step < 3; step++) {
+        CHECK_OK(pst_zero_begin_forward(state->engine, 1));
+        for (size_t g = 0; g + 1 < state->model->group_count; g++)
+            CHECK_OK(pst_zero_gather(state->engine, state->groups[g]));
+        CHECK_OK(pst_zero_updated(state->engine)); /* casts the last one's shard */
+        forward(state, 1);
+        CHECK_FINE();
+        finish_compute(state);
         CHECK_FINE();
     }
 }
@@ -119,6 +135,10 @@ static void gathers_that_are_launched_late_do_not_wait_for_later_writes(void **u
     model.in_place = 1;
     model.start_us = 3000;
     run_ranks(2, &model, change_what_is_not_used, NULL);
+    model.in_place = 0;
+    model.stage = 3;
+    model.gather_dtype = PST_BFLOAT16;
+    run_ranks(2, &model, change_in_mid_forward, NULL);
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */
