@@ -7,8 +7,10 @@ bfloat16, one sequence a rank. Each implementation is first run alone, for its p
 allocator and what it does not see: the device's own count) and what it consists of: `rest` is what
 the peak holds beside the others, activations above all. Then all are resident, and blocks of
 their steps alternate; a time is the host's around a step that ends with a synchronisation of the
-device, the longest of all ranks'; medians, with the first and last decile. With `--time-waits`
-penstock's own figures tell how long its compute stood still at waits, which costs a little.
+device (or around `--together` steps that end with one, a step of them), the longest of all ranks';
+medians, with the first and last decile. `host` is what of that the host took to issue a step, where
+it matters on the slowest rank. With `--time-waits` penstock's own figures tell how long its compute
+stood still at waits, which costs a little.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import statistics
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 import penstock as library
 import torch
@@ -41,6 +44,7 @@ class Implementation:
         )
         self.losses: list[float] = []
         self.times: list[float] = []
+        self.host_times: list[float] = []
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """One training step; the loss, on the device."""
@@ -49,6 +53,11 @@ class Implementation:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.detach()
+
+    def forget_times(self) -> None:
+        """Measure from now on."""
+        self.times.clear()
+        self.host_times.clear()
 
 
 def compute_alone(model: Decoder, given: argparse.Namespace) -> torch.nn.Module:
@@ -102,17 +111,22 @@ def of_all_ranks(values: list[float], device: torch.device) -> list[float]:
     return tensor.tolist()
 
 
-def timed_steps(way: Implementation, batches: list[torch.Tensor], device: torch.device) -> None:
-    """Train on each batch and keep the times, of all ranks."""
-    times, losses = [], []
-    for tokens in batches:
+def timed_steps(
+    way: Implementation, batches: list[torch.Tensor], device: torch.device, together: int = 1
+) -> None:
+    """Train on each batch and keep the times, of all ranks; synchronize after so many steps."""
+    times, host_times, losses = [], [], []
+    for first in range(0, len(batches), together):
+        block = batches[first : first + together]
         dist.barrier()
         synchronize()
         begun = time.perf_counter()
-        losses.append(way.step(tokens))
+        losses += [way.step(tokens) for tokens in block]
+        host_times.append((time.perf_counter() - begun) * 1e3 / len(block))
         synchronize()
-        times.append((time.perf_counter() - begun) * 1e3)
+        times.append((time.perf_counter() - begun) * 1e3 / len(block))
     way.times += of_all_ranks(times, device)
+    way.host_times += of_all_ranks(host_times, device)
     way.losses += [float(loss) for loss in losses]
 
 
@@ -123,7 +137,7 @@ def make(name: str, given: argparse.Namespace, device: torch.device) -> Implemen
         layer.compile()
     way = Implementation(name, WAYS[name](model, given))
     timed_steps(way, batches_of(given, device, given.warm), device)
-    way.times.clear()
+    way.forget_times()
     return way
 
 
@@ -149,7 +163,7 @@ def make_measured(name: str, given: argparse.Namespace, device: torch.device) ->
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         timed_steps(way, batches_of(given, device, 2), device)
-        way.times.clear()
+        way.forget_times()
     peak = torch.cuda.max_memory_allocated() - before if cuda else 0
     peaks = of_all_ranks([peak / GIB, (held_by_device() - device_before) / GIB], device)
     say(f"{name:10} peak allocated {peaks[0]:6.1f} GiB, device {peaks[1]:6.1f} GiB")
@@ -200,6 +214,7 @@ def report(ways: list[Implementation]) -> None:
         ratio = f"{median / reference:6.3f} of fsdp2" if reference else ""
         say(
             f"{way.name:10} {median:8.2f} ms ({deciles[0]:.2f}-{deciles[-1]:.2f}) {ratio}  "
+            f"host {statistics.median(way.host_times):.2f}  "
             f"loss {way.losses[0]:.3f} -> {way.losses[-1]:.3f}"
         )
 
@@ -218,6 +233,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warm", type=int, default=6, help="steps before any is measured")
     parser.add_argument("--steps", type=int, default=5, help="of one implementation at a time")
     parser.add_argument("--alternations", type=int, default=4)
+    parser.add_argument("--together", type=int, default=1, help="steps between synchronisations")
+    parser.add_argument("--priority", type=int, default=0, help="of the stream to compute on")
     parser.add_argument("--tiny", action="store_true", help="a tiny model: does it run?")
     parser.add_argument("--trace", help="write a Chrome trace of one step of penstock's here")
     return parser.parse_args()
@@ -228,7 +245,7 @@ def measure(given: argparse.Namespace, device: torch.device) -> None:
     ways = [make_measured(name, given, device) for name in given.ways]
     for _ in range(given.alternations):
         for way in ways:
-            timed_steps(way, batches_of(given, device, given.steps), device)
+            timed_steps(way, batches_of(given, device, given.steps), device, given.together)
     report(ways)
     for way in ways:
         if way.name == "penstock":
@@ -251,6 +268,13 @@ def close(way: Implementation, given: argparse.Namespace, device: torch.device) 
     library.close(way.model)
 
 
+def stream_of(device: torch.device, priority: int) -> AbstractContextManager[object]:
+    """Return a stream of that priority to work on; 0: the one that is current."""
+    if priority == 0:
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device, priority))
+
+
 def main() -> int:
     """Measure over the ranks that torchrun has started."""
     given = parse()
@@ -261,7 +285,8 @@ def main() -> int:
     dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
     say(f"{' '.join(sys.argv)}, {dist.get_world_size()} ranks")
     try:
-        measure(given, device)
+        with stream_of(device, given.priority):
+            measure(given, device)
     finally:
         dist.destroy_process_group()
     return 0

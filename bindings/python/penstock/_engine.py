@@ -68,8 +68,9 @@ class Engine:
         self.sync = True  # whether backwards reduce
         self.plans: dict[bool, Plan] = {}  # in force, for training and for evaluation
         self.backward: Backward
+        self._parameters = [p for group in self.groups() for p in group.parameters]
         self._known_versions = self._versions()
-        self._ids = {id(p.sharded) for p in self.parameters()}
+        self._ids = {id(p.sharded) for p in self._parameters}
         model.__dict__[_ATTRIBUTE] = self
         _live.add(self)
 
@@ -79,7 +80,7 @@ class Engine:
 
     def parameters(self) -> list[Parameter]:
         """All parameters, in the order of registration."""
-        return [parameter for group in self.groups() for parameter in group.parameters]
+        return self._parameters
 
     # ---- forward ------------------------------------------------------------------------------
 
@@ -128,32 +129,19 @@ class Engine:
         self.native.begin_forward(torch.is_grad_enabled())
 
     def _look_at_shards(self) -> None:
-        for parameter in self.parameters():
-            self._check_parameter(parameter)
+        for parameter in self._parameters:
+            sharded = parameter.sharded
+            if local_of(sharded).data_ptr() != parameter.address:
+                _refuse_moved(parameter)
+            if sharded.requires_grad != parameter.full.requires_grad:
+                _follow_requires_grad(parameter)
         if self._versions() != self._known_versions:
             self.updated()
 
     def _versions(self) -> int:
         """Return a number that grows with every in-place operation that torch counts."""
-        shards = [parameter.sharded for parameter in self.parameters()]
+        shards = [parameter.sharded for parameter in self._parameters]
         return sum(shard._version + local_of(shard)._version for shard in shards)
-
-    def _check_parameter(self, parameter: Parameter) -> None:
-        sharded = parameter.sharded
-        if local_of(sharded).data_ptr() != parameter.address:
-            raise PenstockError(
-                "ESTATE",
-                f"parameter {parameter.name!r} was moved or converted after shard: do that (to, "
-                "half, ...) before penstock.shard(model)",
-            )
-        if sharded.requires_grad != parameter.full.requires_grad:
-            if not parameter.trainable:
-                raise PenstockError(
-                    "ESTATE",
-                    f"parameter {parameter.name!r} was frozen when the model was sharded and has "
-                    "no room for gradients: call requires_grad_(True) before penstock.shard(model)",
-                )
-            parameter.full.requires_grad_(sharded.requires_grad)
 
     # ---- the shards changed ---------------------------------------------------------------------
 
@@ -188,6 +176,24 @@ class Engine:
             unit.reset()
         self.native.destroy()
         self.world.close()
+
+
+def _refuse_moved(parameter: Parameter) -> None:
+    raise PenstockError(
+        "ESTATE",
+        f"parameter {parameter.name!r} was moved or converted after shard: do that (to, half, ...) "
+        "before penstock.shard(model)",
+    )
+
+
+def _follow_requires_grad(parameter: Parameter) -> None:
+    if not parameter.trainable:
+        raise PenstockError(
+            "ESTATE",
+            f"parameter {parameter.name!r} was frozen when the model was sharded and has no room "
+            "for gradients: call requires_grad_(True) before penstock.shard(model)",
+        )
+    parameter.full.requires_grad_(parameter.sharded.requires_grad)
 
 
 def _copy_rows(parameter: Parameter, loaded: torch.Tensor) -> None:

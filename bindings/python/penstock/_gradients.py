@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
 from penstock._units import Group, Parameter, Unit
-from penstock._world import local_of
+from penstock._world import as_sharded, local_of
 
 if TYPE_CHECKING:
     from penstock._hooks import Use
@@ -55,8 +55,9 @@ class Backward:
             return
         self._running = True
         self._reduces = self._engine.sync
-        if self._reduces:
-            for group in self._engine.groups():
+        for group in self._engine.groups():
+            group.arrived.expected = sum(p.full.requires_grad for p in group.trainable)
+            if self._reduces:
                 _offer_old_gradient(self._engine, group)
         self._engine.native.begin_backward(self._reduces)
         ending = _Ending(self._end)
@@ -93,12 +94,10 @@ class Backward:
             group.complete = False
         unit.hold()
 
-    def got_gradient(self, parameter: Parameter) -> None:
-        """Take a parameter's gradient, which autograd has finished."""
+    def got_gradients(self, group: Group) -> None:
+        """Take a group's gradients, which autograd has finished, once all of them are there."""
         self.begin()
-        group = parameter.group
-        group.fired.add(parameter)
-        if len(group.fired) < sum(p.full.requires_grad for p in group.trainable):
+        if len(group.arrived.indices) < group.arrived.expected:
             return
         self._report(group)
         group.complete = True
@@ -115,7 +114,7 @@ class Backward:
             return
         if unit.pending == 0:
             for group in unit.groups:
-                if group.fired:
+                if group.arrived.indices:
                     self._report(group)
         if unit.in_backward and not unit.read_by_root:
             self._release(unit)
@@ -127,7 +126,8 @@ class Backward:
         self._running = False
         self._held.clear()
         for group in self._engine.groups():
-            group.fired.clear()
+            group.arrived.indices.clear()
+            group.arrived.expected = 0
             for parameter in group.trainable:
                 parameter.full.grad = None
 
@@ -148,7 +148,7 @@ class Backward:
         unit.drop()
 
     def _report(self, group: Group) -> None:
-        group.fired.clear()
+        group.arrived.indices.clear()
         if not self._reduces:
             return
         sources = [_dense(parameter.full.grad) for parameter in group.parameters]
@@ -159,6 +159,7 @@ class Backward:
     def _end(self) -> None:
         groups = self._engine.groups()
         for group in groups:
+            group.arrived.expected = 0
             if any(parameter.full.grad is not None for parameter in group.trainable):
                 self._report(group)
         for unit in list(self._held):
@@ -183,12 +184,6 @@ def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
 # only, and here is a weak reference. So zero_grad(set_to_none=True) frees it.
 
 
-def _region(group: Group, parameter: Parameter, flat: torch.Tensor) -> torch.Tensor:
-    local = local_of(parameter.sharded)
-    offset = parameter.gradient_offset
-    return flat[offset : offset + local.numel()].view(local.shape)
-
-
 @torch.no_grad()
 def _show_gradient(engine: Engine, group: Group) -> None:
     flat = engine.native.take_gradient(group.index)
@@ -197,16 +192,19 @@ def _show_gradient(engine: Engine, group: Group) -> None:
     group.gradient = StorageWeakRef(flat.untyped_storage())
     for parameter in group.trainable:
         if parameter.sharded.requires_grad and engine.native.has_gradient(parameter.index):
-            rows = _region(group, parameter, flat)
-            parameter.sharded.grad = engine.world.as_sharded(rows, parameter.shape)
+            rows = flat.as_strided(*parameter.rows)
+            parameter.sharded.grad = as_sharded(rows, parameter.layout)
 
 
-@torch.no_grad()
 def _offer_old_gradient(engine: Engine, group: Group) -> None:
     """Let the next reduction add to the gradients that the parameters have, if any."""
     old = [(p, local_of(p.sharded.grad)) for p in group.trainable if p.sharded.grad is not None]
-    if not old:
-        return
+    if old:
+        _add_to(engine, group, old)
+
+
+@torch.no_grad()
+def _add_to(engine: Engine, group: Group, old: list[tuple[Parameter, torch.Tensor]]) -> None:
     flat = _flat_of(group, [gradient for _, gradient in old])
     if flat is None:
         flat = torch.zeros(group.gradient_elements, dtype=group.dtype, device=group.shard.device)
@@ -214,10 +212,10 @@ def _offer_old_gradient(engine: Engine, group: Group) -> None:
     shown = {parameter for parameter, _ in old}
     for parameter, gradient in old:
         if gradient.untyped_storage()._cdata != shared:
-            _region(group, parameter, flat).copy_(gradient)
+            flat.as_strided(*parameter.rows).copy_(gradient)
     for parameter in group.trainable:
         if parameter not in shown:
-            _region(group, parameter, flat).zero_()
+            flat.as_strided(*parameter.rows).zero_()
     engine.native.set_gradient(group.index, flat)
 
 

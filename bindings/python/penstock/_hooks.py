@@ -18,9 +18,10 @@ from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from penstock._engine import Engine
-from penstock._units import Parameter, Unit
+from penstock._units import Arrived, Group, Unit
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_PLAIN = (torch.Tensor, int, float, str, type(None))  # holds no further tensors
 
 
 class Use:
@@ -78,10 +79,11 @@ def install(engine: Engine) -> None:
         )
         unit.module.register_forward_hook(partial(_after_forward, engine, unit), always_call=True)
     for group in engine.groups():
+        # Weakly: the garbage collector does not see what such a hook holds.
+        all_are_there = partial(_got_gradients, weakref.ref(engine), weakref.ref(group))
         for parameter in group.trainable:
-            # Weakly: the garbage collector does not see what such a hook holds.
-            references = weakref.ref(engine), weakref.ref(parameter)
-            parameter.full.register_post_accumulate_grad_hook(partial(_got_gradient, *references))
+            hook = partial(_got_gradient, group.arrived, parameter.index, all_are_there)
+            parameter.full.register_post_accumulate_grad_hook(hook)
     holders = {holder for parameter in engine.parameters() for holder, _ in parameter.places}
     for module in holders:
         module.register_load_state_dict_post_hook(partial(_after_load, engine))
@@ -126,6 +128,10 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], arguments: Ar
 
 
 def _mark_inputs(use: Use, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    if not kwargs and all(isinstance(x, _PLAIN) for x in args):
+        where = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
+        if len(where) == 1:
+            return _mark_input(use, args, where[0]), kwargs
     leaves, spec = tree_flatten((args, kwargs))
     where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
     if not where:
@@ -134,6 +140,14 @@ def _mark_inputs(use: Use, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arg
     for i, marked in zip(where, _Inputs.apply(use, *(leaves[i] for i in where)), strict=True):
         leaves[i] = marked
     return tree_unflatten(leaves, spec)
+
+
+def _mark_input(use: Use, args: tuple[Any, ...], where: int) -> tuple[Any, ...]:
+    """Mark the only input that gets a gradient: a view's node needs no class of its own."""
+    use.has_inputs = True
+    marked = args[where].view_as(args[where])
+    marked.grad_fn.register_hook(partial(_reached_input, use))
+    return (*args[:where], marked, *args[where + 1 :])
 
 
 @_disable_dynamo
@@ -160,7 +174,7 @@ def _after_forward(
 
 def _watch_outputs(use: Use, output: Any) -> None:
     watched = False
-    for leaf in tree_leaves(output):
+    for leaf in [output] if isinstance(output, torch.Tensor) else tree_leaves(output):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             leaf.register_hook(partial(_before_backward, use))
             watched = True
@@ -178,17 +192,28 @@ def _before_backward(use: Use, gradient: torch.Tensor) -> None:
     use.engine.backward.reach(use.unit)
 
 
+def _reached_input(use: Use, inputs: Any, outputs: Any) -> None:
+    _reached_inputs(use)
+
+
 @_disable_dynamo
 def _reached_inputs(use: Use) -> None:
     use.engine.backward.reached_inputs(use)
 
 
-@_disable_dynamo
+# Once a parameter, and all others once a unit: so it does no more than it must.
 def _got_gradient(
-    engine_reference: weakref.ref[Engine],
-    parameter_reference: weakref.ref[Parameter],
-    full: torch.Tensor,
+    arrived: Arrived, index: int, all_are_there: Callable[[], None], full: torch.Tensor
 ) -> None:
-    engine, parameter = engine_reference(), parameter_reference()
-    if engine is not None and parameter is not None:
-        engine.backward.got_gradient(parameter)
+    arrived.indices.add(index)
+    if len(arrived.indices) >= arrived.expected:
+        all_are_there()
+
+
+@_disable_dynamo
+def _got_gradients(
+    engine_reference: weakref.ref[Engine], group_reference: weakref.ref[Group]
+) -> None:
+    engine, group = engine_reference(), group_reference()
+    if engine is not None and group is not None:
+        engine.backward.got_gradients(group)

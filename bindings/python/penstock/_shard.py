@@ -140,6 +140,7 @@ def shard(
     for unit in units:
         for group in unit.groups:
             _make_shard(native, world, group)
+        unit.seal()
     engine = Engine(
         model,
         world=world,
@@ -281,12 +282,11 @@ def _make_shard(native: _C.Engine, world: World, group: Group) -> None:
     for parameter in group.parameters:
         at = native.parameter_layout(group.index, parameter.index)
         parameter.first_row = at.first_row
-        parameter.gradient_offset = at.gradient_offset // size
         offset = at.shard_offset // size
         rows = group.shard[offset : offset + at.shard_rows * parameter.row_elements]
         rows = rows.view(at.shard_rows, *parameter.shape[1:])
         rows.copy_(parameter.original[at.first_row : at.first_row + at.shard_rows])
-        parameter.make_sharded(rows, world)
+        parameter.make_sharded(rows, at.gradient_offset // size, world)
         tensor, message = parameter.make_full(group.gather_dtype, world.device)
         released.append(tensor)
         messages.append(message)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from penstock import _C
-from penstock._world import World, local_of
+from penstock._world import Layout, World, as_sharded, local_of
 
 if TYPE_CHECKING:
     from penstock._hooks import Use
@@ -33,10 +33,13 @@ class Parameter:
         What it is gathered with.
     index : int
         Its number in the engine.
+    layout : Layout
+        What `sharded` and gradients of it are wrapped as; None without ranks.
     first_row : int
         Where this rank's rows begin.
-    gradient_offset : int
-        Elements before it in the group's flat gradient.
+    rows : tuple
+        Shape and strides of this rank's rows, and the elements before them in the group's flat
+        gradient.
     address : int
         Where this rank's rows lie.
     """
@@ -51,16 +54,18 @@ class Parameter:
         self.row_elements = self.shape[1:].numel()
         self.group: Group
         self.index = -1
+        self.layout: Layout
         self.first_row = 0
-        self.gradient_offset = 0
+        self.rows: tuple[torch.Size, tuple[int, ...], int]
         self.address = 0
         self.sharded: nn.Parameter
         self.full: nn.Parameter
 
-    def make_sharded(self, rows: torch.Tensor, world: World) -> None:
+    def make_sharded(self, rows: torch.Tensor, gradient_offset: int, world: World) -> None:
         """Make `sharded` from this rank's rows, and give up the original."""
-        tensor = world.as_sharded(rows, self.shape)
-        self.sharded = nn.Parameter(tensor, requires_grad=self.trainable)
+        self.rows = (rows.shape, rows.stride(), gradient_offset)
+        self.layout = world.layout_of(self.shape, rows.dtype)
+        self.sharded = nn.Parameter(as_sharded(rows, self.layout), requires_grad=self.trainable)
         self.sharded.__dict__.update(self.original.__dict__)  # users' marks
         self.address = local_of(self.sharded).data_ptr()
         del self.original
@@ -81,6 +86,24 @@ class Parameter:
             module._parameters[attribute] = tensor
 
 
+class Arrived:
+    """The gradients of a group that are there; hooks of tensors may hold it, as it holds none.
+
+    Attributes
+    ----------
+    indices : set of int
+        The parameters that have theirs.
+    expected : int
+        How many there will be; 0 while no backward runs.
+    """
+
+    __slots__ = ("expected", "indices")
+
+    def __init__(self) -> None:
+        self.indices: set[int] = set()
+        self.expected = 0
+
+
 class Group:
     """Parameters of one unit and dtype, which the engine gathers and reduces as one.
 
@@ -96,8 +119,8 @@ class Group:
         Size of the flat gradient.
     gradient : StorageWeakRef or None
         The storage of the flat gradient that ``parameter.grad`` shows.
-    fired : set of Parameter
-        Have their gradient, which is not reported yet, in this backward.
+    arrived : Arrived
+        Which of its gradients are there and not reported yet, in this backward.
     complete : bool
         Whether all gradients of this use in the backward were reported.
     """
@@ -111,7 +134,7 @@ class Group:
         self.shard: torch.Tensor
         self.gradient_elements = 0
         self.gradient: Any = None
-        self.fired: set[Parameter] = set()
+        self.arrived = Arrived()
         self.complete = False
 
     @property
@@ -161,6 +184,16 @@ class Unit:
         self.active: set[Use] = set()
         self.pending = 0
         self.calls: list[Use] = []
+        self._shown: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
+
+    def seal(self) -> None:
+        """Note where its parameters show: all of its groups have their shards."""
+        self._shown = [
+            (module, attribute, parameter.full, parameter.sharded)
+            for group in self.groups
+            for parameter in group.parameters
+            for module, attribute in parameter.places
+        ]
 
     def hold(self) -> None:
         """Begin a use: gather, wait, and show the whole parameters."""
@@ -191,15 +224,13 @@ class Unit:
 
     def _show_full(self) -> None:
         self.whole = True
-        for group in self.groups:
-            for parameter in group.parameters:
-                parameter.show(parameter.full)
+        for module, attribute, full, _ in self._shown:
+            module._parameters[attribute] = full
 
     def _show_sharded(self) -> None:
         self.whole = False
-        for group in self.groups:
-            for parameter in group.parameters:
-                parameter.show(parameter.sharded)
+        for module, attribute, _, sharded in self._shown:
+            module._parameters[attribute] = sharded
 
 
 def _is_looked_up(module: nn.Module) -> bool:

@@ -17,6 +17,8 @@ from penstock._nodes import Nodes, hosts_of, nodes_of
 if dist.is_available():
     from torch.distributed.device_mesh import DeviceMesh
 
+Layout = DTensorSpec | None  # of a sharded tensor; None: this process is alone
+
 
 class World:
     """The ranks that a model is sharded over.
@@ -100,14 +102,17 @@ class World:
             _gloo_group(f"{name}/place/{place}", node, nodes.count, timeout),
         )
 
-    def as_sharded(self, local: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """Wrap the rows of this rank as a tensor of the whole shape, where there are ranks."""
+    def layout_of(self, shape: torch.Size, dtype: torch.dtype) -> Layout:
+        """Say how a tensor of that whole shape is sharded over the ranks, if there are any."""
         if self.mesh is None:
-            return local
+            return None
         stride = torch.empty(shape, device="meta").stride()
-        meta = TensorMeta(shape, stride, local.dtype)
-        spec = DTensorSpec(self.mesh, (Shard(0),), tensor_meta=meta)
-        return DTensor(local, spec, requires_grad=False)
+        return DTensorSpec(self.mesh, (Shard(0),), tensor_meta=TensorMeta(shape, stride, dtype))
+
+
+def as_sharded(local: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Wrap the rows of this rank as the whole tensor, where there are ranks."""
+    return local if layout is None else DTensor(local, layout, requires_grad=False)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
