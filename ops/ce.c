@@ -185,6 +185,7 @@ static void ce_free(pst__ce *ce) {
     pst__link_close(&ce->link);
     pst__boards_close(&ce->boards);
     pst__heap_free(ce->heap, ce->copies, ce->copy_capacity * sizeof *ce->copies);
+    pst__heap_free(ce->heap, ce->casts, ce->cast_capacity * sizeof *ce->casts);
     pst__heap_free_text(ce->heap, ce->name);
     pst__heap_free(ce->heap, ce, sizeof *ce);
 }

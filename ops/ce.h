@@ -59,7 +59,8 @@ typedef struct pst__ce {
     pst_event *fork, *join; /* before and behind them */
     pst_event *ended;       /* behind all that `start` has enqueued */
     pst_copy *copies;       /* scratch of `start` */
-    size_t copy_capacity;
+    pst_cast *casts;        /* the same */
+    size_t copy_capacity, cast_capacity;
     uint64_t tickets; /* of the latest start; one thread writes, abort reads */
     uint64_t marked;  /* up to which `ended` has been recorded */
 

@@ -257,6 +257,24 @@ static pst_status run_round(round *round, part part, int phase) {
 
 /* ---- this rank's own part of a gather -------------------------------------------------------- */
 
+/* Within a device a copy is a launch, in a batch too: several are one of a kernel, where there are
+ * kernels. */
+static pst_status copy_own(const pst__ce *ce, size_t count) {
+    enum { FEW = 2 };
+    const pst_device_ops *ops = ce->device->ops;
+    if (count <= FEW) return ops->copy(ce->device, ce->aside, ce->copies, count);
+    for (size_t i = 0; i < count; i++)
+        ce->casts[i] = (pst_cast){.destination = ce->copies[i].destination,
+                                  .source = ce->copies[i].source,
+                                  .count = ce->copies[i].bytes,
+                                  .destination_dtype = PST_UINT8,
+                                  .source_dtype = PST_UINT8};
+    const pst_status status =
+        ops->cast_scale_copy(ce->device, ce->aside, ce->casts, count, 1.0);
+    return status == PST_EUNSUPPORTED ? ops->copy(ce->device, ce->aside, ce->copies, count)
+                                      : status;
+}
+
 /* Beside the pulls, as it does not need the link. */
 static pst_status begin_own_copies(const round *round, int *begun) {
     pst__ce *ce = round->ce;
@@ -267,7 +285,7 @@ static pst_status begin_own_copies(const round *round, int *begun) {
     if (count == 0) return PST_OK;
     pst_status status = ops->event_record(ce->device, ce->fork, round->stream);
     if (status == PST_OK) status = ops->stream_wait(ce->device, ce->aside, ce->fork);
-    if (status == PST_OK) status = ops->copy(ce->device, ce->aside, ce->copies, count);
+    if (status == PST_OK) status = copy_own(ce, count);
     if (status == PST_OK) status = ops->event_record(ce->device, ce->join, ce->aside);
     return status;
 }
@@ -413,10 +431,13 @@ static pst_status compare(const round *round) {
 static pst_status make_room(pst__ce *ce, const pst_collective *collective) {
     const size_t ranks = (size_t)ce->comm.size;
     const size_t most = collective->segment_count > ranks ? collective->segment_count : ranks;
-    void *copies = ce->copies;
+    void *copies = ce->copies, *casts = ce->casts;
     pst_status status =
         pst__heap_grow(ce->heap, &copies, &ce->copy_capacity, most, sizeof *ce->copies);
+    if (status == PST_OK)
+        status = pst__heap_grow(ce->heap, &casts, &ce->cast_capacity, most, sizeof *ce->casts);
     ce->copies = copies;
+    ce->casts = casts;
     return status;
 }
 

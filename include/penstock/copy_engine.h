@@ -3,8 +3,9 @@
  * For ranks of one machine whose devices map each other's memory. Each rank reads what it needs out
  * of its peers' memory: a gather is one (batched) copy from each peer, straight to its destination,
  * a reduce-scatter one copy from each peer into staging and a sum in fp32 in the order of ranks.
- * No kernel moves data or signals: ranks tell each other by flags, written and waited for in stream
- * order. It is written against the device's table alone, so it runs on `cuda` and on `sim`.
+ * No kernel moves data between devices or signals: ranks tell each other by flags, written and
+ * waited for in stream order. It is written against the device's table alone, so it runs on `cuda`
+ * and on `sim`.
  *
  * How it is used, beyond penstock/comm.h:
  * - All collectives of a communicator are started on one stream, gathers and reductions together.

@@ -129,9 +129,6 @@ pst_status pst__cuda_event_time(pst_device *device, pst_event *event, uint64_t *
 void pst__cuda_events_free(pst__cuda *cuda); /* those that are in the pools */
 
 /* cuda_copy.c */
-/* The device's context is the calling thread's; `count` may be 0. */
-pst_status pst__cuda_enqueue_copies(pst__cuda *cuda, CUstream stream, const pst_copy *copies,
-                                    size_t count);
 pst_status pst__cuda_copy(pst_device *device, pst_stream *stream, const pst_copy *copies,
                           size_t count);
 pst_status pst__cuda_copy_2d(pst_device *device, pst_stream *stream, void *destination,

@@ -60,19 +60,15 @@ static pst_status copy_batched(pst__cuda *cuda, CUstream stream, const pst_copy 
     return status == PST_OK && batch.count > 0 ? copy_batch(cuda, stream, &batch) : status;
 }
 
-pst_status pst__cuda_enqueue_copies(pst__cuda *cuda, CUstream stream, const pst_copy *copies,
-                                    size_t count) {
-    return count > 1 && takes_batches(cuda, stream) ? copy_batched(cuda, stream, copies, count)
-                                                    : copy_each(cuda, stream, copies, count);
-}
-
 pst_status pst__cuda_copy(pst_device *device, pst_stream *stream, const pst_copy *copies,
                           size_t count) {
     pst__cuda *cuda = pst__cuda_of(device);
     CUcontext previous;
     pst_status status = pst__cuda_enter_stream(cuda, stream, &previous);
     if (status != PST_OK) return status;
-    status = pst__cuda_enqueue_copies(cuda, stream->native, copies, count);
+    status = count > 1 && takes_batches(cuda, stream->native)
+                 ? copy_batched(cuda, stream->native, copies, count)
+                 : copy_each(cuda, stream->native, copies, count);
     pst__cuda_leave(cuda, previous);
     return status;
 }

@@ -163,31 +163,6 @@ static size_t work_of(const pst_cuda_piece *piece) {
     return piece->count * wider(piece->action / 4, piece->action % 4);
 }
 
-/* By the copy engines, which leave the processors to others and are no slower. */
-static int is_for_engines(const pst_cast *piece, double scale) {
-    enum { LEAST = 4 << 20 }; /* bytes; less would not pay for the change from kernels to copies */
-    return piece->source != NULL && is_plain(piece, scale) &&
-           piece->count >= LEAST / pst_dtype_size(piece->destination_dtype);
-}
-
-static pst_status copy_plain(pst__cuda *cuda, CUstream stream, const pst_cast *pieces, size_t count,
-                             double scale) {
-    enum { MOST = 64 };
-    pst_copy copies[MOST];
-    size_t found = 0;
-    pst_status status = PST_OK;
-    for (size_t i = 0; i < count && status == PST_OK; i++) {
-        if (is_for_engines(&pieces[i], scale))
-            copies[found++] =
-                (pst_copy){pieces[i].destination, pieces[i].source,
-                           pieces[i].count * pst_dtype_size(pieces[i].destination_dtype)};
-        if (found < MOST && i + 1 < count) continue;
-        status = pst__cuda_enqueue_copies(cuda, stream, copies, found);
-        found = 0;
-    }
-    return status;
-}
-
 /* The beginning of a table is the same whatever its size, and a kernel takes no more than its own.
  */
 static pst_status launch_table(pst__cuda *cuda, CUstream stream, pst_cuda_cast_many *table) {
@@ -215,13 +190,12 @@ pst_status pst__cuda_cast_scale_copy(pst__cuda *cuda, CUstream stream, const pst
     table.scale = scale;
     table.piece_count = 0;
     for (size_t i = 0; status == PST_OK && i < count; i++) {
-        if (pieces[i].count > 0 && !is_for_engines(&pieces[i], scale))
-            table.piece[table.piece_count++] = entry_of(&pieces[i], scale);
+        if (pieces[i].count > 0) table.piece[table.piece_count++] = entry_of(&pieces[i], scale);
         if (table.piece_count < most && i + 1 < count) continue;
         status = launch_table(cuda, stream, &table);
         table.piece_count = 0;
     }
-    return status == PST_OK ? copy_plain(cuda, stream, pieces, count, scale) : status;
+    return status;
 }
 
 /* ---- sum -------------------------------------------------------------------------------- */

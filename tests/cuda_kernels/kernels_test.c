@@ -19,7 +19,6 @@ static struct {
     unsigned launches;
     unsigned blocks, threads; /* of the latest */
     const char *kernel;
-    unsigned copied; /* by the copy engines */
     CUresult answer; /* of the next launch */
 } it;
 
@@ -34,14 +33,6 @@ static CUresult launch(CUfunction kernel, unsigned blocks, unsigned y, unsigned 
     it.kernel = (const char *)kernel;
     if (it.answer != CUDA_SUCCESS) return it.answer;
     assert_int_equal(emulate(it.kernel, blocks, threads, parameters[0]), 0);
-    return CUDA_SUCCESS;
-}
-
-static CUresult count_copy(CUdeviceptr destination, CUdeviceptr source, size_t bytes,
-                           CUstream stream) {
-    (void)stream;
-    it.copied++;
-    memcpy((void *)(uintptr_t)destination, (const void *)(uintptr_t)source, bytes);
     return CUDA_SUCCESS;
 }
 
@@ -97,7 +88,6 @@ static int set_up(void **state) {
     it.cuda.kernels = &it.kernels;
     it.cuda.processors = 3; /* few, so that blocks of all sizes come up */
     it.cuda.driver.cuLaunchKernel = launch;
-    it.cuda.driver.cuMemcpyAsync = count_copy;
     it.cuda.driver.cuGetErrorName = error_name;
     it.cuda.driver.cuGetErrorString = error_name;
     it.runner =
@@ -136,33 +126,6 @@ static void as_many_pieces_as_fit_are_one_launch(void **state) {
     it.kernels.cast_many = NULL; /* as with a driver that is older than CUDA 12.1 */
     assert_int_equal(launches_of(128), 2);
     it.kernels.cast_many = named("pst_cast_scale_copy_many");
-}
-
-static void large_pieces_without_a_cast_go_by_the_copy_engines(void **state) {
-    (void)state;
-    enum { LARGE = 4 << 20 };
-    char *from = malloc(LARGE), *to = malloc(LARGE);
-    assert_non_null(from);
-    assert_non_null(to);
-    memset(from, 3, LARGE);
-    memset(to, 4, LARGE);
-    const pst_cast pieces[] = {{to, from, LARGE / 2 - 1, PST_BFLOAT16, PST_BFLOAT16},
-                               {to + LARGE - 2, from, 1, PST_BFLOAT16, PST_BFLOAT16}};
-    pst_cast whole = {to, from, LARGE / 2, PST_BFLOAT16, PST_BFLOAT16};
-    it.launches = it.copied = 0;
-    assert_int_equal(cast(&it.cuda, pieces, 2, 1.0), PST_OK);
-    assert_int_equal(it.launches, 1);
-    assert_int_equal(it.copied, 0);
-    assert_memory_equal(to, from, LARGE);
-    memset(to, 4, LARGE);
-    assert_int_equal(cast(&it.cuda, &whole, 1, 1.0), PST_OK);
-    assert_int_equal(it.launches, 1);
-    assert_int_equal(it.copied, 1);
-    assert_memory_equal(to, from, LARGE);
-    assert_int_equal(cast(&it.cuda, &whole, 1, 0.5), PST_OK); /* scaled: by a kernel */
-    assert_int_equal(it.copied, 1);
-    free(to);
-    free(from);
 }
 
 static void a_sum_has_no_more_blocks_than_it_may(void **state) {
@@ -252,7 +215,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         ALL_CASES,
         cmocka_unit_test(as_many_pieces_as_fit_are_one_launch),
-        cmocka_unit_test(large_pieces_without_a_cast_go_by_the_copy_engines),
         cmocka_unit_test(a_sum_has_no_more_blocks_than_it_may),
         cmocka_unit_test(a_sum_that_passes_is_a_kernel_of_its_own),
         cmocka_unit_test(nothing_is_launched_for_nothing),
