@@ -140,6 +140,8 @@ void pst__flat_history_free(pst_flat *flat);
 int pst__flat_note(pst_flat *flat, uint32_t copy);
 /* Gathers what comes next. */
 pst_status pst__flat_gather_ahead(pst_flat *flat);
+/* Of a copy of so many bytes, beside those that are taken. */
+int pst__flat_has_room(const pst_flat *flat, size_t taken, size_t bytes);
 /* Is the copy used again within what may be gathered ahead? */
 int pst__flat_is_near(const pst_flat *flat, uint32_t copy);
 /* Gives back what was gathered ahead in vain. */

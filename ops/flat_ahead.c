@@ -61,10 +61,17 @@ static int is_away(const pst_flat *flat, const pst__flat_copy *copy) {
     return parameter->shard == NULL && parameter->chunk > 0;
 }
 
+/* What is larger than all the room goes when it is the next one and half of the room is free: the
+ * largest parameters would else never be there before their use. */
+int pst__flat_has_room(const pst_flat *flat, size_t taken, size_t bytes) {
+    const size_t room = flat->options.ahead_bytes;
+    return bytes > room ? taken <= room / 2 && room > 0 : taken <= room && bytes <= room - taken;
+}
+
 /* As many of the coming copies as there is room for, in the order of their uses. */
 static pst_status collect(pst_flat *flat, size_t *count) {
     const pst__flat_history *history = &flat->history;
-    size_t left = flat->options.ahead_bytes - flat->ahead_bytes;
+    size_t taken = flat->ahead_bytes;
     *count = 0;
     for (size_t i = history->next; i < history->count; i++) {
         uint32_t index = history->uses[i];
@@ -73,8 +80,8 @@ static pst_status collect(pst_flat *flat, size_t *count) {
         size_t bytes = pst__flat_bytes(flat, copy);
         if (is_away(flat, copy)) continue;
         if (pst__flat_is_current(copy) || is_in(flat->batch, *count, index)) continue;
-        if (bytes > left) break;
-        left -= bytes;
+        if (!pst__flat_has_room(flat, taken, bytes)) break;
+        taken += bytes;
         pst_status status = pst__heap_grow(flat->engine->heap, (void **)&flat->batch,
                                            &flat->batch_capacity, *count + 1, sizeof *flat->batch);
         if (status != PST_OK) return status;

@@ -219,8 +219,9 @@ pst_status pst_flat_gather(pst_flat *flat, uint32_t index, void **memory) {
     return status == PST_OK ? pst__flat_gather_ahead(flat) : status;
 }
 
+/* As far as there is room: the first ones, as they are used first. */
 pst_status pst_flat_prefetch(pst_flat *flat, const uint32_t *copies, size_t count) {
-    size_t wanted = 0;
+    size_t wanted = 0, taken = flat->ahead_bytes;
     pst_status status = PST_OK;
     for (size_t i = 0; status == PST_OK && i < count; i++)
         status = pst__flat_check_copy(flat, copies[i]);
@@ -228,16 +229,22 @@ pst_status pst_flat_prefetch(pst_flat *flat, const uint32_t *copies, size_t coun
         status = pst__heap_grow(flat->engine->heap, (void **)&flat->batch, &flat->batch_capacity,
                                 count, sizeof *flat->batch);
     for (size_t i = 0; status == PST_OK && i < count; i++) {
+        const pst__flat_copy *copy = &flat->copies[copies[i]];
         int again = 0;
         for (size_t j = 0; j < wanted; j++)
             again |= flat->batch[j] == copies[i];
-        if (!again && !pst__flat_is_current(&flat->copies[copies[i]]))
-            flat->batch[wanted++] = copies[i];
+        if (again || pst__flat_is_current(copy)) continue;
+        const size_t bytes = copy->is_resident ? 0 : pst__flat_bytes(flat, copy);
+        if (bytes > 0 && !pst__flat_has_room(flat, taken, bytes)) break;
+        taken += bytes;
+        flat->batch[wanted++] = copies[i];
     }
     if (status == PST_OK) status = pst__flat_issue(flat, flat->batch, wanted);
-    for (size_t i = 0; status == PST_OK && i < wanted; i++)
-        count_ahead(flat, &flat->copies[flat->batch[i]], 1);
-    if (status == PST_OK) flat->stats.ahead += wanted;
+    for (size_t i = 0; status == PST_OK && i < wanted; i++) {
+        pst__flat_copy *copy = &flat->copies[flat->batch[i]];
+        if (!copy->is_resident) count_ahead(flat, copy, 1);
+        flat->stats.ahead++;
+    }
     return status;
 }
 

@@ -36,7 +36,8 @@ typedef struct pst_flat_options {
     pst_device *device;  /* NULL: the runtime's host device */
     pst_lane *compute;   /* BORROWED lane; NULL: the calling thread of the host device */
     int pumped;          /* 1: lanes are pumped (no worker thread) */
-    size_t ahead_bytes;  /* at most so much is gathered ahead of its use; 0: nothing is */
+    size_t ahead_bytes;  /* at most so much is gathered ahead of its use, and beside half of it one
+                            copy that is larger; 0: nothing is */
     size_t fuse_bytes;   /* of copies gathered in one collective; 0: one copy each */
     size_t bucket_bytes; /* of gradients that travel together; 0: 64 MiB. Two such buckets for each
                             dtype; larger gradients travel in parts */
@@ -98,7 +99,8 @@ PST_API pst_status pst_flat_copy(pst_flat *flat, uint32_t parameter, pst_dtype d
 /* A use begins: the copy is gathered unless it is gathered or in flight already, and so is what
  * follows. *memory is where it lies, or will lie when compute has waited; W * c elements. */
 PST_API pst_status pst_flat_gather(pst_flat *flat, uint32_t copy, void **memory);
-/* Gathers these, as hints say, in as few collectives as can be: no use begins. */
+/* Gathers these, as hints say, in as few collectives as can be, up to the first one for which
+ * ahead_bytes has no room: no use begins. All ranks call it alike. */
 PST_API pst_status pst_flat_prefetch(pst_flat *flat, const uint32_t *copies, size_t count);
 /* Gathers into the caller's memory of W * c elements, beside all that is said above: nothing is
  * kept or recorded, and compute has waited when the call returns. */

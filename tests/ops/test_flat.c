@@ -143,6 +143,62 @@ static void what_followed_once_is_gathered_ahead_in_few_collectives(void **unuse
     run_ranks(2, &model, ahead_body, NULL);
 }
 
+/* How many of the copies are gathered when a hint names them. */
+static size_t hinted(flat_rank *rank, size_t first, size_t count) {
+    uint32_t copies[MOST_PARAMETERS];
+    pst_flat_stats before, after;
+    pst_flat_get_stats(rank->flat, &before);
+    for (size_t i = 0; i < count; i++)
+        (void)pst_flat_copy(rank->flat, rank->parameters[first + i], PST_FLOAT32, &copies[i]);
+    if (pst_flat_prefetch(rank->flat, copies, count) != PST_OK)
+        fail_at(rank->state, __FILE__, __LINE__, "prefetch");
+    pst_flat_get_stats(rank->flat, &after);
+    return (size_t)(after.ahead - before.ahead);
+}
+
+static void expect_hinted(flat_rank *rank, size_t first, size_t count, size_t expected) {
+    if (rank->state->failure[0] == '\0' && hinted(rank, first, count) != expected)
+        fail_at(rank->state, __FILE__, __LINE__, "not as many as there is room for");
+}
+
+/* Copies of 1056 bytes, and room for two. */
+static void room_body(rank_state *state) {
+    flat_rank rank;
+    uint32_t copy;
+    void *memory;
+    open_flat(&rank, state);
+    expect_hinted(&rank, 0, 4, 2);
+    expect_hinted(&rank, 2, 2, 0);
+    begin_flat_use(&rank, 0, PST_FLOAT32, &copy, &memory);
+    expect_hinted(&rank, 1, 3, 1);
+    (void)pst_flat_copy(rank.flat, rank.parameters[5], PST_FLOAT32, &copy);
+    (void)pst_flat_set_resident(rank.flat, copy, 1); /* stays anyway */
+    expect_hinted(&rank, 5, 1, 1);
+    expect_hinted(&rank, 4, 1, 0);
+    close_flat(&rank);
+}
+
+static void hints_are_followed_as_far_as_there_is_room(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 6, 33);
+    model.prefetch_bytes = 2500;
+    run_ranks(2, &model, room_body, NULL);
+}
+
+static void large_body(rank_state *state) {
+    flat_rank rank;
+    open_flat(&rank, state);
+    expect_hinted(&rank, 0, 3, 1);
+    close_flat(&rank);
+}
+
+static void a_copy_larger_than_the_room_is_gathered_ahead_alone(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 3, 33);
+    model.prefetch_bytes = 1000;
+    run_ranks(2, &model, large_body, NULL);
+}
+
 static void resident_body(rank_state *state) {
     flat_rank rank;
     void *first = NULL, *memory = NULL;
@@ -366,6 +422,8 @@ int main(void) {
         cmocka_unit_test(a_shard_may_move_between_steps),
         cmocka_unit_test(large_gradients_travel_in_parts),
         cmocka_unit_test(what_followed_once_is_gathered_ahead_in_few_collectives),
+        cmocka_unit_test(hints_are_followed_as_far_as_there_is_room),
+        cmocka_unit_test(a_copy_larger_than_the_room_is_gathered_ahead_alone),
         cmocka_unit_test(a_resident_copy_keeps_its_address_and_follows_updates),
         cmocka_unit_test(gradients_of_several_backwards_and_parts_add_up),
         cmocka_unit_test(a_missing_gradient_is_zero_and_not_the_last_one),
