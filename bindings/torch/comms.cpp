@@ -48,6 +48,7 @@ pst_status Comms::open_copy_engines(const pst_exchange &exchange, bool verify) {
     pst_ce_options options{};
     options.size = sizeof options;
     options.no_verify = !verify;
+    options.sums_pass = 1; // gradients are read by nobody before the optimizer
     pst_comm *comm = nullptr;
     pst_status status =
         pst_ce_create(runtime_.get(), runtime_.device(), &exchange, &options, &comm);

@@ -22,6 +22,8 @@ class Ranks:
         if device != "cpu" and here <= torch.cuda.device_count():
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(self.device)
+            # Compute before what goes on beside it: sums and copies of gradients.
+            torch.cuda.set_stream(torch.cuda.Stream(self.device, priority=-1))
         elif device == "cuda":
             raise SystemExit(
                 f"train_gpt.py: {here} ranks want a GPU each, and {torch.cuda.device_count()} are "

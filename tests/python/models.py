@@ -109,6 +109,25 @@ class Unused(Net):
         return self.blocks[1](self.blocks[0](x))
 
 
+class Changing(Block):
+    """Changes its input in place; has a parameter that it does not use."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden)
+        self.spare = nn.Parameter(torch.randn(9, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.add_(1.0))
+
+
+class ChangedInPlace(Net):
+    """Blocks that change their only input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Changing(11 + 2 * i) for i in range(3))
+
+
 class Optional(Block):
     """Uses its `down` matrix where it is told to."""
 

@@ -12,6 +12,7 @@ KINDS = [
     models.FrozenBetween,
     models.Twice,
     models.Unused,
+    models.ChangedInPlace,
     models.OnOneRank,
     models.Checkpointed,
     models.CheckpointedReentrant,

@@ -35,15 +35,18 @@ class Use:
         Whether the forward runs inside a backward.
     has_inputs : bool
         Whether some input gets a gradient, so that the end of the backward can be seen there.
+    marked : (torch.Tensor, int), optional
+        While the forward runs: the only such input, and its version.
     """
 
-    __slots__ = ("__weakref__", "engine", "has_inputs", "recomputed", "unit")
+    __slots__ = ("__weakref__", "engine", "has_inputs", "marked", "recomputed", "unit")
 
     def __init__(self, engine: Engine, unit: Unit, recomputed: bool) -> None:
         self.engine = engine
         self.unit = unit
         self.recomputed = recomputed
         self.has_inputs = False
+        self.marked: tuple[torch.Tensor, int] | None = None
 
 
 class _Inputs(torch.autograd.Function):
@@ -147,6 +150,7 @@ def _mark_input(use: Use, args: tuple[Any, ...], where: int) -> tuple[Any, ...]:
     use.has_inputs = True
     marked = args[where].view_as(args[where])
     marked.grad_fn.register_hook(partial(_reached_input, use))
+    use.marked = marked, marked._version
     return (*args[:where], marked, *args[where + 1 :])
 
 
@@ -157,6 +161,10 @@ def _after_forward(
     if not unit.calls:  # the forward never began: gathering failed
         return
     use = unit.calls.pop()
+    if use.marked is not None:
+        marked, version = use.marked
+        use.has_inputs = marked._version == version  # changed in place, it has another node
+        use.marked = None
     if torch.is_grad_enabled():
         _watch_outputs(use, output)
     if use.recomputed:

@@ -53,8 +53,10 @@ def shard(
     Parameters
     ----------
     model : nn.Module
-        On the CPU or on one GPU, with values, not sharded yet. Blocks may not change their inputs
-        in place. On a GPU the stream that is current now is the one to train on.
+        On the CPU or on one GPU, with values, not sharded yet. Blocks may not change inputs in
+        place where several of them get gradients. On a GPU the stream that is current now is the
+        one to train on; one of priority -1 is best, as sums and copies of gradients then take what
+        the compute leaves.
     stage : int
         1: optimizer states are sharded, and gradients when they are reduced; 2: gradients travel
         while the backward runs; 3: parameters are sharded too, and whole only around their use.
