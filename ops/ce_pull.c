@@ -269,8 +269,7 @@ static pst_status copy_own(const pst__ce *ce, size_t count) {
                                   .count = ce->copies[i].bytes,
                                   .destination_dtype = PST_UINT8,
                                   .source_dtype = PST_UINT8};
-    const pst_status status =
-        ops->cast_scale_copy(ce->device, ce->aside, ce->casts, count, 1.0);
+    const pst_status status = ops->cast_scale_copy(ce->device, ce->aside, ce->casts, count, 1.0);
     return status == PST_EUNSUPPORTED ? ops->copy(ce->device, ce->aside, ce->copies, count)
                                       : status;
 }
