@@ -173,6 +173,7 @@ def work(options: argparse.Namespace) -> None:
     faulthandler.dump_traceback_later(max(options.ready_until - 5 - time.time(), 1))
     begin = time.perf_counter()
     if options.implementation == "penstock":
+        import penstock.dc
         import penstock.deepspeed
 
         penstock.deepspeed.install()
@@ -209,6 +210,13 @@ def work(options: argparse.Namespace) -> None:
         found = round_of(steps, options, number)
         if dist.get_rank() == 0:
             turns.finish(number, found)
+    if options.trace and options.implementation == "penstock":
+        turns.wait(options.rounds + 1)
+        with penstock.dc.trace(options.trace):
+            steps.run(2)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            turns.finish(options.rounds + 1, {})
     dist.barrier()
     os._exit(0)  # destroying the groups of a compiled engine is not what is measured
 
@@ -285,6 +293,7 @@ def direct(options: argparse.Namespace, given: list[str]) -> int:
             if warm := one.await_round(0, options.ready_until):
                 say(f"{one.name} ready: {json.dumps(warm)}")
         measure([one for one in all_of_them if one.job.runs()], options)
+        trace([one for one in all_of_them if one.job.runs()], options)
     finally:
         for one in all_of_them:
             one.job.end()
@@ -309,6 +318,17 @@ def measure(ready: list[Implementation], options: argparse.Namespace) -> None:
             if options.results:
                 with options.results.open("a") as file:
                     file.write(json.dumps(found) + "\n")
+
+
+def trace(ready: list[Implementation], options: argparse.Namespace) -> None:
+    """Let Penstock write its trace, if one is asked for."""
+    number = options.rounds + 1
+    for one in ready:
+        if not options.trace or one.name != "penstock":
+            continue
+        one.turns.start(number)
+        if one.await_round(number, time.time() + options.round_within) is not None:
+            say(f"traced: {options.trace}")
 
 
 def summarize(implementations: list[Implementation]) -> None:
@@ -347,6 +367,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         parser.add_argument("--steps", type=int, default=15, help="timed steps a round"),
         parser.add_argument("--rounds", type=int, default=3),
         parser.add_argument("--round-within", type=float, default=60.0, help="seconds"),
+        parser.add_argument("--trace", default="", help="a Chrome trace of two steps of penstock's"),
     ]
     parser.add_argument("--ready-within", type=float, default=900.0, help="seconds to warm up in")
     parser.add_argument("--ready-until", type=float, help="that, as a point in time")
@@ -362,7 +383,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         options.ready_until = time.time() + options.ready_within
     given = ["--ready-until", str(options.ready_until)]
     for argument in shared:
-        given += [argument.option_strings[0], str(getattr(options, argument.dest))]
+        given += [f"{argument.option_strings[0]}={getattr(options, argument.dest)}"]
     return options, given
 
 

@@ -1,6 +1,8 @@
 """The operators of DeepCompile's ZeRO-3, issued by hand on CPU ranks: what a correct run yields."""
 
+import json
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -560,3 +562,24 @@ def traced():
 
 def test_an_end_of_a_backward_that_reduced_nothing_changes_nothing(worlds):
     worlds(2).run(traced)
+
+
+def traced(path):
+    from penstock import dc
+
+    job = Job([(5, 3), (4,)])
+    with dc.trace(path) as own:
+        for i in range(2):
+            job.gather(i)
+            job.release(i)
+    job.close()
+    return own
+
+
+def test_a_trace_has_the_gathers_of_all_ranks(worlds, tmp_path):
+    paths = worlds(2).run(traced, str(tmp_path / "rank{rank}.json"))
+    assert paths == [str(tmp_path / f"rank{rank}.json") for rank in range(2)]
+    for path in paths:
+        events = json.loads(Path(path).read_text())["traceEvents"]
+        names = {event["name"] for event in events if event["ph"] == "X"}
+        assert {"parameter 0", "parameter 1"} <= names

@@ -17,7 +17,9 @@ the parameter's buffer. Whoever trains with DeepSpeed needs nothing of this, but
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,6 +95,34 @@ def cleanup() -> None:
 def reset() -> None:
     """Forget the graphs; parameters stay. To be called before they are compiled anew."""
     _operators.load().reset()
+
+
+@contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[str]:
+    """Record what the current runtime does inside, and write it as a Chrome trace.
+
+    Perfetto opens it, and ``penstock.trace.merge`` makes one file of those of all ranks.
+
+    Parameters
+    ----------
+    path : str or path
+        The file; ``{rank}`` in it becomes the rank.
+
+    Yields
+    ------
+    str
+        The path of this rank's file.
+    """
+    native = _operators.load()
+    own = os.fspath(path).replace("{rank}", str(native.rank()))
+    native.trace_start()
+    try:
+        yield own
+    finally:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # what is in flight belongs to it
+        native.trace_stop()
+    native.trace_write(own)
 
 
 # ---- registration --------------------------------------------------------------------------------

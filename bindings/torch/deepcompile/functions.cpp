@@ -106,6 +106,16 @@ void bind_life(py::module_ &module) {
     module.def("stats", &stats, "Figures of ZeRO-3 so far.");
 }
 
+void bind_tracing(py::module_ &module) {
+    module.def("rank", [] { return current_context()->ranks->rank; });
+    module.def("trace_start", [] { current_context()->ranks->runtime->trace_start(); });
+    module.def("trace_stop", [] { current_context()->ranks->runtime->trace_stop(); });
+    module.def(
+        "trace_write",
+        [](const std::string &path) { current_context()->ranks->runtime->trace_write(path); },
+        py::arg("path"), Unlocked());
+}
+
 void bind_profiling(py::module_ &module) {
     module.def(
         "enable_profiling",
@@ -189,6 +199,7 @@ PYBIND11_MODULE(_dc, module) {
     module.doc() = "DeepCompile's native module on Penstock; use penstock.dc.";
     py::register_exception_translator(&raise_penstock_error);
     bind_life(module);
+    bind_tracing(module);
     bind_profiling(module);
     bind_parameters(module);
     bind_graphs(module);
