@@ -79,6 +79,7 @@ def penstock(model: Decoder, given: argparse.Namespace) -> torch.nn.Module:
         stage=2 if given.keep else 3,
         prefetch_ahead=given.prefetch_ahead,
         bucket_bytes=given.bucket_mib << 20,
+        part_bytes=given.part_mib << 20,
         communicator=given.communicator,
         time_waits=given.time_waits,
     )
@@ -228,6 +229,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="parameters stay after the forward")
     parser.add_argument("--prefetch-ahead", type=int, default=2)
     parser.add_argument("--bucket-mib", type=int, default=8)
+    parser.add_argument("--part-mib", type=int, default=0, help="0: what most blocks have")
     parser.add_argument("--communicator", default="auto")
     parser.add_argument("--time-waits", action="store_true", help="see above; on GPUs")
     parser.add_argument("--warm", type=int, default=6, help="steps before any is measured")

@@ -26,6 +26,7 @@ Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
         zero.prefetch_ahead = options.prefetch_ahead;
         zero.prefetch_bytes = options.prefetch_bytes;
         zero.bucket_bytes = options.bucket_bytes;
+        zero.part_bytes = options.part_bytes;
         if (*segments_) {
             zero.segment_alloc = Segments::alloc;
             zero.segment_free = Segments::free;

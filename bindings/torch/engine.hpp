@@ -23,7 +23,7 @@ struct EngineOptions {
     std::string communicator; // as Comms takes it
     int stage = 3;
     uint32_t prefetch_ahead = 0;
-    size_t prefetch_bytes = 0, bucket_bytes = 0;
+    size_t prefetch_bytes = 0, bucket_bytes = 0, part_bytes = 0;
     bool verify = true;
     bool time_waits = false;
 };

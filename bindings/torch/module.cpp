@@ -88,12 +88,13 @@ std::shared_ptr<Engine> create_engine(std::shared_ptr<Runtime> runtime, std::str
                                       const std::optional<ProcessGroup> &gather,
                                       const std::optional<ProcessGroup> &reduce,
                                       const std::optional<Nodes> &nodes, uint32_t prefetch_ahead,
-                                      size_t prefetch_bytes, size_t bucket_bytes, bool verify,
-                                      bool time_waits, SegmentMaker segments) {
+                                      size_t prefetch_bytes, size_t bucket_bytes, size_t part_bytes,
+                                      bool verify, bool time_waits, SegmentMaker segments) {
     const EngineOptions options{std::move(name), std::move(communicator),
                                 stage,           prefetch_ahead,
                                 prefetch_bytes,  bucket_bytes,
-                                verify,          time_waits};
+                                part_bytes,      verify,
+                                time_waits};
     return std::make_shared<Engine>(std::move(runtime), options, gather, reduce, nodes,
                                     std::move(segments));
 }
@@ -105,7 +106,8 @@ void bind_engine(py::module_ &module) {
         .def(py::init(&create_engine), py::kw_only(), py::arg("runtime"), py::arg("name"),
              py::arg("communicator"), py::arg("stage"), py::arg("gather"), py::arg("reduce"),
              py::arg("nodes"), py::arg("prefetch_ahead"), py::arg("prefetch_bytes"),
-             py::arg("bucket_bytes"), py::arg("verify"), py::arg("time_waits"), py::arg("segments"))
+             py::arg("bucket_bytes"), py::arg("part_bytes"), py::arg("verify"),
+             py::arg("time_waits"), py::arg("segments"))
         .def("destroy", &Engine::destroy, Unlocked())
         .def("communicator", &Engine::communicator)
         .def("why_not_ce", &Engine::why_not_ce)

@@ -220,6 +220,7 @@ def train_with(**options):
         {"prefetch_ahead": 100},
         {"prefetch_bytes": 1},
         {"bucket_bytes": 256},
+        {"bucket_bytes": 256, "part_bytes": 256},
         {"blocks": []},
         {"blocks": ["blocks.0", "blocks.2"]},
         {"verify": False},

@@ -52,6 +52,7 @@ class Engine:
         prefetch_ahead: int,
         prefetch_bytes: int,
         bucket_bytes: int,
+        part_bytes: int,
         verify: bool,
         time_waits: bool,
         segments: Callable[[int], torch.Tensor] | None,

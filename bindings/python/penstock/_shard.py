@@ -39,6 +39,7 @@ def shard(
     prefetch_ahead: int = 2,
     prefetch_bytes: int | None = None,
     bucket_bytes: int = _BUCKET_BYTES,
+    part_bytes: int | None = None,
     timeout: float | timedelta = 600.0,
     verify: bool = True,
     time_waits: bool = False,
@@ -87,6 +88,9 @@ def shard(
         At most so many bytes gathered or in flight; left out: no limit.
     bucket_bytes : int
         Gradients of a rank's part that travel together.
+    part_bytes : int, optional
+        At most so many bytes of a rank's part of a block's gradients travel at once, so that memory
+        for gradients on their way stays small; left out: what most blocks have, up to 128 MiB.
     timeout : float or timedelta
         Seconds after which an operation among the ranks fails with PenstockError.
     verify : bool
@@ -125,6 +129,7 @@ def shard(
         prefetch_ahead=prefetch_ahead,
         prefetch_bytes=prefetch_bytes or 0,
         bucket_bytes=bucket_bytes,
+        part_bytes=part_bytes or 0,
         verify=verify,
         time_waits=time_waits,
         segments=segment_maker(device),
