@@ -564,7 +564,7 @@ def test_an_end_of_a_backward_that_reduced_nothing_changes_nothing(worlds):
     worlds(2).run(traced)
 
 
-def traced(path):
+def gathers_on_record(path):
     from penstock import dc
 
     job = Job([(5, 3), (4,)])
@@ -577,7 +577,7 @@ def traced(path):
 
 
 def test_a_trace_has_the_gathers_of_all_ranks(worlds, tmp_path):
-    paths = worlds(2).run(traced, str(tmp_path / "rank{rank}.json"))
+    paths = worlds(2).run(gathers_on_record, str(tmp_path / "rank{rank}.json"))
     assert paths == [str(tmp_path / f"rank{rank}.json") for rank in range(2)]
     for path in paths:
         events = json.loads(Path(path).read_text())["traceEvents"]
