@@ -46,8 +46,21 @@ static void engine_free(pst_flat *flat) {
     pst_zero *engine = flat->engine;
     pst_buckets_destroy(engine->buckets);
     engine->buckets = NULL;
+    pst_arena_destroy(flat->large);
     pst_arena_destroy(engine->gathered);
     engine->gathered = NULL;
+}
+
+static pst_status create_large(pst_flat *flat) {
+    const pst_arena_options options = {.size = sizeof options,
+                                       .name = "large",
+                                       .device = flat->engine->device,
+                                       .kind = PST_MEMORY_DEVICE,
+                                       .segment_bytes = PST_ARENA_ALIGNMENT,
+                                       .segment_alloc = flat->options.segment_alloc,
+                                       .segment_free = flat->options.segment_free,
+                                       .segment_context = flat->options.segment_context};
+    return pst_arena_create(flat->engine->runtime, &options, &flat->large);
 }
 
 static pst_status build(pst_runtime *runtime, pst_flat *flat) {
@@ -55,7 +68,8 @@ static pst_status build(pst_runtime *runtime, pst_flat *flat) {
     if (status != PST_OK) return status;
     flat->options.name = flat->engine->name;
     flat->options.device = flat->engine->device;
-    return pst__flat_history_alloc(flat);
+    status = pst__flat_history_alloc(flat);
+    return status == PST_OK ? create_large(flat) : status;
 }
 
 pst_status pst_flat_create(pst_runtime *runtime, const pst_flat_options *given,
@@ -237,15 +251,16 @@ pst_status pst_flat_updated(pst_flat *flat) {
 }
 
 void pst_flat_get_stats(const pst_flat *flat, pst_flat_stats *stats) {
-    pst_arena_stats arena;
+    pst_arena_stats arena, large;
     pst_buckets_stats buckets = {0};
     pst_arena_get_stats(flat->engine->gathered, &arena);
+    pst_arena_get_stats(flat->large, &large);
     if (flat->engine->buckets != NULL) pst_buckets_get_stats(flat->engine->buckets, &buckets);
     const pst_zero_stats *waits = &flat->engine->stats;
     *stats = flat->stats;
     stats->exposed_ns = waits->exposed_gather_ns + waits->exposed_reduce_ns;
     stats->late_launches = flat->engine->stats.late_launches;
-    stats->arena_reserved = arena.reserved;
-    stats->arena_peak = arena.peak;
+    stats->arena_reserved = arena.reserved + large.reserved;
+    stats->arena_peak = arena.peak + large.peak;
     stats->bucket_bytes = buckets.bytes;
 }

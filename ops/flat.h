@@ -69,6 +69,7 @@ typedef struct pst__flat_history {
 struct pst_flat {
     pst_flat_options options;
     pst_zero *engine;
+    pst_arena *large; /* of copies larger than ahead_bytes: others would break up their places */
     pst__flat_parameter *parameters;
     size_t parameter_count, parameter_capacity;
     pst__flat_copy *copies;

@@ -76,6 +76,11 @@ static pst_status record_release(pst_flat *flat, pst__flat_copy *copy) {
     return pst__zero_record(flat->engine, copy->released);
 }
 
+static pst_arena *arena_of(const pst_flat *flat, const pst__flat_copy *copy) {
+    const size_t room = flat->options.ahead_bytes;
+    return room > 0 && pst__flat_bytes(flat, copy) > room ? flat->large : flat->engine->gathered;
+}
+
 static pst_status take_memory(pst_flat *flat, batch *batch) {
     for (size_t i = 0; i < batch->count; i++) {
         pst__flat_copy *copy = &flat->copies[batch->copies[i]];
@@ -86,8 +91,8 @@ static pst_status take_memory(pst_flat *flat, batch *batch) {
             if (status != PST_OK) return status;
             note_after(flat, batch, copy->released);
         } else {
-            pst_status status = pst_arena_acquire(flat->engine->gathered,
-                                                  pst__flat_bytes(flat, copy), &copy->lease);
+            pst_status status =
+                pst_arena_acquire(arena_of(flat, copy), pst__flat_bytes(flat, copy), &copy->lease);
             if (status != PST_OK) return status;
             for (size_t j = 0; j < copy->lease.after_count; j++)
                 note_after(flat, batch, copy->lease.after[j]);
@@ -102,7 +107,7 @@ static void give_memory(pst_flat *flat, const batch *batch) {
     for (size_t i = 0; i < batch->count; i++) {
         pst__flat_copy *copy = &flat->copies[batch->copies[i]];
         if (copy->state != PST__SHARDED || copy->lease.memory == NULL) continue;
-        pst_arena_release(flat->engine->gathered, &copy->lease, NULL);
+        pst_arena_release(arena_of(flat, copy), &copy->lease, NULL);
         copy->lease = (pst_lease){0};
     }
 }
@@ -284,7 +289,7 @@ pst_status pst__flat_drop(pst_flat *flat, pst__flat_copy *copy) {
     if (status == PST_OK) status = pst__gather_state_step(&copy->state, PST__STEP_DROP);
     if (status != PST_OK) return pst__flat_give_up(flat, status);
     count_ahead(flat, copy, 0);
-    pst_arena_release(flat->engine->gathered, &copy->lease, copy->released);
+    pst_arena_release(arena_of(flat, copy), &copy->lease, copy->released);
     copy->lease = (pst_lease){0};
     return PST_OK;
 }

@@ -199,6 +199,34 @@ static void a_copy_larger_than_the_room_is_gathered_ahead_alone(void **unused) {
     run_ranks(2, &model, large_body, NULL);
 }
 
+/* The first one and the last are larger than the room, and what lies between them stays. */
+static void place_body(rank_state *state) {
+    flat_rank rank;
+    uint32_t copies[3];
+    void *memory[3];
+    open_flat(&rank, state);
+    for (size_t p = 0; p < 3 && state->failure[0] == '\0'; p++) {
+        begin_flat_use(&rank, p, PST_FLOAT32, &copies[p], &memory[p]);
+        if (p == 0) (void)pst_flat_release(rank.flat, copies[p]);
+    }
+    if (state->failure[0] == '\0' && memory[2] != memory[0])
+        fail_at(state, __FILE__, __LINE__, "another place");
+    (void)pst_flat_end_uses(rank.flat);
+    close_flat(&rank);
+}
+
+static void large_copies_take_turns_at_one_place(void **unused) {
+    (void)unused;
+    model model = empty_model(3);
+    const size_t widths[] = {400, 33, 400};
+    for (size_t i = 0; i < 3; i++) {
+        add_shape(&model, 8, widths[i], 1);
+        close_group(&model);
+    }
+    model.prefetch_bytes = 2500;
+    run_ranks(2, &model, place_body, NULL);
+}
+
 static void resident_body(rank_state *state) {
     flat_rank rank;
     void *first = NULL, *memory = NULL;
@@ -424,6 +452,7 @@ int main(void) {
         cmocka_unit_test(what_followed_once_is_gathered_ahead_in_few_collectives),
         cmocka_unit_test(hints_are_followed_as_far_as_there_is_room),
         cmocka_unit_test(a_copy_larger_than_the_room_is_gathered_ahead_alone),
+        cmocka_unit_test(large_copies_take_turns_at_one_place),
         cmocka_unit_test(a_resident_copy_keeps_its_address_and_follows_updates),
         cmocka_unit_test(gradients_of_several_backwards_and_parts_add_up),
         cmocka_unit_test(a_missing_gradient_is_zero_and_not_the_last_one),
