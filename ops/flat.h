@@ -69,7 +69,7 @@ typedef struct pst__flat_history {
 struct pst_flat {
     pst_flat_options options;
     pst_zero *engine;
-    pst_arena *large; /* of copies larger than ahead_bytes: others would break up their places */
+    pst_arena *large; /* of large copies: others would break up their places */
     pst__flat_parameter *parameters;
     size_t parameter_count, parameter_capacity;
     pst__flat_copy *copies;
@@ -78,7 +78,7 @@ struct pst_flat {
     pst__flat_region *regions;
     size_t region_count, region_capacity;
     pst__flat_history history;
-    size_t ahead_bytes; /* gathered without a use yet */
+    size_t ahead_bytes; /* gathered without a use yet, but for large and resident copies */
     uint64_t releases;
     int is_last;                           /* this backward */
     uint64_t buckets;                      /* numbered so far */
@@ -112,6 +112,17 @@ static inline size_t pst__flat_bytes(const pst_flat *flat, const pst__flat_copy 
            pst_dtype_size(copy->dtype);
 }
 
+/* Larger than all that may be gathered ahead. It has memory apart and goes ahead alone. */
+static inline int pst__flat_is_large(const pst_flat *flat, const pst__flat_copy *copy) {
+    const size_t room = flat->options.ahead_bytes;
+    return room > 0 && pst__flat_bytes(flat, copy) > room;
+}
+
+/* Of the room for what is gathered ahead. */
+static inline size_t pst__flat_room_of(const pst_flat *flat, const pst__flat_copy *copy) {
+    return copy->is_resident || pst__flat_is_large(flat, copy) ? 0 : pst__flat_bytes(flat, copy);
+}
+
 /* ---- flat_source.c --------------------------------------------------------------------------- */
 /* Where this rank's part of a copy lies for its peers, and the begin of the memory that it is a
  * piece of. */
@@ -141,8 +152,9 @@ void pst__flat_history_free(pst_flat *flat);
 int pst__flat_note(pst_flat *flat, uint32_t copy);
 /* Gathers what comes next. */
 pst_status pst__flat_gather_ahead(pst_flat *flat);
-/* Of a copy of so many bytes, beside those that are taken. */
-int pst__flat_has_room(const pst_flat *flat, size_t taken, size_t bytes);
+/* Of the copy, behind the first `count` of flat->batch; `taken`: of the room, with theirs. */
+int pst__flat_has_room(const pst_flat *flat, const pst__flat_copy *copy, size_t count,
+                       size_t taken);
 /* Is the copy used again within what may be gathered ahead? */
 int pst__flat_is_near(const pst_flat *flat, uint32_t copy);
 /* Gives back what was gathered ahead in vain. */

@@ -61,11 +61,22 @@ static int is_away(const pst_flat *flat, const pst__flat_copy *copy) {
     return parameter->shard == NULL && parameter->chunk > 0;
 }
 
-/* What is larger than all the room goes when it is the next one and half of the room is free: the
- * largest parameters would else never be there before their use. */
-int pst__flat_has_room(const pst_flat *flat, size_t taken, size_t bytes) {
+/* One large copy has its place at a time. */
+static int has_place(const pst_flat *flat, const pst__flat_copy *wanted, size_t count) {
+    for (size_t i = 0; i < flat->copy_count; i++) {
+        const pst__flat_copy *copy = &flat->copies[i];
+        if (copy == wanted || !pst__flat_is_large(flat, copy)) continue;
+        if (copy->state != PST__SHARDED || is_in(flat->batch, count, (uint32_t)i)) return 0;
+    }
+    return 1;
+}
+
+int pst__flat_has_room(const pst_flat *flat, const pst__flat_copy *copy, size_t count,
+                       size_t taken) {
     const size_t room = flat->options.ahead_bytes;
-    return bytes > room ? taken <= room / 2 && room > 0 : taken <= room && bytes <= room - taken;
+    if (copy->is_resident) return 1;
+    if (pst__flat_is_large(flat, copy)) return has_place(flat, copy, count);
+    return taken <= room && pst__flat_bytes(flat, copy) <= room - taken;
 }
 
 /* As many of the coming copies as there is room for, in the order of their uses. */
@@ -77,11 +88,10 @@ static pst_status collect(pst_flat *flat, size_t *count) {
         uint32_t index = history->uses[i];
         if (index == PST__FLAT_UPDATE) break;
         const pst__flat_copy *copy = &flat->copies[index];
-        size_t bytes = pst__flat_bytes(flat, copy);
         if (is_away(flat, copy)) continue;
         if (pst__flat_is_current(copy) || is_in(flat->batch, *count, index)) continue;
-        if (!pst__flat_has_room(flat, taken, bytes)) break;
-        taken += bytes;
+        if (!pst__flat_has_room(flat, copy, *count, taken)) break;
+        taken += pst__flat_room_of(flat, copy);
         pst_status status = pst__heap_grow(flat->engine->heap, (void **)&flat->batch,
                                            &flat->batch_capacity, *count + 1, sizeof *flat->batch);
         if (status != PST_OK) return status;
@@ -100,7 +110,7 @@ pst_status pst__flat_gather_ahead(pst_flat *flat) {
         pst__flat_copy *copy = &flat->copies[flat->batch[i]];
         if (copy->is_resident) continue;
         copy->is_ahead = 1;
-        flat->ahead_bytes += pst__flat_bytes(flat, copy);
+        flat->ahead_bytes += pst__flat_room_of(flat, copy);
         flat->stats.ahead++;
     }
     return status;
@@ -113,8 +123,8 @@ int pst__flat_is_near(const pst_flat *flat, uint32_t index) {
         uint32_t use = history->uses[i];
         if (use == PST__FLAT_UPDATE) return 0;
         const pst__flat_copy *copy = &flat->copies[use];
-        if (use == index) return pst__flat_bytes(flat, copy) + bytes <= flat->options.ahead_bytes;
-        if (!pst__flat_is_current(copy)) bytes += pst__flat_bytes(flat, copy);
+        if (use == index) return pst__flat_room_of(flat, copy) + bytes <= flat->options.ahead_bytes;
+        if (!pst__flat_is_current(copy)) bytes += pst__flat_room_of(flat, copy);
         if (bytes > flat->options.ahead_bytes) return 0;
     }
     return 0;

@@ -77,8 +77,7 @@ static pst_status record_release(pst_flat *flat, pst__flat_copy *copy) {
 }
 
 static pst_arena *arena_of(const pst_flat *flat, const pst__flat_copy *copy) {
-    const size_t room = flat->options.ahead_bytes;
-    return room > 0 && pst__flat_bytes(flat, copy) > room ? flat->large : flat->engine->gathered;
+    return pst__flat_is_large(flat, copy) ? flat->large : flat->engine->gathered;
 }
 
 static pst_status take_memory(pst_flat *flat, batch *batch) {
@@ -204,7 +203,7 @@ pst_status pst__flat_issue(pst_flat *flat, const uint32_t *copies, size_t count)
 /* ---- a use ----------------------------------------------------------------------------------- */
 
 static void count_ahead(pst_flat *flat, pst__flat_copy *copy, int is_ahead) {
-    size_t bytes = pst__flat_bytes(flat, copy);
+    size_t bytes = pst__flat_room_of(flat, copy);
     if (copy->is_ahead) flat->ahead_bytes -= bytes;
     copy->is_ahead = is_ahead;
     if (is_ahead) flat->ahead_bytes += bytes;
@@ -239,9 +238,8 @@ pst_status pst_flat_prefetch(pst_flat *flat, const uint32_t *copies, size_t coun
         for (size_t j = 0; j < wanted; j++)
             again |= flat->batch[j] == copies[i];
         if (again || pst__flat_is_current(copy)) continue;
-        const size_t bytes = copy->is_resident ? 0 : pst__flat_bytes(flat, copy);
-        if (bytes > 0 && !pst__flat_has_room(flat, taken, bytes)) break;
-        taken += bytes;
+        if (!pst__flat_has_room(flat, copy, wanted, taken)) break;
+        taken += pst__flat_room_of(flat, copy);
         flat->batch[wanted++] = copies[i];
     }
     if (status == PST_OK) status = pst__flat_issue(flat, flat->batch, wanted);
@@ -331,6 +329,7 @@ pst_status pst_flat_set_resident(pst_flat *flat, uint32_t index, int resident) {
     pst_status status = pst__flat_check_copy(flat, index);
     if (status != PST_OK) return status;
     pst__flat_copy *copy = &flat->copies[index];
+    if (resident) count_ahead(flat, copy, 0);
     copy->is_resident = resident != 0;
     if (copy->is_resident || copy->uses > 0 || copy->is_ahead) return PST_OK;
     return pst__flat_drop(flat, copy);

@@ -36,8 +36,8 @@ typedef struct pst_flat_options {
     pst_device *device;  /* NULL: the runtime's host device */
     pst_lane *compute;   /* BORROWED lane; NULL: the calling thread of the host device */
     int pumped;          /* 1: lanes are pumped (no worker thread) */
-    size_t ahead_bytes;  /* at most so much is gathered ahead of its use, and beside half of it one
-                            copy that is larger; 0: nothing is */
+    size_t ahead_bytes;  /* at most so much is gathered ahead of its use, and beside it one copy
+                            that is larger, in memory apart; 0: nothing is */
     size_t fuse_bytes;   /* of copies gathered in one collective; 0: one copy each */
     size_t bucket_bytes; /* of gradients that travel together; 0: 64 MiB. Two such buckets for each
                             dtype; larger gradients travel in parts */

@@ -227,6 +227,36 @@ static void large_copies_take_turns_at_one_place(void **unused) {
     run_ranks(2, &model, place_body, NULL);
 }
 
+/* As in a forward and its backward. */
+static void again_body(rank_state *state) {
+    const size_t uses[] = {0, 1, 2, 2, 1, 0};
+    pst_flat_stats before = {0}, after = {0};
+    flat_rank rank;
+    open_flat(&rank, state);
+    for (int step = 0; step < 3 && state->failure[0] == '\0'; step++) {
+        pst_flat_get_stats(rank.flat, &before);
+        for (size_t i = 0; i < 6 && state->failure[0] == '\0'; i++)
+            flat_use(&rank, uses[i], PST_FLOAT32);
+        (void)pst_flat_updated(rank.flat);
+        pst_flat_get_stats(rank.flat, &after);
+    }
+    if (state->failure[0] == '\0' && after.gathered - before.gathered != 3)
+        fail_at(state, __FILE__, __LINE__, "something was gathered twice");
+    close_flat(&rank);
+}
+
+static void a_large_copy_that_is_used_again_soon_stays(void **unused) {
+    (void)unused;
+    model model = empty_model(3);
+    const size_t widths[] = {33, 33, 400};
+    for (size_t i = 0; i < 3; i++) {
+        add_shape(&model, 8, widths[i], 1);
+        close_group(&model);
+    }
+    model.prefetch_bytes = 2500;
+    run_ranks(2, &model, again_body, NULL);
+}
+
 static void resident_body(rank_state *state) {
     flat_rank rank;
     void *first = NULL, *memory = NULL;
@@ -453,6 +483,7 @@ int main(void) {
         cmocka_unit_test(hints_are_followed_as_far_as_there_is_room),
         cmocka_unit_test(a_copy_larger_than_the_room_is_gathered_ahead_alone),
         cmocka_unit_test(large_copies_take_turns_at_one_place),
+        cmocka_unit_test(a_large_copy_that_is_used_again_soon_stays),
         cmocka_unit_test(a_resident_copy_keeps_its_address_and_follows_updates),
         cmocka_unit_test(gradients_of_several_backwards_and_parts_add_up),
         cmocka_unit_test(a_missing_gradient_is_zero_and_not_the_last_one),
