@@ -199,6 +199,15 @@ static void a_copy_larger_than_the_room_is_gathered_ahead_alone(void **unused) {
     run_ranks(2, &model, large_body, NULL);
 }
 
+/* Of 8 rows each, with room for 2500 bytes ahead. */
+static model three_widths(size_t first, size_t second, size_t third) {
+    model model = chain_model(3, 3, first);
+    model.shapes[1].row_elements = second;
+    model.shapes[2].row_elements = third;
+    model.prefetch_bytes = 2500;
+    return model;
+}
+
 /* The first one and the last are larger than the room, and what lies between them stays. */
 static void place_body(rank_state *state) {
     flat_rank rank;
@@ -217,13 +226,7 @@ static void place_body(rank_state *state) {
 
 static void large_copies_take_turns_at_one_place(void **unused) {
     (void)unused;
-    model model = empty_model(3);
-    const size_t widths[] = {400, 33, 400};
-    for (size_t i = 0; i < 3; i++) {
-        add_shape(&model, 8, widths[i], 1);
-        close_group(&model);
-    }
-    model.prefetch_bytes = 2500;
+    model model = three_widths(400, 33, 400);
     run_ranks(2, &model, place_body, NULL);
 }
 
@@ -247,13 +250,7 @@ static void again_body(rank_state *state) {
 
 static void a_large_copy_that_is_used_again_soon_stays(void **unused) {
     (void)unused;
-    model model = empty_model(3);
-    const size_t widths[] = {33, 33, 400};
-    for (size_t i = 0; i < 3; i++) {
-        add_shape(&model, 8, widths[i], 1);
-        close_group(&model);
-    }
-    model.prefetch_bytes = 2500;
+    model model = three_widths(33, 33, 400);
     run_ranks(2, &model, again_body, NULL);
 }
 

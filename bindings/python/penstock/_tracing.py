@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,13 +39,24 @@ def trace(model: nn.Module | PathLike | None = None, path: PathLike | None = Non
     if path is None:
         raise PenstockError("EINVAL", "trace: say which file to write: trace(model, path)")
     engine = engine_of(model)
-    own = os.fspath(path).replace("{rank}", str(engine.world.rank))
-    engine.runtime.trace_start()
-    try:
-        yield own
-    finally:
+
+    def finish() -> None:
         if engine.world.device.type == "cuda":
             torch.cuda.synchronize(engine.world.device)  # what is in flight belongs to it
             engine.native.stats()  # reads what was timed
-        engine.runtime.trace_stop()
-    engine.runtime.trace_write(own)
+
+    with recorded(engine.runtime, path, engine.world.rank, finish) as own:
+        yield own
+
+
+@contextmanager
+def recorded(source: Any, path: PathLike, rank: int, finish: Callable[[], None]) -> Iterator[str]:
+    """Record what a source of traces does, up to the end of `finish`; yield this rank's path."""
+    own = os.fspath(path).replace("{rank}", str(rank))
+    source.trace_start()
+    try:
+        yield own
+    finally:
+        finish()
+        source.trace_stop()
+    source.trace_write(own)

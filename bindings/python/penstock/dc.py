@@ -18,8 +18,8 @@ the parameter's buffer. Whoever trains with DeepSpeed needs nothing of this, but
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ import torch
 
 from penstock import _operators
 from penstock._errors import PenstockError
+from penstock._tracing import recorded
 
 _DEFAULTS: dict[str, Any] = {
     "double_buffer": True,
@@ -97,32 +98,26 @@ def reset() -> None:
     _operators.load().reset()
 
 
-@contextmanager
-def trace(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Record what the current runtime does inside, and write it as a Chrome trace.
-
-    Perfetto opens it, and ``penstock.trace.merge`` makes one file of those of all ranks.
+def trace(path: str | os.PathLike[str]) -> AbstractContextManager[str]:
+    """Record what the current runtime does inside, as `penstock.trace` does for a sharded model.
 
     Parameters
     ----------
     path : str or path
         The file; ``{rank}`` in it becomes the rank.
 
-    Yields
-    ------
-    str
-        The path of this rank's file.
+    Returns
+    -------
+    context manager
+        Of the path of this rank's file.
     """
     native = _operators.load()
-    own = os.fspath(path).replace("{rank}", str(native.rank()))
-    native.trace_start()
-    try:
-        yield own
-    finally:
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # what is in flight belongs to it
-        native.trace_stop()
-    native.trace_write(own)
+    return recorded(native, path, native.rank(), _synchronize)
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # what is in flight belongs to the trace
 
 
 # ---- registration --------------------------------------------------------------------------------
