@@ -450,7 +450,7 @@ static pst_status enqueue(round *round, size_t bytes, int bounced) {
     return status;
 }
 
-/* Marks the end of all that was enqueued, also of what was broken off. */
+/* Marks the end of all that was enqueued. */
 static pst_status mark_end(pst__ce *ce, pst_stream *stream) {
     pst_stream *last;
     pst_status status = pst__ce_pieces_join(ce, stream, &last);
@@ -458,6 +458,14 @@ static pst_status mark_end(pst__ce *ce, pst_stream *stream) {
     /* Release: pairs with the acquire in is_idle, which then asks for the event. */
     if (status == PST_OK) pst__store_release(&ce->marked, ce->tickets);
     return status;
+}
+
+/* What was broken off may have begun copies of the own part. */
+static pst_status mark_broken_end(pst__ce *ce, pst_stream *stream) {
+    const pst_device_ops *ops = ce->device->ops;
+    pst_status status = ops->event_record(ce->device, ce->join, ce->aside);
+    if (status == PST_OK) status = ops->stream_wait(ce->device, stream, ce->join);
+    return status == PST_OK ? mark_end(ce, stream) : status;
 }
 
 pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_stream *stream) {
@@ -472,8 +480,9 @@ pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_strea
     /* Release: pairs with the acquire in abort, which raises the flags beyond this ticket. */
     pst__store_release(&ce->tickets, collective->ticket);
     status = enqueue(&round, bytes, bounced);
-    const pst_status marked = mark_end(ce, stream);
-    return status == PST_OK ? marked : status;
+    if (status == PST_OK) return mark_end(ce, stream);
+    (void)mark_broken_end(ce, stream);
+    return status;
 }
 
 pst_status pst__ce_pass(pst__ce *ce, uint64_t ticket, pst_stream *stream) {

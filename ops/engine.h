@@ -77,7 +77,8 @@ typedef enum pst__lane_index {
 typedef struct pst__queue {
     pst_comm *comm;
     pst_lane *lane;
-    pst_lane *sum_lane; /* of reductions' second parts; NULL where they have none */
+    pst_lane *sum_lane;  /* of reductions' second parts; NULL where they have none */
+    pst_lane *then_lane; /* of operations' `then`; NULL where nobody has one */
     uint64_t tickets;
     pst__operation *oldest, *newest;
     pst__operation *holding; /* the first one that has its memory still */

@@ -239,8 +239,8 @@ static pst_status add_second_part(pst__operation *operation, size_t bytes) {
     const pst_collective *collective = &operation->work.collective;
     pst_task_options options = {.size = sizeof options,
                                 .name = collective->name,
-                                .lane = operation->then != NULL ? operation->then_lane
-                                                                : queue->sum_lane,
+                                .lane =
+                                    operation->then != NULL ? queue->then_lane : queue->sum_lane,
                                 .work = {.start = start_second, .argument = operation},
                                 .after = &arrival,
                                 .after_count = 1,

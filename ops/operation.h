@@ -25,10 +25,9 @@ struct pst__operation {
     int abandoned; /* atomic: one was in flight when all was stopped: its communicator may still
                       write */
     int is_waited; /* compute waits for it already */
-    /* (optional) a second part, behind the collective on another lane of its device, with the
-     * memory still held */
+    /* (optional) a second part, behind the collective on its queue's then_lane, with the memory
+     * still held */
     pst_status (*then)(pst__operation *operation, pst_stream *stream);
-    pst_lane *then_lane;
     void (*done)(pst__operation *operation); /* (optional) on the worker, when it went well */
     uint64_t argument;
     uint32_t group; /* whose gather this is, or PST__NO_GROUP */

@@ -42,19 +42,20 @@ static pst_status create_engine(pst_runtime *runtime, pst_partition *partition) 
     return pst_zero_create(runtime, &options, &partition->engine);
 }
 
-/* On the host a communicator's lane has to be through with one before it begins the next. */
-static pst_status create_delivery(pst_runtime *runtime, pst_partition *partition) {
-    const pst__queue *queue = &partition->engine->queues[PST__GATHER_LANE];
-    partition->delivery = queue->sum_lane;
+/* What leaves a bucket behind its all-reduce, beside the next one. On the host the lane of a
+ * communicator has to be through with one before it begins the next. */
+static pst_status create_delivery(pst_runtime *runtime, const pst_partition *partition) {
+    pst__queue *queue = &partition->engine->queues[PST__GATHER_LANE];
+    queue->then_lane = queue->sum_lane;
     if (queue->sum_lane != NULL) return PST_OK;
-    partition->delivery = queue->lane;
+    queue->then_lane = queue->lane;
     if (!partition->engine->asynchronous) return PST_OK;
     const pst_lane_options options = {.size = sizeof options,
                                       .name = "deliver",
                                       .device = partition->engine->device,
                                       .order = PST_LANE_BY_SUBMISSION,
                                       .order_with = queue->lane};
-    return pst_lane_create(runtime, &options, &partition->delivery);
+    return pst_lane_create(runtime, &options, &queue->then_lane);
 }
 
 /* An opened bucket is filled again when its peers have read it. */

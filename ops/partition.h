@@ -59,7 +59,6 @@ typedef struct pst__comparison {
 struct pst_partition {
     pst_partition_options options;
     pst_zero *engine;
-    pst_lane *delivery; /* what leaves a bucket behind its all-reduce, beside the next one */
     pst_arena *memory;  /* of buckets */
     size_t chunk_bytes; /* of a rank, in a bucket */
     int is_opened;      /* peers read buckets by themselves: they stay, and have one size */

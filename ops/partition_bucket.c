@@ -269,7 +269,6 @@ static void describe(const bucket_plan *plan, const pst__pending *pending, size_
     collective->destination = plan->memory;
     collective->count = pending->bytes / pst_dtype_size(plan->dtype);
     plan->operation->then = deliver;
-    plan->operation->then_lane = plan->partition->delivery;
 }
 
 static pst_status fill(bucket_plan *plan, const pst__pending *pending, size_t chunk_bytes) {
@@ -309,7 +308,7 @@ static pst_status wait_for_deliveries(const bucket_plan *plan, const pst__pendin
     pst__queue *queue = &engine->queues[PST__GATHER_LANE];
     pst_status status = PST_OK;
     if (!plan->by_reduce_scatter || !accumulates(pending)) return PST_OK;
-    if (partition->delivery == queue->lane || partition->delivery == queue->sum_lane) return PST_OK;
+    if (queue->then_lane == queue->lane || queue->then_lane == queue->sum_lane) return PST_OK;
     for (pst__operation *found = queue->oldest; status == PST_OK && found != NULL;
          found = found->next) {
         if (found->then == NULL) continue;

@@ -303,18 +303,41 @@ static int all_ended(pst_zero *engine) {
     return 1;
 }
 
-int pst__zero_wait_compute(pst_zero *engine, uint64_t patience_ns) {
+/* 1: all that `stream` was given so far is done. */
+static int wait_stream(const pst_zero *engine, pst_stream *stream, uint64_t patience_ns) {
     const pst_device_ops *ops = engine->device->ops;
     const struct timespec pause = {0, 50000};
     uint64_t begin = pst__now();
     pst_status status = PST_OK;
-    if (!engine->asynchronous) return 1;
-    if (ops->event_record(engine->device, engine->reached, engine->compute) != PST_OK) return 0;
+    if (ops->event_record(engine->device, engine->reached, stream) != PST_OK) return 0;
     while ((status = ops->event_query(engine->device, engine->reached)) == PST_PENDING) {
         if (pst__now() - begin > patience_ns) return 0;
         (void)nanosleep(&pause, NULL);
     }
     return status == PST_OK;
+}
+
+int pst__zero_wait_compute(pst_zero *engine, uint64_t patience_ns) {
+    return !engine->asynchronous || wait_stream(engine, engine->compute, patience_ns);
+}
+
+static int wait_lane(const pst_zero *engine, const pst_lane *lane, uint64_t patience_ns) {
+    return lane == NULL || wait_stream(engine, pst_lane_stream(lane), patience_ns);
+}
+
+/* A task that has failed may still run on the device, if it is its event that has failed: its
+ * lane's stream tells. */
+static int wait_streams(pst_zero *engine, uint64_t patience_ns) {
+    int done = pst__zero_wait_compute(engine, patience_ns);
+    if (!engine->asynchronous) return done;
+    for (int lane = 0; lane < PST__LANE_COUNT && done; lane++) {
+        const pst__queue *queue = &engine->queues[lane];
+        done = wait_lane(engine, queue->lane, patience_ns) &&
+               wait_lane(engine, queue->sum_lane, patience_ns) &&
+               wait_lane(engine, queue->then_lane, patience_ns);
+    }
+    const pst__filling *filling = &engine->filling;
+    return done && (filling->own == NULL || wait_stream(engine, filling->own, patience_ns));
 }
 
 /* Compute uses the engine's memory, and so may peers that read for themselves: until here. */
@@ -336,7 +359,7 @@ static int abort_in_time(pst_zero *engine) {
     for (;;) {
         int quiet = abort_comms(engine, PST_ECANCELED);
         (void)pst_run_once(engine->runtime, NULL);
-        if (quiet && all_ended(engine) && pst__zero_wait_compute(engine, GLANCE_NS)) return 1;
+        if (quiet && all_ended(engine) && wait_streams(engine, GLANCE_NS)) return 1;
         if (pst__now() - begin > PST__PATIENCE_NS) return 0;
         (void)nanosleep(&pause, NULL);
     }
