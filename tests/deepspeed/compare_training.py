@@ -86,7 +86,10 @@ def train_all(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Foun
                 if not waiting:
                     return
                 run = waiting.pop(0)
-            found = train(run, options, place)
+            try:
+                found: Found = train(run, options, place)
+            except Exception as error:  # or nobody would hear of this run
+                found = f"not run: {error!r}"
             with told:
                 over[run] = found
                 told.notify()
@@ -132,6 +135,7 @@ def main() -> int:
     parser.add_argument("--folder", help="for logs and losses")
     options = parser.parse_args()
     options.folder = options.folder or tempfile.mkdtemp()
+    Path(options.folder).mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     options.end = begun + options.all_within
     equal = True
