@@ -4,7 +4,7 @@ behind its entry points. It stands where DeepSpeed cannot be installed."""
 import sys
 from collections import OrderedDict
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 from deepcompile_engine import Engine
@@ -123,7 +123,6 @@ def _engine(util: ModuleType) -> type[Engine]:
         def __init__(self, module: Any, **options: Any) -> None:
             super().__init__(module, handle=lambda: util.dc_handle, **options)
             self.compiles = True  # by DeepCompile
-            self.optimizer = SimpleNamespace(persistent_parameters=[])
 
         def compile(self) -> None:
             if not self.compiles:
