@@ -43,7 +43,8 @@ class Job:
             **(more or {}),
         }
         self.log = log
-        with log.open("w") as file:
+        log.write_text("")
+        with log.open("a") as file:  # no rank writes over what another one has written
             self.processes = [
                 subprocess.Popen(
                     command,
