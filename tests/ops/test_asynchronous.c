@@ -416,6 +416,13 @@ static void a_collective_that_fails_after_its_launch_ends_the_training(void **un
     }
 }
 
+static void meet_before_the_fault(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    make_gradients(state, 1);
+    meet(&state->course->arrived, state->world);
+}
+
 /* A call of the device fails somewhere, once. Whoever made it, the training ends on all ranks, or
  * nothing hangs on this call and it goes on on all of them; and nobody writes any more when a rank
  * has destroyed its engine. */
@@ -438,10 +445,8 @@ static void train_into_the_fault(rank_state *state) {
 }
 
 static void fail_in_a_call(rank_state *state) {
-    build_engine(state);
+    meet_before_the_fault(state);
     CHECK_FINE();
-    make_gradients(state, 1);
-    meet(&state->course->arrived, state->world);
     if (state->rank == 0)
         __atomic_store_n(&state->course->fault_in, *(const uint64_t *)state->argument,
                          __ATOMIC_RELEASE);
@@ -449,10 +454,8 @@ static void fail_in_a_call(rank_state *state) {
 }
 
 static void fail_behind_a_call(rank_state *state) {
-    build_engine(state);
+    meet_before_the_fault(state);
     CHECK_FINE();
-    make_gradients(state, 1);
-    meet(&state->course->arrived, state->world);
     if (state->rank == 0)
         __atomic_store_n(&state->course->fault_after, state->argument, __ATOMIC_RELEASE);
     train_into_the_fault(state);
@@ -469,21 +472,12 @@ static void a_call_of_the_device_that_fails_ends_all_ranks_or_none(void **unused
 static void what_runs_without_an_event_of_its_end_is_waited_for(void **unused) {
     (void)unused;
     static char sum[] = "sum", copy[] = "cast_scale_copy";
-    if (UNDER_SANITIZER) {
-        print_message("skipped: as the test before\n");
-        skip();
-    }
-    for (uint64_t seed = 0; seed < 6; seed++) {
-        model model = chain_model(3, 4, 16);
-        model.bucket_bytes = 256;
-        model.deadline_ns = 5000000000u;
-        model.one_comm = 1;
-        model.device = ON_CE;
-        model.device_segments = 1;
-        model.delay_us = 4000;
-        model.seed = seed;
-        run_ranks_on_device(2, &model, fail_behind_a_call, seed < 4 ? sum : copy);
-    }
+    model chain = chain_model(3, 4, 16);
+    model model = model_with_faults(&chain);
+    model.bucket_bytes = 256;
+    model.delay_us = 4000;
+    for (model.seed = 0; model.seed < 6; model.seed++)
+        run_ranks_on_device(2, &model, fail_behind_a_call, model.seed < 4 ? sum : copy);
 }
 
 static void gather_alone(rank_state *state) {

@@ -249,22 +249,28 @@ static inline void run_ranks_on_boards(int world, const model *model, rank_body 
 #define UNDER_SANITIZER 0
 #endif
 
-/* Over ce, 24 times: the argument of `body` is the number of the device's call that it lets fail.
- */
-static inline void run_ranks_with_faults(const model *given, rank_body body) {
+/* The model over ce, for ranks that may give up. */
+static inline model model_with_faults(const model *given) {
+    model model = *given;
     if (UNDER_SANITIZER) {
         print_message("skipped: where a rank gives up in mid-flight, memory that peers may still "
                       "touch is left behind, which a sanitizer takes for a fault\n");
         skip();
     }
-    const char *replay = getenv("PST_SEED");
-    const uint64_t seed =
-        replay != NULL ? strtoull(replay, NULL, 10) : monotonic_ns() % 1000000000u;
-    model model = *given;
     model.deadline_ns = 5000000000u;
     model.one_comm = 1;
     model.device = ON_CE;
     model.device_segments = 1;
+    return model;
+}
+
+/* Over ce, 24 times: the argument of `body` is the number of the device's call that it lets fail.
+ */
+static inline void run_ranks_with_faults(const model *given, rank_body body) {
+    model model = model_with_faults(given);
+    const char *replay = getenv("PST_SEED");
+    const uint64_t seed =
+        replay != NULL ? strtoull(replay, NULL, 10) : monotonic_ns() % 1000000000u;
     print_message("PST_SEED=%llu\n", (unsigned long long)seed);
     for (int run = 0; run < 24; run++) {
         uint64_t call = 1 + mix(seed + (uint64_t)run) % 600; /* from the beginning of training */
