@@ -233,9 +233,11 @@ static pst_event *owned_event_of(const pst_lane *lane, const pst__node *node) {
      */
     const int in_flight = pst__word_state(pst__load_relaxed(&node->word)) == PST__TASK_LAUNCHED;
     if (!lane->asynchronous && !in_flight) return lane->runtime->done_event;
-    if (detail->event == NULL && ops->event_create(lane->device, 0, &detail->event) != PST_OK)
-        return NULL;
-    detail->event_device = lane->device;
+    /* Those behind a task that has its event already may be looking at it, unowned. */
+    if (detail->event == NULL) {
+        if (ops->event_create(lane->device, 0, &detail->event) != PST_OK) return NULL;
+        detail->event_device = lane->device;
+    }
     if (in_flight && !detail->event_recorded) {
         if (ops->event_record(lane->device, detail->event, lane->stream) != PST_OK) return NULL;
         detail->event_recorded = 1;

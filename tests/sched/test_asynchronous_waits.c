@@ -95,6 +95,30 @@ static void a_streams_first_waits_are_its_after_events(void **state) {
     queue_event_destroy(&f->queue.device, lease);
 }
 
+/* The worker that launches b asks which device a's event is on, while this thread takes that event.
+ * A race is ThreadSanitizer's to see. */
+static void a_wait_comes_beside_the_launch_of_what_is_behind(void **state) {
+    fixture *f = *state;
+    pst_lane *first = open_queue_lane(f->runtime, &f->queue, "first", PST_LANE_WORKER);
+    pst_lane *second = open_queue_lane(f->runtime, &f->queue, "second", PST_LANE_WORKER);
+    pst_graph *growing = open_graph(f->runtime, PST_GRAPH_GROWING, "eager");
+    for (int round = 0; round < 300; round++) {
+        step a = {.name = "a"}, b = {.name = "b"};
+        const pst_task ta = add_quiet(f, growing, first, &a, NO_TASK, NO_TASK);
+        const pst_task tb = add_quiet(f, growing, second, &b, ta, NO_TASK);
+        assert_ok(pst_task_wait((pst_launch){growing, 0}, ta, f->compute));
+        while (pst_task_test((pst_launch){growing, 0}, tb) == PST_PENDING)
+            queue_drain(&f->queue);
+        assert_int_equal(a.runs, 1);
+        assert_int_equal(b.runs, 1);
+        f->launched.length = f->ran.length = 0;
+        pst_task_release(ta);
+        pst_task_release(tb);
+    }
+    assert_ok(pst_launch_wait((pst_launch){growing, 0}));
+    assert_ok(pst_graph_destroy(growing));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void) {
@@ -104,6 +128,7 @@ int main(void) {
         TEST(a_wait_that_nobody_foresaw_gets_its_event_late),
         TEST(a_gates_event_is_that_of_this_launchs_opening),
         TEST(a_streams_first_waits_are_its_after_events),
+        TEST(a_wait_comes_beside_the_launch_of_what_is_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
