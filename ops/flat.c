@@ -176,13 +176,9 @@ pst_status pst_flat_bind(pst_flat *flat, uint32_t index, const void *shard, cons
     return PST_OK;
 }
 
-/* Gathers in flight may read it, and, where peers read it in place, those that have ended. */
 pst_status pst_flat_unbind(pst_flat *flat, uint32_t index) {
     pst_status status = pst__flat_check(flat, index);
-    for (size_t i = 0; status == PST_OK && i < flat->copy_count; i++)
-        if (flat->copies[i].parameter == index && flat->copies[i].state == PST__IN_FLIGHT)
-            status = pst_flat_wait(flat, (uint32_t)i);
-    if (status == PST_OK) status = pst__flat_guard(flat);
+    if (status == PST_OK) status = pst__flat_wait_readers(flat, index);
     if (status == PST_OK) flat->parameters[index].shard = NULL;
     return status;
 }

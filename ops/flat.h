@@ -132,8 +132,10 @@ typedef struct pst__flat_place {
 pst_status pst__flat_source(pst_flat *flat, uint32_t copy, pst__flat_place *place);
 /* If a source of these copies is old, casts all that are. */
 pst_status pst__flat_refresh(pst_flat *flat, const uint32_t *copies, size_t count);
-/* Compute waits until no peer reads what this rank gathers from any more. */
-pst_status pst__flat_guard(pst_flat *flat);
+/* Compute waits until nothing reads the shard of a parameter, or of all: gathers in flight do, and,
+ * where peers read it in place, those that have ended. */
+#define PST__FLAT_ALL UINT32_MAX
+pst_status pst__flat_wait_readers(pst_flat *flat, uint32_t parameter);
 void pst__flat_sources_free(pst_flat *flat);
 /* Device memory that peers can read. Blocks. */
 pst_status pst__flat_open(pst_flat *flat, size_t bytes, pst_lease *lease);

@@ -191,7 +191,7 @@ pst_status pst_flat_end_backward(pst_flat *flat, int release) {
     if (status == PST_OK) status = wait_reductions(flat);
     if (status == PST_OK) status = join(flat);
     if (status == PST_OK && flat->is_last) status = zero_old(flat);
-    if (status == PST_OK && flat->is_last) status = pst__flat_guard(flat);
+    if (status == PST_OK && flat->is_last) status = pst__flat_wait_readers(flat, PST__FLAT_ALL);
     if (status == PST_OK && flat->is_last) status = pst_flat_updated(flat);
     if (status == PST_OK) status = pst__operation_check_comms(flat->engine);
     if (status == PST_OK && release) release_buckets(flat);

@@ -127,7 +127,8 @@ pst_status pst__flat_source(pst_flat *flat, uint32_t index, pst__flat_place *pla
     return PST_OK;
 }
 
-pst_status pst__flat_guard(pst_flat *flat) {
+/* Compute waits until no peer reads what this rank gathers from any more. */
+static pst_status guard(pst_flat *flat) {
     pst_zero *engine = flat->engine;
     pst_comm *comm = flat->options.gather_comm;
     if (comm->ops->source_wait == NULL || engine->gather_ticket == 0) return PST_OK;
@@ -135,6 +136,17 @@ pst_status pst__flat_guard(pst_flat *flat) {
     if (status == PST_OK) return PST_OK;
     return pst__flat_fail(flat, status, "waiting for the readers of ticket %llu failed: %s",
                           (unsigned long long)engine->gather_ticket, comm->ops->error_text(comm));
+}
+
+pst_status pst__flat_wait_readers(pst_flat *flat, uint32_t parameter) {
+    pst_status status = PST_OK;
+    for (uint32_t i = 0; status == PST_OK && i < flat->copy_count; i++) {
+        const pst__flat_copy *copy = &flat->copies[i];
+        if (copy->state != PST__IN_FLIGHT) continue;
+        if (parameter == PST__FLAT_ALL || copy->parameter == parameter)
+            status = pst_flat_wait(flat, i);
+    }
+    return status == PST_OK ? guard(flat) : status;
 }
 
 static int is_due(const pst_flat *flat, const pst__flat_copy *copy) {
@@ -179,7 +191,7 @@ static pst_status cast_all(pst_flat *flat) {
     pst_status status = pst__heap_grow(engine->heap, (void **)&flat->casts, &flat->cast_capacity,
                                        flat->copy_count, sizeof *flat->casts);
     if (status == PST_OK) status = find_places(flat);
-    if (status == PST_OK) status = pst__flat_guard(flat);
+    if (status == PST_OK) status = guard(flat);
     for (size_t i = 0; status == PST_OK && i < flat->copy_count; i++)
         if (is_due(flat, &flat->copies[i])) status = add_cast(flat, (uint32_t)i, &casts);
     if (status != PST_OK) return status;

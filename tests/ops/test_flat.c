@@ -276,6 +276,33 @@ static void a_resident_copy_keeps_its_address_and_follows_updates(void **unused)
     run_ranks(2, &model, resident_body, NULL);
 }
 
+/* The first rank's shards change while the second one has not begun to read them. */
+static void late_reader_body(rank_state *state) {
+    flat_rank rank;
+    uint32_t copy;
+    void *memory;
+    open_flat(&rank, state);
+    CHECK_OK(pst_flat_copy(rank.flat, rank.parameters[1], PST_FLOAT32, &copy));
+    CHECK_OK(pst_flat_set_resident(rank.flat, copy, 1));
+    if (state->rank == 1) async_sleep(30000);
+    CHECK_OK(pst_flat_prefetch(rank.flat, &copy, 1));
+    if (state->rank == 1) {
+        begin_flat_use(&rank, 1, PST_FLOAT32, &copy, &memory);
+        CHECK_FINE();
+        CHECK_OK(pst_flat_release(rank.flat, copy));
+    }
+    CHECK_OK(pst_flat_begin_backward(rank.flat, 1));
+    CHECK_OK(pst_flat_end_backward(rank.flat, 1));
+    write_flat(&rank);
+    close_flat(&rank);
+}
+
+static void shards_do_not_change_below_a_gather_that_nobody_has_used(void **unused) {
+    (void)unused;
+    const model model = trainable_model(PST_FLOAT32);
+    run_ranks(2, &model, late_reader_body, NULL);
+}
+
 /* C3: accumulation belongs to the parameter, whatever graph or backward a gradient comes from. */
 static void accumulate_body(rank_state *state) {
     flat_rank rank;
@@ -482,6 +509,7 @@ int main(void) {
         cmocka_unit_test(large_copies_take_turns_at_one_place),
         cmocka_unit_test(a_large_copy_that_is_used_again_soon_stays),
         cmocka_unit_test(a_resident_copy_keeps_its_address_and_follows_updates),
+        cmocka_unit_test(shards_do_not_change_below_a_gather_that_nobody_has_used),
         cmocka_unit_test(gradients_of_several_backwards_and_parts_add_up),
         cmocka_unit_test(a_missing_gradient_is_zero_and_not_the_last_one),
         cmocka_unit_test(a_backward_that_was_broken_off_is_forgotten),
