@@ -209,9 +209,8 @@ pst_status pst__reduce_end(pst_zero *engine) {
 }
 
 void pst__reduce_abandon(pst_zero *engine) {
-    /* Compute may free gradients and their targets when it gets there. */
-    if (engine->asynchronous && pst_runtime_status(engine->runtime) == PST_OK)
-        (void)wait_all(engine);
+    /* Gradients and their targets may be freed then, where compute does it or at once. */
+    if (pst_runtime_status(engine->runtime) == PST_OK) (void)wait_all(engine);
     (void)pst__fill_join(engine);
     pst__bucket_abandon_all(engine);
     for (; engine->reduced < engine->order.reduce_count; engine->reduced++) {

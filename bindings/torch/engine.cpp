@@ -163,6 +163,8 @@ void Engine::begin_forward(bool grad) {
     for (Group &group : groups_)
         unbind(group); // left by a pass that was broken off
     check(pst_zero_begin_forward(engine(), grad));
+    for (Group &group : groups_)
+        group.gradient.reset(); // nothing writes there any more
 }
 
 void Engine::gather(uint32_t group) {

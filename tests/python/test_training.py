@@ -329,10 +329,10 @@ def test_changed_parameters_are_gathered_anew(worlds, stage):
     worlds(2).run(update_unseen, stage)
 
 
-def break_off(stage):
+def break_off(stage, options):
     """A backward that raises half-way; the next step is right."""
     rank, _ = world()
-    reference, sharded = pair(stage)
+    reference, sharded = pair(stage, **options)
 
     def refuse(gradient):
         raise ValueError("stop here")
@@ -354,8 +354,9 @@ def break_off(stage):
 
 
 @both_ways
-def test_a_step_after_one_that_was_broken_off_is_right(worlds, stage):
-    worlds(2).run(break_off, stage)
+@pytest.mark.parametrize("options", [{}, {"bucket_bytes": 256}], ids=["held", "reduced"])
+def test_a_step_after_one_that_was_broken_off_is_right(worlds, stage, options):
+    worlds(2).run(break_off, stage, options)
 
 
 def freeze_later():
