@@ -75,13 +75,18 @@ static pst_status run(const comm_exchange *own, const gather *gather) {
     return ask(comm, request, pst__now() + deadline); /* now it ends with that, and soon */
 }
 
+static int may_still_write(pst_comm *comm, pst_status status) {
+    return status == PST_PENDING || comm->ops->abort(comm, status) != PST_OK;
+}
+
 static pst_status all_gather(void *context, const void *mine, size_t bytes, void *all) {
     comm_exchange *own = context;
     own->ticket++;
     gather *gather = gather_create(own, mine, bytes);
     if (gather == NULL) return PST_ENOMEM;
     pst_status status = run(own, gather);
-    if (status == PST_PENDING) return PST_ETIMEDOUT; /* it may still write: the block stays */
+    if (status != PST_OK && may_still_write(own->comm, status)) /* the block stays */
+        return status == PST_PENDING ? PST_ETIMEDOUT : status;
     if (status == PST_OK) memcpy(all, gather->all, bytes * (size_t)own->comm->size);
     pst__heap_free(pst__runtime_heap(own->runtime), gather, gather->size);
     return status;

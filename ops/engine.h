@@ -156,7 +156,6 @@ struct pst_zero {
     int asynchronous; /* the device keeps its streams' order itself */
     int one_order;    /* gathers and reductions of a backward take turns: see backward.c */
     pst__operation *spare, *last_spare;
-    size_t lost; /* collectives that no abort could end: nothing of the engine is ever freed */
     pst_arena *gathered;
     pst_arena *staging; /* scratch of collectives */
     pst_arena *places;  /* of shards, and */

@@ -61,7 +61,6 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     pst__store_relaxed(&operation->launched, 0);
     pst__store_relaxed(&operation->ended, 0);
     pst__store_relaxed(&operation->failed, 0);
-    pst__store_relaxed(&operation->abandoned, 0);
 }
 
 /* First in, first out: what waits for an event of one that is given back then rarely waits for its
@@ -186,7 +185,6 @@ static void ended(void *argument, pst_status status) {
     if (status < 0) {
         pst__store_relaxed(&operation->failed, 1);
         if (operation->work.status == status) poison(operation, status);
-        if (operation->work.status >= 0) pst__store_relaxed(&operation->abandoned, 1);
     }
     finish_part(operation);
 }
@@ -332,11 +330,13 @@ static void forget_gather(pst_zero *engine, const pst__operation *operation) {
     if (group->gather == operation) group->gather = NULL;
 }
 
-/* Only an abort can take an abandoned collective's memory back from its communicator. */
-static int is_lost(const pst__operation *operation) {
+/* A collective without a result may still write to its memory: until an abort says no. */
+static int is_over(const pst__operation *operation) {
     pst_comm *comm = operation->work.comm;
-    return pst__load_relaxed(&operation->abandoned) &&
-           comm->ops->abort(comm, PST_ECANCELED) != PST_OK;
+    /* The acquire pairs with the release in finish_part. */
+    return pst__load_acquire(&operation->ended) &&
+           (!pst__load_relaxed(&operation->failed) ||
+            comm->ops->abort(comm, PST_ECANCELED) == PST_OK);
 }
 
 /* The memory of what is launched, in the order of launching. */
@@ -348,16 +348,12 @@ static void release_launched(pst__queue *queue) {
 
 static void reap_queue(pst_zero *engine, pst__queue *queue) {
     release_launched(queue);
-    /* The acquire pairs with the release in ended. */
-    while (queue->oldest != NULL && pst__load_acquire(&queue->oldest->ended)) {
+    while (queue->oldest != NULL && is_over(queue->oldest)) {
         pst__operation *operation = queue->oldest;
         queue->oldest = operation->next;
         if (queue->holding == operation) queue->holding = operation->next;
         forget_gather(engine, operation);
-        if (is_lost(operation))
-            engine->lost++;
-        else
-            pst__operation_give(engine, operation);
+        pst__operation_give(engine, operation);
     }
 }
 

@@ -21,10 +21,8 @@ struct pst__operation {
     int launched;        /* atomic: `finished` is recorded */
     int unfinished;      /* atomic: tasks whose callbacks have not run */
     int ended;           /* atomic: all of them have, the scheduler refers to this no more */
-    int failed;          /* atomic: a task did not end well */
-    int abandoned; /* atomic: one was in flight when all was stopped: its communicator may still
-                      write */
-    int is_waited; /* compute waits for it already */
+    int failed;          /* atomic: a task did not end well: the communicator may still write */
+    int is_waited;       /* compute waits for it already */
     /* (optional) a second part, behind the collective on its queue's then_lane, with the memory
      * still held */
     pst_status (*then)(pst__operation *operation, pst_stream *stream);

@@ -80,6 +80,9 @@ struct Request {
 
     Request(const pst_collective &what, pst_stream *where) : collective(what), stream(where) {}
     ~Request() {
+        disarm();
+    }
+    void disarm() const {
         if (!shared) return;
         std::lock_guard<std::mutex> guard(shared->lock);
         shared->wake = nullptr;
@@ -96,17 +99,24 @@ Future future_of(const Work &work) {
     }
 }
 
-void watch(Comm &comm, Request &request, Work work) {
+// Counted before it begins, so that whatever fails from there on leaves it counted.
+template <typename Begin> void watch(Comm &comm, Request &request, Begin begin) {
     auto shared = std::make_shared<Shared>();
     shared->wake = request.collective.wake;
     shared->argument = request.collective.wake_argument;
+    request.disarm();
     request.shared = shared;
-    request.work = std::move(work);
-    request.future = future_of(request.work);
     {
         std::lock_guard<std::mutex> guard(comm.lock);
         comm.in_flight.push_back(shared);
     }
+    try {
+        request.work = begin();
+    } catch (...) {
+        shared->complete.store(true, std::memory_order_release); // pairs with forget_complete
+        throw;
+    }
+    request.future = future_of(request.work);
     if (!request.future) return; // `test` polls
     request.future->addCallback([shared](c10::ivalue::Future &) {
         shared->complete.store(true, std::memory_order_release); // pairs with forget_complete
@@ -181,7 +191,7 @@ void begin_check(Comm &comm, Request &request) {
     request.all = at::empty({static_cast<int64_t>(sizeof header) * comm.size}, at::kByte);
     std::memcpy(request.mine.mutable_data_ptr(), &header, sizeof header);
     request.checking = true;
-    watch(comm, request, comm.group->_allgather_base(request.all, request.mine));
+    watch(comm, request, [&] { return comm.group->_allgather_base(request.all, request.mine); });
 }
 
 pst_status end_check(Comm &comm, Request &request) {
@@ -255,7 +265,7 @@ pst_status begin_reduce_scatter(Comm &comm, Request &request) {
     at::Tensor input = bytes_at(source, chunks);
     at::Tensor output = bytes_at(received(comm, collective), chunks);
     std::vector<int64_t> even;
-    watch(comm, request, comm.group->alltoall_base(output, input, even, even));
+    watch(comm, request, [&] { return comm.group->alltoall_base(output, input, even, even); });
     return PST_PENDING;
 }
 
@@ -264,7 +274,7 @@ pst_status begin_all_gather(Comm &comm, Request &request) {
     const size_t total = collective.source_bytes * static_cast<size_t>(comm.size);
     at::Tensor input = bytes_at(collective.source, collective.source_bytes);
     at::Tensor output = bytes_at(collective.staging, total);
-    watch(comm, request, comm.group->_allgather_base(output, input));
+    watch(comm, request, [&] { return comm.group->_allgather_base(output, input); });
     return PST_PENDING;
 }
 
@@ -276,14 +286,14 @@ pst_status begin_in_place(Comm &comm, Request &request) {
             bytes_at(collective.destination, collective.count * pst_dtype_size(collective.dtype))};
         c10d::BroadcastOptions options;
         options.rootRank = collective.root;
-        watch(comm, request, comm.group->broadcast(tensors, options));
+        watch(comm, request, [&] { return comm.group->broadcast(tensors, options); });
     } else {
         tensors = {at::from_blob(collective.destination, {static_cast<int64_t>(collective.count)},
                                  scalar_type(collective.dtype))};
         c10d::AllreduceOptions options;
         options.reduceOp =
             collective.reduce == PST_REDUCE_MAX ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
-        watch(comm, request, comm.group->allreduce(tensors, options));
+        watch(comm, request, [&] { return comm.group->allreduce(tensors, options); });
     }
     return PST_PENDING;
 }

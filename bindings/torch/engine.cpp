@@ -1,6 +1,7 @@
 #include "engine.hpp"
 
 #include "dtype.hpp"
+#include "outside_python.hpp"
 #include "storage.hpp"
 
 #include <ATen/ATen.h>
@@ -44,6 +45,7 @@ Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
 }
 
 Engine::~Engine() {
+    const WithoutInterpreter without; // torch's gloo takes it in each call, on our workers too
     destroy();
 }
 

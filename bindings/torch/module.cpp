@@ -1,5 +1,6 @@
 // The extension module penstock._C.
 #include "engine.hpp"
+#include "outside_python.hpp"
 #include "storage.hpp"
 
 #include <torch/csrc/utils/pybind.h>
@@ -95,6 +96,7 @@ std::shared_ptr<Engine> create_engine(std::shared_ptr<Runtime> runtime, std::str
                                 prefetch_bytes,  bucket_bytes,
                                 part_bytes,      verify,
                                 time_waits};
+    const WithoutInterpreter without; // it waits for its peers
     return std::make_shared<Engine>(std::move(runtime), options, gather, reduce, nodes,
                                     std::move(segments));
 }

@@ -1,5 +1,7 @@
 #include "runtime.hpp"
 
+#include "outside_python.hpp"
+
 #include <penstock/cuda.h>
 
 namespace penstock {
@@ -48,6 +50,7 @@ void Runtime::destroy() {
 }
 
 Runtime::~Runtime() {
+    const WithoutInterpreter without; // a worker that is to end may be waiting for it
     destroy();
 }
 

@@ -173,26 +173,31 @@ static void destroying_in_mid_flight_does_not_hang(void **unused) {
     run_ranks_on_device(2, &model, gather_on_one_rank, NULL);
 }
 
-/* A communicator that stops answering and cannot be aborted: what a network can do. */
+/* A communicator that stops answering, or fails, and still writes: what a network can do. */
 typedef struct deaf_comm {
     pst_comm comm;
     pst_comm_ops ops;
     pst_comm *inner;
-    int is_deaf;
+    pst_status answer; /* atomic: PST_OK: that of the inner one */
+    int busy;          /* atomic: aborts that come too early; below zero: all */
     void *segments[8];
     size_t segment_count, freed;
 } deaf_comm;
 
+static pst_status answer_of(const deaf_comm *deaf) {
+    return __atomic_load_n(&deaf->answer, __ATOMIC_ACQUIRE);
+}
+
 static pst_status deaf_start(pst_comm *comm, const pst_collective *collective, pst_stream *stream,
                              void **request) {
     deaf_comm *deaf = comm->context;
-    if (__atomic_load_n(&deaf->is_deaf, __ATOMIC_ACQUIRE)) return PST_PENDING;
+    if (answer_of(deaf) != PST_OK) return PST_PENDING;
     return deaf->inner->ops->start(deaf->inner, collective, stream, request);
 }
 
 static pst_status deaf_test(pst_comm *comm, void *request) {
     deaf_comm *deaf = comm->context;
-    if (__atomic_load_n(&deaf->is_deaf, __ATOMIC_ACQUIRE)) return PST_PENDING;
+    if (answer_of(deaf) != PST_OK) return answer_of(deaf);
     return deaf->inner->ops->test(deaf->inner, request);
 }
 
@@ -202,8 +207,11 @@ static size_t deaf_staging(pst_comm *comm, const pst_collective *collective) {
 }
 
 static pst_status deaf_abort(pst_comm *comm, pst_status status) {
-    (void)comm, (void)status;
-    return PST_EBUSY;
+    deaf_comm *deaf = comm->context;
+    (void)status;
+    const int busy = __atomic_load_n(&deaf->busy, __ATOMIC_RELAXED);
+    if (busy > 0) __atomic_store_n(&deaf->busy, busy - 1, __ATOMIC_RELAXED);
+    return busy == 0 ? PST_OK : PST_EBUSY;
 }
 
 static const char *deaf_text(pst_comm *comm) {
@@ -224,11 +232,19 @@ static void give_segment(void *context, void *memory, size_t bytes) {
     free(memory);
 }
 
-/* The engine that is not freed: kept in sight of the leak checker. */
-static pst_zero *volatile left_alive;
+/* The engines that are not freed: kept in sight of the leak checker. */
+static pst_zero *volatile left_alive[2];
+
+/* What it answers from some point on, how many aborts come too early, and the wait's status. */
+typedef struct deafness {
+    pst_status answer;
+    int busy;
+    pst_status waited;
+} deafness;
 
 static void go_deaf(rank_state *state) {
-    deaf_comm deaf = {.inner = state->gather};
+    const deafness *given = state->argument;
+    deaf_comm deaf = {.inner = state->gather, .busy = given->busy};
     deaf.ops = (pst_comm_ops){.api_version = PST_COMM_API_VERSION,
                               .staging_bytes = deaf_staging,
                               .start = deaf_start,
@@ -251,12 +267,12 @@ static void go_deaf(rank_state *state) {
     CHECK_OK(pst_zero_seal(state->engine));
     bind_all(state);
     CHECK_FINE();
-    __atomic_store_n(&deaf.is_deaf, 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&deaf.answer, given->answer, __ATOMIC_RELEASE);
     void *memory;
     CHECK_OK(pst_zero_begin_forward(state->engine, 0));
     CHECK_OK(pst_zero_gather(state->engine, state->groups[0]));
-    CHECK(pst_zero_wait(state->engine, state->groups[0], &memory) == PST_ETIMEDOUT);
-    left_alive = state->engine;
+    CHECK(pst_zero_wait(state->engine, state->groups[0], &memory) == given->waited);
+    if (given->busy < 0) left_alive[given->answer != PST_PENDING] = state->engine;
     pst_zero_destroy(state->engine);
     state->engine = NULL;
     size_t freed = deaf.freed;
@@ -265,16 +281,28 @@ static void go_deaf(rank_state *state) {
     pst_runtime_destroy(state->runtime); /* it still asks the deaf communicator */
     state->runtime = NULL;
     state->gather = state->reduce = NULL;
-    for (size_t i = 0; i < deaf.segment_count; i++)
+    CHECK(deaf.segment_count > 0 && freed == (given->busy < 0 ? 0 : deaf.segment_count));
+    for (size_t i = freed; i < deaf.segment_count; i++)
         free(deaf.segments[i]);
-    CHECK(deaf.segment_count > 0 && freed == 0);
+}
+
+static void run_deaf(const deafness *given) {
+    model model = odd_model(3);
+    model.deadline_ns = SHORT_DEADLINE_NS;
+    run_ranks_on_device(1, &model, go_deaf, (void *)(uintptr_t)given);
 }
 
 static void memory_that_a_communicator_may_still_write_is_not_freed(void **unused) {
     (void)unused;
-    model model = odd_model(3);
-    model.deadline_ns = SHORT_DEADLINE_NS;
-    run_ranks_on_device(1, &model, go_deaf, NULL);
+    const deafness silent = {PST_PENDING, -1, PST_ETIMEDOUT}, failed = {PST_EPEER, -1, PST_EPEER};
+    run_deaf(&silent);
+    run_deaf(&failed);
+}
+
+static void memory_of_a_failed_collective_is_freed_when_an_abort_says_so(void **unused) {
+    (void)unused;
+    const deafness failed = {PST_EPEER, 5, PST_EPEER};
+    run_deaf(&failed);
 }
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
@@ -414,6 +442,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_takes_no_part_runs_into_the_deadline),
         cmocka_unit_test(destroying_in_mid_flight_does_not_hang),
         cmocka_unit_test(memory_that_a_communicator_may_still_write_is_not_freed),
+        cmocka_unit_test(memory_of_a_failed_collective_is_freed_when_an_abort_says_so),
         cmocka_unit_test(calls_out_of_order_are_refused),
         cmocka_unit_test(bad_parameters_and_groups_are_named),
         cmocka_unit_test(a_target_that_cannot_be_had_ends_the_training),

@@ -87,6 +87,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
+    faulthandler.enable()  # a rank that dies says where
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
     on_gpu = os.environ.get("PENSTOCK_TEST_DEVICE") == "cuda"

@@ -1,6 +1,8 @@
 """What bad input gets: an error that names the object and says what to do; nothing lost or hung."""
 
+import gc
 import os
+import threading
 import time
 
 import models
@@ -252,6 +254,39 @@ def test_the_others_get_an_error_when_a_rank_stalls(fresh_world):
     status, text, seconds = answer
     assert status in ("ETIMEDOUT", "EPEER"), text
     assert seconds < 8, "the stalled rank was waited for"
+
+
+def drop_in_mid_backward(key):
+    """The collector ends an engine whose reductions wait for a peer, which waits for a thread."""
+    rank, _ = world()
+    store = torch.distributed.distributed_c10d._get_default_store()
+
+    def wait_for_key(gradient):
+        if rank == 1:
+            store.wait([key])
+
+    def refuse(gradient):
+        raise ValueError("stop here")
+
+    def let_peer_go():
+        time.sleep(0.3)
+        store.set(key, "go on")
+
+    sharded = penstock.shard(make(Net), stage=2, bucket_bytes=256, timeout=600)
+    for block, hook in ((2, wait_for_key), (1, refuse)):
+        sharded.blocks[block].register_forward_hook(
+            lambda module, inputs, output, hook=hook: output.register_hook(hook) and None
+        )
+    if rank == 0:
+        threading.Thread(target=let_peer_go).start()
+    with pytest.raises(ValueError, match="stop here"):
+        loss_of(sharded, 0, rank).backward()
+    del sharded
+    gc.collect()
+
+
+def test_a_model_that_is_dropped_in_mid_backward_holds_nobody_up(worlds):
+    worlds(2).run(drop_in_mid_backward, f"dropped at {time.time()}", answer_within=30)
 
 
 # ---- process groups ----------------------------------------------------------------

@@ -146,10 +146,10 @@ at::Tensor Zero12::add_up(Parameter &parameter, const at::Tensor &grad) {
 }
 
 void Zero12::send(const Parameter &parameter, const at::Tensor &grad) {
+    const pst_dtype dtype = dtype_of(grad.scalar_type()); // or throws, while nothing is held
     auto *held = new at::Tensor(grad.contiguous());
     has_reduced_ = true;
-    check(pst_partition_reduce(partition_, parameter.index, held->data_ptr(),
-                               dtype_of(held->scalar_type()), held));
+    check(pst_partition_reduce(partition_, parameter.index, held->data_ptr(), dtype, held));
 }
 
 void Zero12::reduce_grad(const at::Tensor &grad, int64_t, int64_t id) {
