@@ -13,11 +13,14 @@ void pst__run_count(pst_graph *graph, pst__run *run, uint32_t launched, uint32_t
     pst__runtime_wake_waiters(runtime);
 }
 
+/* The device on whose streams a successor may be early; NULL: there is none. */
+static const pst_device *early_device(const pst__node *node) {
+    if (node->lane != NULL) return node->lane->asynchronous ? node->lane->device : NULL;
+    return node->detail->event_recorded ? node->detail->event_device : NULL;
+}
+
 int pst__is_early(const pst__node *node, const pst_lane *to) {
-    if (node->lane != NULL)
-        return pst__lane_waits_on(to, node->lane->device) && node->lane->asynchronous;
-    const pst__detail *gate = node->detail;
-    return gate->event_recorded && pst__lane_waits_on(to, gate->event_device);
+    return pst__lane_waits_on(to, early_device(node));
 }
 
 void pst__advance_arrive(pst__advance *advance, pst__node *node, uint32_t count,
@@ -39,11 +42,6 @@ void pst__advance_arrive(pst__advance *advance, pst__node *node, uint32_t count,
     }
 }
 
-static int is_due(const pst__node *node, const pst__node *successor, pst__phase phase) {
-    if (phase == PST__ALL) return 1;
-    return pst__is_early(node, successor->lane) == (phase == PST__WHEN_LAUNCHED);
-}
-
 void pst__advance_release(pst__advance *advance, pst__node *node, pst__phase phase,
                           pst_status status) {
     if (node->flags & PST__NODE_GROWING) {
@@ -53,9 +51,14 @@ void pst__advance_release(pst__advance *advance, pst__node *node, pst__phase pha
     if (phase == PST__WHEN_DONE && !(node->flags & PST__NODE_LATE)) return;
     const pst_graph *graph = node->graph;
     const uint32_t end = node[1].first_edge;
+    /* Looked at before the first arrival: with the last one the next launch may begin, and open
+     * this gate again. */
+    const pst_device *device = phase == PST__ALL ? NULL : early_device(node);
     for (uint32_t e = node->first_edge; e < end; e++) {
         pst__node *successor = &graph->nodes[graph->edges[e]];
-        if (is_due(node, successor, phase)) pst__advance_arrive(advance, successor, 1, status);
+        if (phase == PST__ALL ||
+            pst__lane_waits_on(successor->lane, device) == (phase == PST__WHEN_LAUNCHED))
+            pst__advance_arrive(advance, successor, 1, status);
     }
 }
 

@@ -28,7 +28,7 @@ static void opened(pst__node *gate, pst_status status) {
     pst__advance_finish(&advance);
 }
 
-/* Records where the caller's stream stands. Only the claimant touches the gate's detail. */
+/* Records where the caller's stream stands. */
 static pst_status record_on(pst_lane *borrowed, pst__detail *detail) {
     pst_device *device = borrowed->device;
     if (detail->event != NULL && detail->event_device != device) {
@@ -42,6 +42,17 @@ static pst_status record_on(pst_lane *borrowed, pst__detail *detail) {
     detail->event_lane = borrowed;
     status = device->ops->event_record(device, detail->event, borrowed->stream);
     detail->event_recorded = status == PST_OK;
+    return status;
+}
+
+/* The claimant's. Others may be asking about the launch before. */
+static pst_status note_opening(pst__detail *detail, uint64_t number, pst_lane *borrowed) {
+    pst_status status = PST_OK;
+    ck_spinlock_lock(&detail->opening);
+    detail->event_recorded = 0;
+    detail->event_number = (uint32_t)number;
+    if (borrowed != NULL && borrowed->asynchronous) status = record_on(borrowed, detail);
+    ck_spinlock_unlock(&detail->opening);
     return status;
 }
 
@@ -86,8 +97,7 @@ pst_status pst_gate_open(pst_launch launch, pst_task task, pst_lane *borrowed) {
         pst__grown_delist_gate(gate);
         ck_spinlock_unlock(&graph->lock);
     }
-    gate->detail->event_recorded = 0;
-    if (borrowed != NULL && borrowed->asynchronous) status = record_on(borrowed, gate->detail);
+    status = note_opening(gate->detail, launch.number, borrowed);
     if (status != PST_OK)
         (void)pst__runtime_fail(graph->runtime, status,
                                 "graph %s: gate %s could not be recorded on lane %s: %s: %s",
@@ -103,7 +113,7 @@ static void cancel_sealed_gates(pst_graph *graph, pst_status status) {
     for (size_t i = 0; i < graph->gate_count; i++) {
         pst__node *gate = &graph->nodes[graph->gates[i]];
         if (!claim(gate, graph->number)) continue;
-        gate->detail->event_recorded = 0;
+        (void)note_opening(gate->detail, graph->number, NULL);
         opened(gate, status);
     }
 }
@@ -113,7 +123,7 @@ static void cancel_grown_gates(pst_graph *graph, pst_status status) {
         next = gate->next;
         if (!claim(&gate->node, 0)) continue;
         pst__grown_delist_gate(&gate->node);
-        gate->detail.event_recorded = 0;
+        (void)note_opening(&gate->detail, 0, NULL);
         opened(&gate->node, status);
     }
 }

@@ -160,6 +160,7 @@ static uint32_t connect(pst__link *link, pst__grown *source, pst__grown *target,
                         pst_status *status) {
     pst_lane *lane = target->node.lane;
     link->target = target;
+    link->flow = 0; /* of the block's task before */
     if (lane->asynchronous && source->node.lane != lane) {
         link->source = source;
         (void)pst__add_relaxed(&source->references, 1); /* the caller's handle holds it meanwhile */

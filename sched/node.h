@@ -6,6 +6,7 @@
 #include "base/atomic.h"
 #include "sched/states.h"
 
+#include <ck_spinlock.h>
 #include <ck_stack.h>
 #include <penstock/graph.h>
 
@@ -31,6 +32,8 @@ typedef struct pst__detail {
     uint64_t ticket, bytes;
     pst_device *event_device;
     pst_lane *event_lane;     /* gates: the borrowed lane on whose stream `event` was recorded */
+    uint32_t event_number;    /* gates: the launch whose opening these are of, its low bits */
+    ck_spinlock_t opening;    /* gates: held to open, and to ask about an opening */
     pst_event *began, *ended; /* timed; while it is traced in flight on a device that has such */
     pst_event *after[PST__AFTER_EVENTS];
 } pst__detail;

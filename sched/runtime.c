@@ -169,9 +169,11 @@ static void drain(pst_runtime *runtime) {
 
 /* Threads before what they work on. */
 static void destroy_parts(pst_runtime *runtime) {
+    for (pst__worker *worker = runtime->workers; worker != NULL; worker = worker->next)
+        pst__worker_stop(worker);
     while (runtime->workers != NULL) {
         pst__worker *next = runtime->workers->next;
-        pst__worker_destroy(runtime->workers);
+        pst__worker_free(runtime->workers);
         runtime->workers = next;
     }
     while (runtime->graphs != NULL) {

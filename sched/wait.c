@@ -143,15 +143,23 @@ pst_status pst_task_test(pst_launch launch, pst_task task) {
     return pst__task_has_ended(pst__look(&asked, &status)) ? status : PST_PENDING;
 }
 
-/* Acquire: pairs with the release in pst__node_become; from the next launch on the opening thread
- * writes what is read here. */
+/* Is the gate's latest opening that of this launch? With its event, if it has recorded one, on this
+ * device (NULL: on any). */
+static int is_there(const pst__question *asked, const pst_device *device, pst_event **event) {
+    pst__detail *gate = asked->node->detail;
+    ck_spinlock_lock(&gate->opening);
+    const int is_latest = gate->event_number == (uint32_t)asked->number;
+    const int is_wanted = gate->event_recorded && (device == NULL || device == gate->event_device);
+    if (is_latest && is_wanted) *event = gate->event;
+    ck_spinlock_unlock(&gate->opening);
+    return is_latest;
+}
+
 static pst_event *event_of_gate(const pst__question *asked) {
-    const uint32_t word = pst__load_acquire(&asked->node->word);
-    const pst__detail *gate = asked->node->detail;
-    return pst__word_number(word) == (asked->number & PST__NUMBER_MASK) &&
-                   pst__task_has_ended(pst__word_state(word)) && gate->event_recorded
-               ? gate->event
-               : NULL;
+    pst_status status;
+    pst_event *event = NULL;
+    if (pst__task_has_ended(pst__look(asked, &status))) (void)is_there(asked, NULL, &event);
+    return event;
 }
 
 pst_event *pst_task_event(pst_launch launch, pst_task task) {
@@ -177,30 +185,38 @@ static pst_status check_borrowed(const pst__question *asked, const pst_lane *bor
         pst__node_name(asked->node), borrowed->name);
 }
 
-/* The task is launched, or has ended: gives the wait to the stream. */
-static pst_status stream_waits(const pst__question *asked, pst_lane *borrowed) {
-    pst__node *node = asked->node;
-    pst_event *event = NULL;
-    if (node->lane == NULL) {
-        if (node->detail->event_recorded && node->detail->event_device == borrowed->device)
-            event = node->detail->event;
-        else
-            return PST_OK;
-    } else {
-        event = pst__lane_event_of(node->lane, node);
-    }
-    if (event == NULL)
-        return pst__runtime_fail(asked->graph->runtime, PST_EDEVICE,
-                                 "lane %s: no event could be recorded for task %s: %s",
-                                 borrowed->name, pst__node_name(node),
-                                 pst__device_text(borrowed->device));
+static pst_status give_wait(const pst__question *asked, pst_lane *borrowed, pst_event *event) {
     const pst_status status =
         borrowed->device->ops->stream_wait(borrowed->device, borrowed->stream, event);
     if (status >= PST_OK) return status;
     return pst__runtime_fail(asked->graph->runtime, status,
                              "lane %s: its stream cannot wait for task %s: %s: %s", borrowed->name,
-                             pst__node_name(node), pst_status_text(status),
+                             pst__node_name(asked->node), pst_status_text(status),
                              pst__device_text(borrowed->device));
+}
+
+/* The gate has passed. The device is called without the lock: what fails there may end all gates.
+ */
+static pst_status wait_for_opening(const pst__question *asked, pst_lane *borrowed) {
+    pst_event *event = NULL;
+    const int was_there = is_there(asked, borrowed->device, &event);
+    const pst_status status = event == NULL ? PST_OK : give_wait(asked, borrowed, event);
+    if (status != PST_OK || (was_there && is_there(asked, borrowed->device, &event))) return status;
+    return pst__runtime_fail(asked->graph->runtime, PST_ESTATE,
+                             "lane %s: gate %s was opened again since launch %" PRIu64
+                             ": wait for it before that",
+                             borrowed->name, pst__node_name(asked->node), asked->number);
+}
+
+/* The task is launched, or has ended. */
+static pst_status stream_waits(const pst__question *asked, pst_lane *borrowed) {
+    pst__node *node = asked->node;
+    if (node->lane == NULL) return wait_for_opening(asked, borrowed);
+    pst_event *event = pst__lane_event_of(node->lane, node);
+    if (event != NULL) return give_wait(asked, borrowed, event);
+    return pst__runtime_fail(asked->graph->runtime, PST_EDEVICE,
+                             "lane %s: no event could be recorded for task %s: %s", borrowed->name,
+                             pst__node_name(node), pst__device_text(borrowed->device));
 }
 
 /* The deadline has passed, and not because the watchdog has said so already. */

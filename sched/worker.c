@@ -62,7 +62,7 @@ static void *run(void *argument) {
     pst__worker *self = argument;
     uint64_t poll_ns = PST__POLL_FIRST_NS;
     (void)pst__track_bind(self->track); /* without memory the trace lacks this track */
-    /* Acquire: pairs with the release in pst__worker_destroy. */
+    /* Acquire: pairs with the release in pst__worker_stop. */
     while (!pst__load_acquire(&self->stop)) {
         if (spin(self)) {
             poll_ns = PST__POLL_FIRST_NS;
@@ -120,10 +120,12 @@ void pst__worker_adopt(pst__worker *worker, pst_lane *lane) {
     pst__park_wake(&worker->park);
 }
 
-void pst__worker_destroy(pst__worker *worker) {
-    pst_runtime *runtime = worker->runtime;
+void pst__worker_stop(pst__worker *worker) {
     pst__store_release(&worker->stop, 1); /* pairs with the acquires in run */
     pst__park_wake(&worker->park);
     (void)pthread_join(worker->thread, NULL);
-    pst__heap_free(&runtime->heap, worker, sizeof *worker);
+}
+
+void pst__worker_free(pst__worker *worker) {
+    pst__heap_free(&worker->runtime->heap, worker, sizeof *worker);
 }

@@ -11,7 +11,7 @@ struct pst__worker {
     pst__worker *next;
     pst_lane *lanes; /* newest first; lanes are only added */
     pst__track *track;
-    uint32_t stop; /* set by pst__worker_destroy, which wakes the thread */
+    uint32_t stop; /* set by pst__worker_stop, which wakes the thread */
     pthread_t thread;
     _Alignas(PST__CACHE_LINE) pst__park park; /* written by all who have something for its lanes */
 };
@@ -21,7 +21,8 @@ struct pst__worker {
 pst_status pst__worker_create(pst_runtime *runtime, const char *name, pst__worker **worker);
 /* Puts a lane under a worker. The caller holds the runtime's lock. */
 void pst__worker_adopt(pst__worker *worker, pst_lane *lane);
-/* Ends the thread and frees the worker. */
-void pst__worker_destroy(pst__worker *worker);
+/* Ends the thread. Until all have ended, any may still wake any other: see pst__lane_notify. */
+void pst__worker_stop(pst__worker *worker);
+void pst__worker_free(pst__worker *worker);
 
 #endif

@@ -189,8 +189,8 @@ PST_API pst_status pst_gate_open(pst_launch launch, pst_task gate, pst_lane *bor
  * PST_ECANCELED, or PST_ETIMEDOUT after the runtime's deadline with a text that names rank, lane,
  * task and ticket and what it waits for; a poisoned runtime's status; PST_EINVAL (no task of this
  * graph, no borrowed lane of this runtime), PST_ESTATE (neither the latest launch nor the one
- * before), and what the device returns. Any thread, but not from a task's start, test or callback.
- */
+ * before; a gate that was opened again since then), and what the device returns. Any thread, but
+ * not from a task's start, test or callback. */
 PST_API pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed);
 
 /* PST_PENDING until the task has ended, then its status. Of a sealed graph the latest launch can be
@@ -213,9 +213,9 @@ PST_API pst_status pst_launch_cancel(pst_launch launch);
 /* An event recorded after the task on its lane's stream, for use as after_events elsewhere; valid
  * until the task's handle is released, of a sealed graph until the graph is destroyed. NULL until
  * the task is launched, and without memory. Of a gate, once it has passed, the event that its
- * opening in the latest launch has recorded; NULL if that recorded none. Any thread, but not from a
- * task's start, test or callback: if nobody could foresee the question it waits for the end of the
- * lane's turn, no longer. */
+ * opening in this launch has recorded, until it is opened again; NULL if that recorded none. Any
+ * thread, but not from a task's start, test or callback: if nobody could foresee the question it
+ * waits for the end of the lane's turn, no longer. */
 PST_API pst_event *pst_task_event(pst_launch launch, pst_task task);
 
 #ifdef __cplusplus

@@ -4,6 +4,8 @@
 #include "sched/lookouts.h"
 #include "sched/runtime.h"
 
+#include <time.h>
+
 typedef struct lookout {
     pst_runtime *runtime;
     int calls;
@@ -79,11 +81,41 @@ static void what_is_not_there_is_not_removed(void **state) {
     pst_runtime_destroy(runtime);
 }
 
+typedef struct late_lookout {
+    pst_runtime *runtime;
+    int entered; /* atomic */
+} late_lookout;
+
+static void find_out_late(void *context) {
+    late_lookout *self = context;
+    const struct timespec while_it_was_away = {0, 200000000};
+    __atomic_store_n(&self->entered, 1, __ATOMIC_RELEASE);
+    (void)nanosleep(&while_it_was_away, NULL);
+    pst_runtime_poison(self->runtime, PST_EPEER, "a peer has died");
+}
+
+static void a_lookout_poisons_while_the_runtime_is_destroyed(void **state) {
+    (void)state;
+    pst_runtime *runtime = open_runtime(0);
+    pst_lane *lane = open_lane(runtime, "gather", PST_LANE_WORKER);
+    (void)open_lane(runtime, "newer", PST_LANE_WORKER);
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "work");
+    step endless = {.name = "endless", .asks = -1};
+    late_lookout mine = {.runtime = runtime};
+    assert_ok(pst__lookouts_add(runtime, find_out_late, &mine));
+    pst_task_release(add_step(graph, lane, &endless, NO_TASK, NO_TASK, NO_TASK));
+    while (!__atomic_load_n(&mine.entered, __ATOMIC_ACQUIRE))
+        yield_briefly();
+    __atomic_store_n(&endless.asks, 0, __ATOMIC_RELEASE);
+    pst_runtime_destroy(runtime);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_worker_calls_it_and_it_poisons),
         cmocka_unit_test(who_pumps_calls_it),
         cmocka_unit_test(what_is_not_there_is_not_removed),
+        cmocka_unit_test(a_lookout_poisons_while_the_runtime_is_destroyed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

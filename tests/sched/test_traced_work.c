@@ -84,6 +84,30 @@ static void lanes_workers_and_arrows_are_recorded(void **state) {
     }
 }
 
+/* One pair of tasks whose edge crosses lanes; the pairs behind it, in the same memory, stay on one.
+ */
+static void a_task_has_no_arrow_of_the_one_that_had_its_memory(void **state) {
+    (void)state;
+    pst_runtime *runtime = open_runtime(20000);
+    pst_lane *lanes[] = {open_lane(runtime, "gather", PST_LANE_PUMPED),
+                         open_lane(runtime, "reduce", PST_LANE_PUMPED)};
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "eager");
+    assert_ok(pst_trace_start(runtime));
+    for (int pair = 0; pair < 6; pair++) {
+        step a = {.name = "first"}, b = {.name = "second"};
+        pst_task ta = add_step(graph, lanes[0], &a, NO_TASK, NO_TASK, NO_TASK);
+        pst_task tb = add_step(graph, lanes[pair == 0], &b, ta, NO_TASK, NO_TASK);
+        assert_ok(pst_launch_wait((pst_launch){graph, 0}));
+        pst_task_release(ta);
+        pst_task_release(tb);
+    }
+    char *text = trace_of(runtime);
+    assert_int_equal(count_of(text, "\"ph\":\"s\""), 1);
+    assert_int_equal(count_of(text, "\"ph\":\"f\""), 1);
+    free(text);
+    pst_runtime_destroy(runtime);
+}
+
 static void a_workers_track_says_whose_worker_it_is(void **state) {
     (void)state;
     pst_runtime *runtime = open_runtime(20000);
@@ -117,6 +141,7 @@ static void nothing_is_recorded_unless_started(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lanes_workers_and_arrows_are_recorded),
+        cmocka_unit_test(a_task_has_no_arrow_of_the_one_that_had_its_memory),
         cmocka_unit_test(a_workers_track_says_whose_worker_it_is),
         cmocka_unit_test(nothing_is_recorded_unless_started),
     };
