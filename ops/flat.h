@@ -144,6 +144,8 @@ pst_status pst__flat_open(pst_flat *flat, size_t bytes, pst_lease *lease);
 /* Gathers what is needed of these (indices of copies, without repetition). */
 pst_status pst__flat_issue(pst_flat *flat, const uint32_t *copies, size_t count);
 int pst__flat_is_current(const pst__flat_copy *copy);
+/* Is the copy one of those that were gathered ahead, for which there is so much room? */
+void pst__flat_count_ahead(pst_flat *flat, pst__flat_copy *copy, int is_ahead);
 /* Compute has waited, and the memory goes back. */
 pst_status pst__flat_drop(pst_flat *flat, pst__flat_copy *copy);
 

@@ -109,8 +109,7 @@ pst_status pst__flat_gather_ahead(pst_flat *flat) {
     for (size_t i = 0; status == PST_OK && i < count; i++) {
         pst__flat_copy *copy = &flat->copies[flat->batch[i]];
         if (copy->is_resident) continue;
-        copy->is_ahead = 1;
-        flat->ahead_bytes += pst__flat_room_of(flat, copy);
+        pst__flat_count_ahead(flat, copy, 1);
         flat->stats.ahead++;
     }
     return status;

@@ -202,7 +202,7 @@ pst_status pst__flat_issue(pst_flat *flat, const uint32_t *copies, size_t count)
 
 /* ---- a use ----------------------------------------------------------------------------------- */
 
-static void count_ahead(pst_flat *flat, pst__flat_copy *copy, int is_ahead) {
+void pst__flat_count_ahead(pst_flat *flat, pst__flat_copy *copy, int is_ahead) {
     size_t bytes = pst__flat_room_of(flat, copy);
     if (copy->is_ahead) flat->ahead_bytes -= bytes;
     copy->is_ahead = is_ahead;
@@ -216,7 +216,7 @@ pst_status pst_flat_gather(pst_flat *flat, uint32_t index, void **memory) {
         status = pst__flat_issue(flat, &index, 1);
     if (status != PST_OK) return status;
     pst__flat_copy *copy = &flat->copies[index];
-    count_ahead(flat, copy, 0);
+    pst__flat_count_ahead(flat, copy, 0);
     copy->uses++;
     *memory = copy->lease.memory;
     if (!foreseen) status = pst__flat_drop_ahead(flat);
@@ -245,7 +245,7 @@ pst_status pst_flat_prefetch(pst_flat *flat, const uint32_t *copies, size_t coun
     if (status == PST_OK) status = pst__flat_issue(flat, flat->batch, wanted);
     for (size_t i = 0; status == PST_OK && i < wanted; i++) {
         pst__flat_copy *copy = &flat->copies[flat->batch[i]];
-        if (!copy->is_resident) count_ahead(flat, copy, 1);
+        if (!copy->is_resident) pst__flat_count_ahead(flat, copy, 1);
         flat->stats.ahead++;
     }
     return status;
@@ -286,7 +286,7 @@ pst_status pst__flat_drop(pst_flat *flat, pst__flat_copy *copy) {
     if (status == PST_OK) status = record_release(flat, copy);
     if (status == PST_OK) status = pst__gather_state_step(&copy->state, PST__STEP_DROP);
     if (status != PST_OK) return pst__flat_give_up(flat, status);
-    count_ahead(flat, copy, 0);
+    pst__flat_count_ahead(flat, copy, 0);
     pst_arena_release(arena_of(flat, copy), &copy->lease, copy->released);
     copy->lease = (pst_lease){0};
     return PST_OK;
@@ -297,7 +297,7 @@ static pst_status retire(pst_flat *flat, pst__flat_copy *copy) {
     if (copy->is_resident) return PST_OK;
     if (copy->is_stale || !pst__flat_is_near(flat, (uint32_t)(copy - flat->copies)))
         return pst__flat_drop(flat, copy);
-    count_ahead(flat, copy, 1);
+    pst__flat_count_ahead(flat, copy, 1);
     return PST_OK;
 }
 
@@ -329,7 +329,7 @@ pst_status pst_flat_set_resident(pst_flat *flat, uint32_t index, int resident) {
     pst_status status = pst__flat_check_copy(flat, index);
     if (status != PST_OK) return status;
     pst__flat_copy *copy = &flat->copies[index];
-    if (resident) count_ahead(flat, copy, 0);
+    if (resident) pst__flat_count_ahead(flat, copy, 0);
     copy->is_resident = resident != 0;
     if (copy->is_resident || copy->uses > 0 || copy->is_ahead) return PST_OK;
     return pst__flat_drop(flat, copy);

@@ -226,6 +226,17 @@ static int waits(const pst_partition *partition, const pst__split *split) {
     return 0;
 }
 
+static pst_status wait_all(pst_partition *partition) {
+    pst_zero *engine = partition->engine;
+    for (pst__operation *operation = engine->queues[PST__GATHER_LANE].oldest; operation != NULL;
+         operation = operation->next) {
+        if (operation->work.collective.kind == PST_ALL_GATHER) continue; /* an earlier comparison */
+        pst_status status = pst__operation_wait(operation, "wait gradients", PST__REDUCE_LANE);
+        if (status != PST_OK) return status;
+    }
+    return pst_runtime_status(engine->runtime);
+}
+
 pst_status pst_partition_bind(pst_partition *partition, uint32_t parameter, void *target,
                               pst_dtype dtype, size_t first, size_t count) {
     pst_status status = check(partition, parameter);
@@ -239,6 +250,8 @@ pst_status pst_partition_bind(pst_partition *partition, uint32_t parameter, void
     if (count > 0) status = check_range(partition, split, range);
     if (status != PST_OK) return status;
     if (waits(partition, split)) pst__pending_forget_all(partition);
+    status = wait_all(partition); /* of a backward that was broken off */
+    if (status != PST_OK) return status;
     if (count > 0) split->own = range;
     split->target = count > 0 ? target : NULL;
     split->dtype = dtype;
@@ -297,17 +310,6 @@ static pst_status zero_old(pst_partition *partition) {
         split->is_old = 0;
     }
     return status;
-}
-
-static pst_status wait_all(pst_partition *partition) {
-    pst_zero *engine = partition->engine;
-    for (pst__operation *operation = engine->queues[PST__GATHER_LANE].oldest; operation != NULL;
-         operation = operation->next) {
-        if (operation->work.collective.kind == PST_ALL_GATHER) continue; /* an earlier comparison */
-        pst_status status = pst__operation_wait(operation, "wait gradients", PST__REDUCE_LANE);
-        if (status != PST_OK) return status;
-    }
-    return pst_runtime_status(engine->runtime);
 }
 
 /* Takes the buckets back. On the host a reduction's callback may be behind its task's end. */

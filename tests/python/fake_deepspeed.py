@@ -148,6 +148,12 @@ def _engine(util: ModuleType) -> type[Engine]:
         def step(self) -> None:
             super().step()
 
+        def load_checkpoint(self, load: Any) -> None:
+            load()
+
+        def reload_states(self) -> None:
+            pass
+
         def destroy(self) -> None:
             super().destroy()
 

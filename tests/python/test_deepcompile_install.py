@@ -10,7 +10,7 @@ import penstock.deepspeed
 import pytest
 import torch
 from fake_deepspeed import FUNCTIONS, OPERATORS, declarations
-from models import Net, make
+from models import Net, batch, make
 from penstock import PenstockError
 
 
@@ -138,6 +138,30 @@ def test_an_engine_without_deepcompile_is_left_alone(put):
     engine.compiles = False
     engine.compile()
     assert "_penstock_state" not in engine.__dict__
+
+
+def load_between_forwards(folder):
+    """Shards are written through .data, as DeepSpeed does it, which torch does not count."""
+    deepspeed = fake_deepspeed.put(folder, source=declarations())
+    penstock.deepspeed.install()
+    engine = deepspeed.runtime.engine.DeepSpeedEngine(make(Net), stage=3)
+    engine.compile()
+
+    def zero():
+        for shard in engine.memory.shards:
+            shard.data.zero_()
+
+    with torch.no_grad():
+        for _ in range(3):
+            assert engine.forward(batch(0, 0), 0).abs().sum() > 0
+        engine.load_checkpoint(zero)
+        assert engine.forward(batch(0, 0), 0).abs().sum() == 0
+    engine.destroy()
+    fake_deepspeed.remove()
+
+
+def test_a_checkpoint_that_is_loaded_is_gathered(fresh_world, tmp_path):
+    fresh_world(1).run(load_between_forwards, tmp_path)
 
 
 def keep_hooks_apart(folder):

@@ -1,6 +1,7 @@
 """Stages 1 and 2 by hand: what each rank gets of gradients, and how long memory is held."""
 
 import math
+import time
 from typing import Any
 
 import pytest
@@ -252,3 +253,52 @@ def misuse():
 
 def test_misuse_is_named_and_leaves_the_rest_as_it_was(worlds):
     worlds(2).run(misuse)
+
+
+def go_back_over_two_forwards(lasts):
+    """DeepSpeed says for each forward's output that the backward begins."""
+    partition = Partition(2)
+    for last in lasts:
+        x = torch.ones(2, device=DEVICE, requires_grad=True)
+        outputs = [Reducing.apply(x, (partition, GRAPH, ALL, False)) for _ in range(2)]
+        for output in outputs:
+            output.register_hook(lambda grad, last=last: dc.start_backward(last))
+        sum(outputs).sum().backward()
+    partition.check(*[3] * 2 * len(lasts))
+    dc.cleanup()
+
+
+@pytest.mark.parametrize("lasts", [(True,), (False, True)])
+def test_a_backward_over_two_forwards_begins_once(worlds, lasts):
+    worlds(2).run(go_back_over_two_forwards, lasts)
+
+
+def let_a_buffer_go():
+    """A backward is broken off when a bucket has left, and the buffer for its sums is replaced."""
+    rank, size = dist.get_rank(), 1 << 20
+    dc.init(dist.group.WORLD, {}, size)
+    first = rank * (size // 2)
+    buffers = [torch.zeros(size // 2, device=DEVICE) for _ in range(2)]
+    dc.register_param(0, [size], torch.zeros(size, device=DEVICE), buffers[0], first)
+    dc.register_graph_z1(GRAPH, [0])
+    for factor in (1.0, 2.0):
+        dc.start_backward(True)
+        if factor > 1:
+            time.sleep(0.5 * rank)
+        torch.ops.dc.reduce_grad(torch.full((size,), factor, device=DEVICE), GRAPH, 0)
+        if factor == 1:
+            torch.ops.dc.end_backward([None], GRAPH, True)
+    torch.ops.dc.reduce_grad(torch.ones(size, device=DEVICE), GRAPH, 0)  # the one before leaves
+    dc.update_param_grad_buffer(0, buffers[1], first)
+    buffers[0].fill_(7)  # it is somebody else's now
+    dist.barrier()
+    dc.start_backward(True)
+    torch.ops.dc.reduce_grad(torch.full((size,), 3.0, device=DEVICE), GRAPH, 0)
+    torch.ops.dc.end_backward([None], GRAPH, True)
+    assert torch.all(buffers[0] == 7)
+    assert torch.all(buffers[1] == 3)
+    dc.cleanup()
+
+
+def test_nothing_writes_to_a_buffer_that_was_replaced(worlds):
+    worlds(2).run(let_a_buffer_go)

@@ -111,8 +111,9 @@ class Job:
         self.dc.start_backward(update)
         trainable = [i for i, buffer in enumerate(self.buffers) if buffer.numel() > 0]
         for i in reversed(trainable):
-            self.use(i)
-        self.end_backward([self.reduce(i, factor) for i in reversed(trainable)])
+            self.use(i, graph=graph)
+        done = [self.reduce(i, factor, graph=graph) for i in reversed(trainable)]
+        self.end_backward(done, graph=graph)
 
     def check_buffer(self, i, expected, tolerance=1e-6):
         torch.testing.assert_close(
@@ -583,3 +584,73 @@ def test_a_trace_has_the_gathers_of_all_ranks(worlds, tmp_path):
         events = json.loads(Path(path).read_text())["traceEvents"]
         names = {event["name"] for event in events if event["ph"] == "X"}
         assert {"parameter 0", "parameter 1"} <= names
+
+
+def go_on_with_another_graph():
+    """A graph is broken off while it holds a parameter, and never runs again."""
+    job = Job(SHAPES, persistent=(1,))
+    other = GRAPH + 1
+    job.dc.register_graph_z3(other, list(range(len(SHAPES))))
+    for i in (0, 1):
+        job.gather(i)
+    for _ in range(3):
+        for i in range(len(SHAPES)):
+            job.use(i, graph=other)
+        job.backward(1, update=True, graph=other)
+        job.update()
+        job.dc.step_ends()
+    job.close()
+
+
+def test_a_graph_that_was_broken_off_holds_no_parameter_back(worlds):
+    worlds(2).run(go_on_with_another_graph)
+
+
+def write_behind_torchs_back():
+    """As a checkpoint is loaded: between forwards, also of frozen and of persistent parameters."""
+    job = Job(SHAPES, frozen=(2, 3), persistent=(1, 3))
+    for version in range(3):
+        for _ in range(2):
+            for i in range(len(SHAPES)):
+                job.use(i)
+        assert job.version == version
+        job.update()
+        job.dc.shards_written()
+    job.close()
+
+
+def test_shards_that_were_written_are_gathered_anew(worlds):
+    worlds(2).run(write_behind_torchs_back)
+
+
+class Reducing(torch.autograd.Function):
+    """A graph whose backward reduces parameter 0 with a factor."""
+
+    @staticmethod
+    def forward(ctx, x, job, factor):
+        ctx.given = job, factor
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        job, factor = ctx.given
+        job.end_backward([job.reduce(0, factor)], release=False)
+        return grad, None, None
+
+
+def go_back_over_two_forwards(lasts):
+    """DeepSpeed says for each forward's output that the backward begins."""
+    job = Job([(5, 3)])
+    for last in lasts:
+        x = torch.ones(1, requires_grad=True)
+        outputs = [Reducing.apply(x, job, factor) for factor in (1, 10)]
+        for output in outputs:
+            output.register_hook(lambda grad, last=last: job.dc.start_backward(last))
+        sum(outputs).sum().backward()
+    job.check_buffer(0, job.mean(0, 11 * len(lasts)))
+    job.close()
+
+
+@pytest.mark.parametrize("lasts", [(True,), (False, True)])
+def test_a_backward_over_two_forwards_begins_once(worlds, lasts):
+    worlds(2).run(go_back_over_two_forwards, lasts)

@@ -202,6 +202,7 @@ _ATTRIBUTE = "_penstock_state"
 def _wrap_engine(cls: Any, native: Any) -> None:
     wrappers = dict.fromkeys(_ENTRY_POINTS, _around)
     wrappers.update(compile=_around_compile, step=_around_step, destroy=_around_destroy)
+    wrappers.update(load_checkpoint=_around_writing, reload_states=_around_writing)
     for name in wrappers:
         if not hasattr(cls, name):
             raise PenstockError(
@@ -255,6 +256,19 @@ def _around_step(original: Callable[..., Any], native: Any) -> Callable[..., Any
         return result
 
     return step
+
+
+def _around_writing(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def write(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        if _ATTRIBUTE not in engine.__dict__:
+            return original(engine, *args, **kwargs)
+        _activate(engine, native)
+        result = original(engine, *args, **kwargs)
+        native.shards_written()  # behind torch's back, also frozen ones
+        return result
+
+    return write
 
 
 def _around_destroy(original: Callable[..., Any], native: Any) -> Callable[..., Any]:

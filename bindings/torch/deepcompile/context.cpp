@@ -1,6 +1,7 @@
 #include "context.hpp"
 
 #include <ATen/DeviceAccelerator.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <atomic>
 #include <map>
@@ -61,6 +62,11 @@ void Context::reset() {
 }
 
 void Context::start_backward(bool update) {
+    // DeepSpeed says so for each of the forwards that this pass of autograd goes back over.
+    const int64_t pass = torch::autograd::get_current_graph_task_id();
+    if (pass != -1 && pass == pass_ && update == pass_updates_) return;
+    pass_ = pass;
+    pass_updates_ = update;
     zero3.start_backward(update);
     zero12.start_backward(update);
 }

@@ -26,7 +26,7 @@ class Context {
     void register_graph(int stage, int64_t graph, const std::vector<int64_t> &ids);
     Stage &stage_of(int64_t graph); // an error if it is not registered
     void reset();                   // graphs are forgotten
-    void start_backward(bool update);
+    void start_backward(bool update); // again in one pass of autograd: nothing
     // The host waits until the device has done everything (the sync_* switches).
     void synchronize_if(bool wanted) const;
 
@@ -40,6 +40,8 @@ class Context {
 
   private:
     std::unordered_map<int64_t, Stage *> graphs_;
+    int64_t pass_ = -1; // of autograd, in which the latest backward began
+    bool pass_updates_ = false;
 };
 
 using ContextPointer = std::shared_ptr<Context>;

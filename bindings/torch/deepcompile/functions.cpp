@@ -189,6 +189,9 @@ void bind_passes(py::module_ &module) {
         "step_ends", [] { current_context()->zero3.step_ends(); }, Unlocked(),
         "The optimizer is through; without this call a boundary's end_backward stands for it.");
     module.def(
+        "shards_written", [] { current_context()->zero3.shards_written(); }, Unlocked(),
+        "Shards were written in ways that torch does not count; called on all ranks.");
+    module.def(
         "start_backward", [](bool update) { current_context()->start_backward(update); },
         py::arg("update"), Unlocked());
 }

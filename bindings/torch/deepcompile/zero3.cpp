@@ -421,8 +421,17 @@ void Zero3::clear_gathered() {
         invalidate(parameter->id);
 }
 
+// No use is meant to last beyond a step: its graph was broken off, and may never run again.
+void Zero3::end_uses(std::unordered_map<int64_t, Use> &uses) {
+    for (auto &[id, use] : uses)
+        for (Copy *copy : std::exchange(use.copies, {}))
+            end_use(parameter_of(id), *copy);
+}
+
 void Zero3::step_ends() {
     if (flat_ == nullptr || !update_) return;
+    for (auto &[graph, uses] : uses_)
+        end_uses(uses);
     check(pst_flat_updated(flat()));
     for (const auto &parameter : parameters_) {
         parameter->is_newer = true;
@@ -431,16 +440,20 @@ void Zero3::step_ends() {
     }
 }
 
+void Zero3::shards_written() {
+    if (flat_ == nullptr) return;
+    for (const auto &parameter : parameters_) {
+        parameter->is_newer = true;
+        check(pst_flat_touched(flat(), parameter->index));
+    }
+}
+
 // ---- graphs and backwards -----------------------------------------------------------------------
 
 void Zero3::register_graph(int64_t graph, const std::vector<int64_t> &ids) {
     for (int64_t id : ids)
         parameter_of(id);
-    const auto found = uses_.find(graph);
-    if (found != uses_.end())
-        for (auto &[id, use] : found->second)
-            for (Copy *copy : use.copies)
-                end_use(parameter_of(id), *copy);
+    end_uses(uses_[graph]);
     uses_[graph].clear();
 }
 

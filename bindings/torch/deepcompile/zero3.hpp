@@ -35,6 +35,8 @@ class Zero3 : public Stage {
     void invalidate(int64_t id); // its gathered copies; not a persistent one's
     void clear_gathered();       // as invalidate, for all
     void step_ends();            // if an update was due, the shards have new values
+    // All shards may have new values that torch has not counted. All ranks call it alike.
+    void shards_written();
     // A shard on the host is gathered from a copy where the ranks train, until it is dropped: what
     // is newer is always the host's. Without a reload the next gather makes the copy, if need be.
     void reload(int64_t id);
@@ -107,6 +109,7 @@ class Zero3 : public Stage {
     void make_resident(Parameter &parameter, Copy &copy);
     void release_profiled(Parameter &parameter);
     void end_use(const Parameter &parameter, Copy &copy);
+    void end_uses(std::unordered_map<int64_t, Use> &uses);
     void check(pst_status status) const;
 
     Context &context_;
