@@ -140,3 +140,26 @@ def load_assigning(stage):
 @pytest.mark.parametrize("stage", [1, 3])
 def test_loading_by_assignment_fills_the_shards(worlds, stage):
     worlds(2).run(load_assigning, stage)
+
+
+def load_in_place(folder, options):
+    """Into the tensors of the state dict, and nothing else tells of it."""
+    model = penstock.shard(make(Net), **options)
+    wanted = losses(model)
+    dcp.save(model.state_dict(), checkpoint_id=folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    assert losses(model) != wanted
+    dcp.load(model.state_dict(), checkpoint_id=folder)
+    assert losses(model) == wanted
+    penstock.close(model)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"stage": 1}, {"stage": 2}, {"stage": 3}, {"stage": 3, "param_dtype": torch.bfloat16}],
+    ids=["1", "2", "3", "bfloat16"],
+)
+def test_a_checkpoint_loaded_in_place_is_noticed(worlds, tmp_path, options):
+    worlds(2).run(load_in_place, str(tmp_path), options)
