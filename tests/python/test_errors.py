@@ -127,6 +127,45 @@ def test_a_backward_after_one_that_was_broken_off_says_so():
     penstock.close(model)
 
 
+class Clamped(nn.Linear):
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.clamp_(-0.01, 0.01)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_a_module_writes_to_its_gathered_parameters_is_refused(stage):
+    model = make(Net)
+    model.blocks[1].up = Clamped(models.WIDTH, model.blocks[1].up.out_features)
+    penstock.shard(model, stage=stage)
+    for _ in range(2):
+        refuses("ESTATE", "'blocks.1' were written.*outside of", loss_of, model, 0, 0)
+    penstock.close(model)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_load_into_what_a_broken_off_pass_has_left_is_refused(stage):
+    model = penstock.shard(make(Net), stage=stage)
+    state = make(Net, seed=7).state_dict()
+
+    def fail(gradient):
+        raise ValueError("stop here")
+
+    def watch(module, inputs, output):
+        output.register_hook(fail)
+
+    handle = model.blocks[1].register_forward_hook(watch)
+    with pytest.raises(ValueError, match="stop here"):
+        loss_of(model, 0, 0).backward()
+    handle.remove()
+    model.load_state_dict(state)
+    refuses("ESTATE", "were written.*run a forward before", loss_of, model, 0, 0)
+    model.load_state_dict(state)
+    assert loss_of(model, 0, 0).item() == pytest.approx(loss_of(make(Net, seed=7), 0, 0).item())
+    penstock.close(model)
+
+
 def test_a_trace_needs_a_path():
     model = penstock.shard(make(Net))
     with pytest.raises(PenstockError, match="which file"), penstock.trace(model):

@@ -125,6 +125,8 @@ class Engine:
         self.backward.abandon()
         for unit in self.units:
             unit.reset()
+        for unit in self.units:
+            unit.refuse_written()
         self._look_at_shards()
         self.native.begin_forward(torch.is_grad_enabled())
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from penstock import _C
+from penstock._errors import PenstockError
 from penstock._world import Layout, World, as_sharded, local_of
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ class Unit:
         self.pending = 0
         self.calls: list[Use] = []
         self._shown: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
+        self._version = 0  # of all whole parameters, when they were shown last
 
     def seal(self) -> None:
         """Note where its parameters show: all of its groups have their shards."""
@@ -194,6 +196,7 @@ class Unit:
             for parameter in group.parameters
             for module, attribute in parameter.places
         ]
+        self._version = self._whole_version()
 
     def hold(self) -> None:
         """Begin a use: gather, wait, and show the whole parameters."""
@@ -212,6 +215,20 @@ class Unit:
             self._show_sharded()
         for group in self.groups:
             self.native.release(group.index)
+        if self.held == 0:
+            self.refuse_written()
+
+    def refuse_written(self) -> None:
+        """Raise if whole parameters were written since they were shown: the shards were not."""
+        if self._version == self._whole_version():
+            return
+        self._version = self._whole_version()
+        raise PenstockError(
+            "ESTATE",
+            f"parameters of {self.name or 'the root'!r} were written, or moved to other memory, "
+            "while they were gathered, which their shards do not know: write to them outside of "
+            "forward and backward; after a pass that was broken off, run a forward before",
+        )
 
     def reset(self) -> None:
         """Forget the uses of a pass that was broken off, as the engine does itself."""
@@ -222,8 +239,12 @@ class Unit:
         self.active.clear()
         self.calls.clear()
 
+    def _whole_version(self) -> int:
+        return sum(full._version for _, _, full, _ in self._shown)
+
     def _show_full(self) -> None:
         self.whole = True
+        self._version = self._whole_version()
         for module, attribute, full, _ in self._shown:
             module._parameters[attribute] = full
 

@@ -24,8 +24,8 @@ class Context {
 
     // stage: 1, 2 or 3.
     void register_graph(int stage, int64_t graph, const std::vector<int64_t> &ids);
-    Stage &stage_of(int64_t graph); // an error if it is not registered
-    void reset();                   // graphs are forgotten
+    Stage &stage_of(int64_t graph);   // an error if it is not registered
+    void reset();                     // graphs are forgotten
     void start_backward(bool update); // again in one pass of autograd: nothing
     // The host waits until the device has done everything (the sync_* switches).
     void synchronize_if(bool wanted) const;
