@@ -17,7 +17,7 @@ def test_a_rank_knows_its_place_and_its_gpus(tmp_path):
     script = """
 import os
 names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES"]
-print(*(os.environ[name] for name in names))
+os.write(1, (" ".join(os.environ[name] for name in names) + "\\n").encode())  # in one piece
 """
     log = tmp_path / "log"
     job = Job(2, [sys.executable, "-c", script], log, {"CUDA_VISIBLE_DEVICES": "2,3"})
