@@ -1,9 +1,11 @@
 """Train a model sharded and unsharded on the same batches, and compare."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import penstock
+import pytest
 import torch
 import torch.distributed as dist
 from models import loss_of, make
@@ -25,6 +27,22 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+@contextmanager
+def breaking_off(module: nn.Module) -> Iterator[None]:
+    """Run a backward that raises when it gets to the module's output."""
+
+    def refuse(gradient: torch.Tensor) -> None:
+        raise ValueError("stop here")
+
+    def watch(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        output.register_hook(refuse)
+
+    handle = module.register_forward_hook(watch)
+    with pytest.raises(ValueError, match="stop here"):
+        yield
+    handle.remove()
 
 
 def assert_close(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:

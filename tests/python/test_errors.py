@@ -9,7 +9,7 @@ import models
 import penstock
 import pytest
 import torch
-from equality import sgd, world
+from equality import breaking_off, sgd, world
 from models import Net, loss_of, make
 from penstock import PenstockError
 from torch import nn
@@ -148,17 +148,8 @@ def test_what_a_module_writes_to_its_gathered_parameters_is_refused(stage):
 def test_a_load_into_what_a_broken_off_pass_has_left_is_refused(stage):
     model = penstock.shard(make(Net), stage=stage)
     state = make(Net, seed=7).state_dict()
-
-    def fail(gradient):
-        raise ValueError("stop here")
-
-    def watch(module, inputs, output):
-        output.register_hook(fail)
-
-    handle = model.blocks[1].register_forward_hook(watch)
-    with pytest.raises(ValueError, match="stop here"):
+    with breaking_off(model.blocks[1]):
         loss_of(model, 0, 0).backward()
-    handle.remove()
     model.load_state_dict(state)
     refuses("ESTATE", "were written.*run a forward before", loss_of, model, 0, 0)
     model.load_state_dict(state)
@@ -304,21 +295,17 @@ def drop_in_mid_backward(key):
         if rank == 1:
             store.wait([key])
 
-    def refuse(gradient):
-        raise ValueError("stop here")
-
     def let_peer_go():
         time.sleep(0.3)
         store.set(key, "go on")
 
     sharded = penstock.shard(make(Net), stage=2, bucket_bytes=256, timeout=600)
-    for block, hook in ((2, wait_for_key), (1, refuse)):
-        sharded.blocks[block].register_forward_hook(
-            lambda module, inputs, output, hook=hook: output.register_hook(hook) and None
-        )
+    sharded.blocks[2].register_forward_hook(
+        lambda module, inputs, output: output.register_hook(wait_for_key) and None
+    )
     if rank == 0:
         threading.Thread(target=let_peer_go).start()
-    with pytest.raises(ValueError, match="stop here"):
+    with breaking_off(sharded.blocks[1]):
         loss_of(sharded, 0, rank).backward()
     del sharded
     gc.collect()

@@ -10,6 +10,7 @@ from equality import (
     assert_close,
     assert_same_gradients,
     assert_same_parameters,
+    breaking_off,
     sgd,
     train_both,
     whole,
@@ -333,17 +334,8 @@ def break_off(stage, options):
     """A backward that raises half-way; the next step is right."""
     rank, _ = world()
     reference, sharded = pair(stage, **options)
-
-    def refuse(gradient):
-        raise ValueError("stop here")
-
-    def watch(module, inputs, output):
-        output.register_hook(refuse)
-
-    handle = sharded.blocks[1].register_forward_hook(watch)
-    with pytest.raises(ValueError, match="stop here"):
+    with breaking_off(sharded.blocks[1]):
         loss_of(sharded, 0, rank).backward()
-    handle.remove()
     failing = sharded.blocks[2].up.register_forward_pre_hook(lambda m, a: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         loss_of(sharded, 0, rank)

@@ -213,6 +213,14 @@ static inline int queue_drain(queue_device *queue) {
     return did;
 }
 
+/* The end of a test: what is enqueued runs, and no event is left behind by the runtime. */
+static inline void queue_end(queue_device *queue, pst_runtime *runtime) {
+    queue_drain(queue);
+    pst_runtime_destroy(runtime);
+    assert_int_equal(queue->live_events, 0);
+    queue_close(queue);
+}
+
 static inline pst_lane *open_queue_lane(pst_runtime *runtime, queue_device *queue, const char *name,
                                         pst_lane_mode mode) {
     const pst_lane_options options = {

@@ -28,10 +28,7 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
     fixture *f = *state;
-    queue_drain(&f->queue);
-    pst_runtime_destroy(f->runtime);
-    assert_int_equal(f->queue.live_events, 0);
-    queue_close(&f->queue);
+    queue_end(&f->queue, f->runtime);
     free(f);
     return 0;
 }

@@ -201,8 +201,9 @@ _ATTRIBUTE = "_penstock_state"
 
 def _wrap_engine(cls: Any, native: Any) -> None:
     wrappers = dict.fromkeys(_ENTRY_POINTS, _around)
-    wrappers.update(compile=_around_compile, step=_around_step, destroy=_around_destroy)
-    wrappers.update(load_checkpoint=_around_writing, reload_states=_around_writing)
+    wrappers.update(compile=_around_compile, destroy=_around_destroy, step=_telling("step_ends"))
+    # They write shards behind torch's back, also frozen ones.
+    wrappers.update(dict.fromkeys(("load_checkpoint", "reload_states"), _telling("shards_written")))
     for name in wrappers:
         if not hasattr(cls, name):
             raise PenstockError(
@@ -245,30 +246,22 @@ def _around(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
     return entry_point
 
 
-def _around_step(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def step(engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if _ATTRIBUTE not in engine.__dict__:
-            return original(engine, *args, **kwargs)
-        _activate(engine, native)
-        result = original(engine, *args, **kwargs)
-        native.step_ends()  # the shards may have changed
-        return result
+def _telling(news: str) -> Callable[..., Any]:
+    """Wrap so that the runtime hears afterwards of what has changed, by its function `news`."""
 
-    return step
+    def around(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def entry_point(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            if _ATTRIBUTE not in engine.__dict__:
+                return original(engine, *args, **kwargs)
+            _activate(engine, native)
+            result = original(engine, *args, **kwargs)
+            getattr(native, news)()
+            return result
 
+        return entry_point
 
-def _around_writing(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def write(engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if _ATTRIBUTE not in engine.__dict__:
-            return original(engine, *args, **kwargs)
-        _activate(engine, native)
-        result = original(engine, *args, **kwargs)
-        native.shards_written()  # behind torch's back, also frozen ones
-        return result
-
-    return write
+    return around
 
 
 def _around_destroy(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
