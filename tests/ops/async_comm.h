@@ -125,6 +125,11 @@ static inline void board_post(const async_comm *comm, const pst_collective *mine
     ticket->arrived++;
 }
 
+/* The streams go on after an abort, and write to what others may have been reading. */
+static inline int board_lets_go(const board *board) {
+    return board->is_aborted && board->readers == 0;
+}
+
 /* ---- data ------------------------------------------------------------------------------------ */
 
 static inline void board_gather(const board_ticket *ticket, const pst_collective *mine) {
@@ -227,7 +232,7 @@ static inline pst_status async_advance(async_collective *self) {
     board *board = self->comm->board;
     if (self->phase == 0) board_post(self->comm, &self->what);
     if (self->phase == 0) self->phase = 1;
-    if (board->status != PST_OK) return board->is_aborted ? PST_OK : PST_PENDING;
+    if (board->status != PST_OK) return board_lets_go(board) ? PST_OK : PST_PENDING;
     board_ticket *ticket = board_at(board, self->what.ticket);
     if (ticket->arrived < board->size) return PST_PENDING;
     if (self->phase == 1) async_read_unlocked(self, ticket);
@@ -289,7 +294,7 @@ static inline pst_status async_run_source_wait(void *argument) {
     const async_source *self = argument;
     (void)pthread_mutex_lock(&self->board->lock);
     const int is_read = board_at(self->board, self->ticket)->reads[self->rank] == self->board->size;
-    const int is_over = is_read || self->board->is_aborted;
+    const int is_over = is_read || board_lets_go(self->board);
     (void)pthread_mutex_unlock(&self->board->lock);
     return is_over ? PST_OK : PST_PENDING;
 }
