@@ -82,6 +82,36 @@ def test_many_are_kept_apart_by_graph_and_number(worlds, pinned):
     worlds(1).run(with_runtime, move_many, pinned=pinned)
 
 
+def run_forward_twice():
+    for order in [(0, 1), (1, 0), (1, 0)]:
+        tensors = [torch.randn(100, device=DEVICE) for _ in range(2)]
+        kept = [tensor.clone() for tensor in tensors]
+        hosts = [torch.ops.dc.offload_tensor(tensor, 1, 7) for tensor in tensors]
+        hosts = [torch.ops.dc.wait_offload(host, 1, 7) for host in hosts]
+        for tensor in tensors:
+            tensor.fill_(-1)
+        for i in order:
+            back = torch.ops.dc.reload_tensor(hosts[i], 1, 7)
+            assert torch.equal(torch.ops.dc.wait_reload(back, 1, 7), kept[i])
+
+
+@PINNED
+def test_a_graph_that_runs_twice_before_its_backward_keeps_both(worlds, pinned):
+    worlds(1).run(with_runtime, run_forward_twice, pinned=pinned)
+
+
+def use_the_same_memory_again():
+    addresses = set()
+    for _ in range(5):
+        host = torch.ops.dc.offload_tensor(torch.randn(100, device=DEVICE), 1, 7)
+        addresses.add(torch.ops.dc.wait_offload(host, 1, 7).data_ptr())
+    assert len(addresses) <= 2  # `host` still has the last one when the next is stored
+
+
+def test_the_next_step_takes_no_further_host_memory(worlds):
+    worlds(1).run(with_runtime, use_the_same_memory_again)
+
+
 def outlive():
     dc.init(dist.group.WORLD, {})
     tensor = torch.randn(50, device=DEVICE)

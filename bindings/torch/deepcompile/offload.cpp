@@ -52,76 +52,110 @@ Offload::Store &Offload::store() {
 
 // ---- activations --------------------------------------------------------------------------------
 
-Offload::Activation &Offload::activation(int64_t graph, int64_t id) {
-    const auto found = activations_.find({graph, id});
-    if (found == activations_.end())
-        throw StatusError{PST_ESTATE, "activation " + std::to_string(id) + " of graph " +
-                                          std::to_string(graph) +
-                                          " was not offloaded: call offload_tensor first"};
-    return found->second;
+uint64_t Offload::key_of(const at::Tensor &host, Place place) const {
+    const auto found = stored_.find(host.const_data_ptr());
+    if (found == stored_.end() || found->second.place != place)
+        throw StatusError{PST_ESTATE, "activation " + std::to_string(place.second) + " of graph " +
+                                          std::to_string(place.first) +
+                                          " was not offloaded to this tensor: call "
+                                          "offload_tensor first"};
+    return found->second.key;
 }
 
-at::Tensor Offload::host_view(uint64_t key, const at::Tensor &like) {
+// What was stored before the graphs were forgotten belongs to none of them.
+void Offload::take_back() {
+    std::vector<Given> returned;
+    {
+        const std::lock_guard<std::mutex> guard(store().lock);
+        returned.swap(store_->returned);
+    }
+    for (const Given &given : returned) {
+        const auto found = stored_.find(given.memory);
+        if (found != stored_.end() && found->second.key == given.key) {
+            unused_[found->second.place].push_back(given.key);
+            stored_.erase(found);
+        } else {
+            pst_offload_drop(store_->offload, given.key);
+        }
+    }
+}
+
+uint64_t Offload::take_key(Place place) {
+    take_back();
+    std::vector<uint64_t> &unused = unused_[place];
+    if (unused.empty()) return new_key();
+    const uint64_t key = unused.back();
+    unused.pop_back();
+    return key;
+}
+
+at::Tensor Offload::host_view(uint64_t key, Place place, const at::Tensor &like) {
     void *memory = nullptr;
     size_t bytes = 0;
     check(pst_offload_address(store().offload, key, &memory, &bytes));
     const std::shared_ptr<Store> keeper = store_;
-    return at::from_blob(
-        memory, like.sizes(), like.strides(), [keeper](void *) {},
-        at::TensorOptions().dtype(like.scalar_type()).device(at::kCPU), at::Device(at::kCPU));
+    stored_[memory] = {place, key};
+    const auto give_back = [keeper, key](void *given) {
+        const std::lock_guard<std::mutex> guard(keeper->lock);
+        keeper->returned.push_back({given, key});
+    };
+    return at::from_blob(memory, like.sizes(), like.strides(), give_back,
+                         at::TensorOptions().dtype(like.scalar_type()).device(at::kCPU),
+                         at::Device(at::kCPU));
 }
 
 at::Tensor Offload::offload(const at::Tensor &tensor, int64_t graph, int64_t id) {
     const at::Tensor source = dense(tensor);
-    Activation &activation = activations_[{graph, id}];
-    if (activation.key == 0) activation.key = new_key();
-    if (source.numel() == 0 || !is_pinned()) {
-        activation.host =
-            at::empty_strided(source.sizes(), source.strides(), source.options().device(at::kCPU));
-        activation.host.copy_(source);
-        return activation.host;
-    }
+    if (source.numel() == 0 || !is_pinned())
+        return at::empty_strided(source.sizes(), source.strides(),
+                                 source.options().device(at::kCPU))
+            .copy_(source);
+    const Place place{graph, id};
+    const uint64_t key = take_key(place);
     auto *owner = new at::Tensor(source);
-    const pst_status status = pst_offload_store(store().offload, activation.key, source.data_ptr(),
-                                                bytes_of(source), owner);
+    const pst_status status =
+        pst_offload_store(store().offload, key, source.data_ptr(), bytes_of(source), owner);
     if (status != PST_OK) delete owner;
     check(status);
-    activation.host = host_view(activation.key, source);
-    return activation.host;
+    return host_view(key, place, source);
 }
 
 at::Tensor Offload::wait_offload(const at::Tensor &host, int64_t graph, int64_t id) {
-    const Activation &activation = this->activation(graph, id);
     if (host.numel() != 0 && is_pinned())
-        check(pst_offload_wait_store(store().offload, activation.key));
-    return activation.host;
+        check(pst_offload_wait_store(store().offload, key_of(host, {graph, id})));
+    return host;
 }
 
-at::Tensor Offload::reload(const at::Tensor &, int64_t graph, int64_t id) {
-    Activation &activation = this->activation(graph, id);
-    const at::Tensor &host = activation.host;
+at::Tensor Offload::reload(const at::Tensor &host, int64_t graph, int64_t id) {
     at::Tensor device = at::empty_strided(host.sizes(), host.strides(),
                                           host.options().device(context_.ranks->runtime->where()));
     if (host.numel() == 0 || !is_pinned()) return device.copy_(host);
+    const Place place{graph, id};
+    const uint64_t key = key_of(host, place);
     auto *owner = new at::Tensor(device);
-    const pst_status status = pst_offload_load(store().offload, activation.key, device.data_ptr(),
+    const pst_status status = pst_offload_load(store().offload, key, device.data_ptr(),
                                                bytes_of(device), nullptr, 0, owner);
     if (status != PST_OK) delete owner;
     check(status);
-    activation.is_reloaded = true;
+    coming_[place].push_back(key);
     return device;
 }
 
 at::Tensor Offload::wait_reload(const at::Tensor &tensor, int64_t graph, int64_t id) {
-    const Activation &activation = this->activation(graph, id);
-    if (activation.is_reloaded) check(pst_offload_wait_load(store().offload, activation.key));
+    for (uint64_t key : std::exchange(coming_[{graph, id}], {}))
+        check(pst_offload_wait_load(store().offload, key));
     return tensor;
 }
 
 void Offload::forget_graphs() {
-    for (const auto &[place, activation] : activations_)
-        if (store_) pst_offload_drop(store_->offload, activation.key);
-    activations_.clear();
+    if (!store_) return;
+    take_back();
+    for (const auto &[place, keys] : unused_)
+        for (uint64_t key : keys)
+            pst_offload_drop(store_->offload, key);
+    unused_.clear();
+    coming_.clear();
+    stored_.clear();
 }
 
 // ---- shards -------------------------------------------------------------------------------------

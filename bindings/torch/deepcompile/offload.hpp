@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -17,8 +19,9 @@ namespace penstock::dc {
 
 class Context;
 
-// Host memory stays with an activation's (graph, id) until the graphs are forgotten, so that each
-// step finds it again.
+// An activation's host memory is known by its address, since a graph that runs twice before its
+// backward has two of each; when the tensor on it dies it waits for the next of its (graph, id),
+// until the graphs are forgotten, so that each step finds it again.
 class Offload {
   public:
     explicit Offload(Context &context) : context_(context) {}
@@ -44,6 +47,16 @@ class Offload {
     void forget_graphs();
 
   private:
+    using Place = std::pair<int64_t, int64_t>; // graph and id
+    using Keys = std::map<Place, std::vector<uint64_t>>;
+    struct Given {
+        const void *memory;
+        uint64_t key;
+    };
+    struct Stored {
+        Place place;
+        uint64_t key;
+    };
     // What copies. Tensors on its host memory keep it alive.
     struct Store {
         explicit Store(std::shared_ptr<Runtime> runtime);
@@ -53,22 +66,23 @@ class Offload {
 
         const std::shared_ptr<Runtime> runtime;
         pst_offload *offload = nullptr;
-    };
-    struct Activation {
-        uint64_t key = 0;
-        at::Tensor host;
-        bool is_reloaded = false; // in this step
+        std::mutex lock; // of what follows: tensors die on any thread
+        std::vector<Given> returned;
     };
 
     Store &store();
-    Activation &activation(int64_t graph, int64_t id);
-    at::Tensor host_view(uint64_t key, const at::Tensor &like);
+    uint64_t key_of(const at::Tensor &host, Place place) const;
+    uint64_t take_key(Place place);
+    void take_back();
+    at::Tensor host_view(uint64_t key, Place place, const at::Tensor &like);
     void check(pst_status status) const;
     bool is_pinned() const;
 
     Context &context_;
     std::shared_ptr<Store> store_;
-    std::map<std::pair<int64_t, int64_t>, Activation> activations_; // by graph and id
+    std::unordered_map<const void *, Stored> stored_; // by address: what tensors are on
+    Keys unused_;
+    Keys coming_; // reloaded, and not waited for
     uint64_t last_key_ = 0;
 };
 
