@@ -74,7 +74,7 @@ def put(folder: Path, *, version: str = "0.19.6", source: str | None = None) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
     package = _module("deepspeed", __version__=version)
-    for name in ("compile", "ops", "ops.op_builder", "runtime"):
+    for name in ("compile", "ops", "ops.op_builder", "runtime", "runtime.zero"):
         _module(f"deepspeed.{name}")
 
     class OpBuilder:
@@ -102,6 +102,9 @@ def put(folder: Path, *, version: str = "0.19.6", source: str | None = None) -> 
         param_manager={},
     )
     package.runtime = sys.modules["deepspeed.runtime"]
+    _module(
+        "deepspeed.runtime.zero.partition_parameters", GatheredParameters=_gathered_parameters()
+    )
     package.runtime.engine = _module("deepspeed.runtime.engine", DeepSpeedEngine=_engine(util))
     package.compile = sys.modules["deepspeed.compile"]
     package.compile.util = util
@@ -116,6 +119,29 @@ def remove() -> None:
         del sys.modules[name]
 
 
+def _gathered_parameters() -> type:
+    class GatheredParameters:
+        """Only its modifying rank's end: `write(rank)` stands for the partitioning."""
+
+        def __init__(self, write: Any, modifier_rank: int | None) -> None:
+            self.write, self.src_rank, self.enabled = write, modifier_rank, True
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *reason: Any) -> None:
+            self.write()
+
+    return GatheredParameters
+
+
+class DeepSpeedZeroOptimizer_Stage3:  # noqa: N801
+    """Where each parameter's gradient lies: a name of DeepSpeed's that the class's is part of."""
+
+    def set_partitions(self, partitions: dict[int, Any]) -> None:
+        self.__param_id_to_grad_partition = partitions
+
+
 def _engine(util: ModuleType) -> type[Engine]:
     class DeepSpeedEngine(Engine):
         """Its hooks run in every engine's backward, as DeepSpeed's do."""
@@ -123,6 +149,7 @@ def _engine(util: ModuleType) -> type[Engine]:
         def __init__(self, module: Any, **options: Any) -> None:
             super().__init__(module, handle=lambda: util.dc_handle, **options)
             self.compiles = True  # by DeepCompile
+            self.optimizer = DeepSpeedZeroOptimizer_Stage3()
 
         def compile(self) -> None:
             if not self.compiles:
@@ -151,8 +178,8 @@ def _engine(util: ModuleType) -> type[Engine]:
         def load_checkpoint(self, load: Any) -> None:
             load()
 
-        def reload_states(self) -> None:
-            pass
+        def reload_states(self, reload: Any) -> None:
+            reload()
 
         def destroy(self) -> None:
             super().destroy()

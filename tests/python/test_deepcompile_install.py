@@ -140,7 +140,7 @@ def test_an_engine_without_deepcompile_is_left_alone(put):
     assert "_penstock_state" not in engine.__dict__
 
 
-def load_between_forwards(folder):
+def write_between_forwards(folder, way):
     """Shards are written through .data, as DeepSpeed does it, which torch does not count."""
     deepspeed = fake_deepspeed.put(folder, source=declarations())
     penstock.deepspeed.install()
@@ -154,14 +154,55 @@ def load_between_forwards(folder):
     with torch.no_grad():
         for _ in range(3):
             assert engine.forward(batch(0, 0), 0).abs().sum() > 0
-        engine.load_checkpoint(zero)
+        if way == "GatheredParameters":
+            parameters = sys.modules["deepspeed.runtime.zero.partition_parameters"]
+            with parameters.GatheredParameters(zero, modifier_rank=0):
+                pass
+        else:
+            getattr(engine, way)(zero)
         assert engine.forward(batch(0, 0), 0).abs().sum() == 0
     engine.destroy()
     fake_deepspeed.remove()
 
 
-def test_a_checkpoint_that_is_loaded_is_gathered(fresh_world, tmp_path):
-    fresh_world(1).run(load_between_forwards, tmp_path)
+@pytest.mark.parametrize("way", ["load_checkpoint", "reload_states", "GatheredParameters"])
+def test_what_deepspeed_writes_to_shards_is_gathered(fresh_world, tmp_path, way):
+    fresh_world(1).run(write_between_forwards, tmp_path, way)
+
+
+def reload_gradients(folder):
+    deepspeed = fake_deepspeed.put(folder, source=declarations())
+    penstock.deepspeed.install()
+    engine = deepspeed.runtime.engine.DeepSpeedEngine(make(Net), stage=3)
+    engine.compile()
+    engine.optimizer.set_partitions({})
+
+    def train():
+        engine.backward(engine.forward(batch(0, 0), 0).sum())
+        return [gradient.clone() for gradient in engine.memory.buffers]
+
+    def reload():
+        engine.memory.buffers = [torch.full_like(b, torch.nan) for b in engine.memory.buffers]
+        engine.optimizer.set_partitions(
+            {
+                parameter.ds_id: buffer
+                for parameter, buffer in zip(
+                    engine.memory.parameters, engine.memory.buffers, strict=True
+                )
+                if parameter.requires_grad
+            }
+        )
+
+    expected = train()
+    engine.reload_states(reload)
+    for got, wanted in zip(train(), expected, strict=True):
+        assert torch.equal(got, wanted)
+    engine.destroy()
+    fake_deepspeed.remove()
+
+
+def test_gradients_follow_the_partitions_that_are_reloaded(fresh_world, tmp_path):
+    fresh_world(1).run(reload_gradients, tmp_path)
 
 
 def keep_hooks_apart(folder):

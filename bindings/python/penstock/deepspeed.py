@@ -57,7 +57,7 @@ def install() -> None:
     native = _operators.load()
     _check_source(places.source(), native)
     places.put(native)
-    _wrap_engine(importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine, native)
+    _wrap_all(native)
 
 
 def uninstall() -> None:
@@ -66,7 +66,7 @@ def uninstall() -> None:
     places = _Places()
     if places.taken_by_penstock():
         places.put(None)
-        _unwrap_engine(importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine)
+        _unwrap_all()
 
 
 def _import_deepspeed() -> Any:
@@ -125,7 +125,7 @@ class _Installed:
     """What is in place now."""
 
     native: Any = None
-    originals: dict[str, Callable[..., Any]] = {}
+    originals: dict[tuple[Any, str], Callable[..., Any]] = {}  # by class and name
     active: weakref.ref[Any] | None = None  # the engine whose state DeepSpeed's modules hold
 
 
@@ -199,25 +199,32 @@ class _EngineState:
 _ATTRIBUTE = "_penstock_state"
 
 
-def _wrap_engine(cls: Any, native: Any) -> None:
-    wrappers = dict.fromkeys(_ENTRY_POINTS, _around)
-    wrappers.update(compile=_around_compile, destroy=_around_destroy, step=_telling("step_ends"))
-    # They write shards behind torch's back, also frozen ones.
-    wrappers.update(dict.fromkeys(("load_checkpoint", "reload_states"), _telling("shards_written")))
-    for name in wrappers:
+def _wrap_all(native: Any) -> None:
+    engine = importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine
+    zero = importlib.import_module("deepspeed.runtime.zero.partition_parameters")
+    wrappers: dict[tuple[Any, str], Callable[..., Any]] = {
+        **{(engine, name): _around for name in _ENTRY_POINTS},
+        (engine, "compile"): _around_compile,
+        (engine, "step"): _telling_of_steps,
+        (engine, "load_checkpoint"): _telling_of_writes,  # behind torch's back, also frozen ones
+        (engine, "reload_states"): _telling_of_moves,
+        (engine, "destroy"): _around_destroy,
+        (zero.GatheredParameters, "__exit__"): _telling_of_modifications,
+    }
+    for cls, name in wrappers:
         if not hasattr(cls, name):
             raise PenstockError(
                 "EMISMATCH",
-                f"DeepSpeedEngine has no {name!r} in this DeepSpeed: install {PROVED_WITH}",
+                f"{cls.__name__} has no {name!r} in this DeepSpeed: install {PROVED_WITH}",
             )
-    _installed.originals = {name: getattr(cls, name) for name in wrappers}
-    for name, wrapper in wrappers.items():
-        setattr(cls, name, wrapper(_installed.originals[name], native))
+    _installed.originals = {place: getattr(*place) for place in wrappers}
+    for place, wrapper in wrappers.items():
+        setattr(*place, wrapper(_installed.originals[place], native))
 
 
-def _unwrap_engine(cls: Any) -> None:
-    for name, original in _installed.originals.items():
-        setattr(cls, name, original)
+def _unwrap_all() -> None:
+    for place, original in _installed.originals.items():
+        setattr(*place, original)
     _installed.originals = {}
     _installed.active = None
 
@@ -246,8 +253,8 @@ def _around(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
     return entry_point
 
 
-def _telling(news: str) -> Callable[..., Any]:
-    """Wrap so that the runtime hears afterwards of what has changed, by its function `news`."""
+def _telling(news: Callable[[Any, Any], None]) -> Callable[..., Any]:
+    """Wrap so that the runtime hears afterwards of what has changed: ``news(engine, native)``."""
 
     def around(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -256,12 +263,37 @@ def _telling(news: str) -> Callable[..., Any]:
                 return original(engine, *args, **kwargs)
             _activate(engine, native)
             result = original(engine, *args, **kwargs)
-            getattr(native, news)()
+            news(engine, native)
             return result
 
         return entry_point
 
     return around
+
+
+def _tell_of_moves(engine: Any, native: Any) -> None:
+    native.shards_written()
+    place = "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"
+    for number, partition in getattr(engine.optimizer, place, {}).items():
+        native.update_param_grad_buffer(number, partition, 0)
+
+
+_telling_of_steps = _telling(lambda engine, native: native.step_ends())
+_telling_of_writes = _telling(lambda engine, native: native.shards_written())
+_telling_of_moves = _telling(_tell_of_moves)
+
+
+def _telling_of_modifications(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
+    """Wrap the end of GatheredParameters, where a rank whose shard is padding writes nothing."""
+
+    @functools.wraps(original)
+    def exit(parameters: Any, *reason: Any) -> Any:
+        result = original(parameters, *reason)
+        if parameters.enabled and parameters.src_rank is not None:
+            native.shards_written()
+        return result
+
+    return exit
 
 
 def _around_destroy(original: Callable[..., Any], native: Any) -> Callable[..., Any]:

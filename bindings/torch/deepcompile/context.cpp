@@ -127,6 +127,15 @@ ContextPointer current_context() {
     return found->second;
 }
 
+std::vector<ContextPointer> all_contexts() {
+    Contexts &all = contexts();
+    std::lock_guard<std::mutex> guard(all.lock);
+    std::vector<ContextPointer> found;
+    for (const auto &[number, context] : all.live)
+        found.push_back(context);
+    return found;
+}
+
 ContextPointer context_of(int64_t graph) {
     Contexts &all = contexts();
     std::lock_guard<std::mutex> guard(all.lock);

@@ -57,6 +57,7 @@ void select_context(int64_t number);
 void end_current_context();
 void end_all_contexts();
 ContextPointer current_context(); // an error if there is none
+std::vector<ContextPointer> all_contexts();
 // The one that registered the graph last, or the current one.
 ContextPointer context_of(int64_t graph);
 void own_graph(int64_t graph, const ContextPointer &context);

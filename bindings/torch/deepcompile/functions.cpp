@@ -152,7 +152,11 @@ void bind_parameters(py::module_ &module) {
     module.def(
         "update_param_grad_buffer",
         [](int64_t id, at::Tensor grad_buffer, int64_t offset) {
-            current_context()->zero12.update_grad_buffer(id, std::move(grad_buffer), offset);
+            const ContextPointer context = current_context();
+            if (context->zero3.has(id))
+                context->zero3.update_grad_buffer(id, grad_buffer);
+            else
+                context->zero12.update_grad_buffer(id, std::move(grad_buffer), offset);
         },
         py::arg("ds_id"), py::arg("grad_buffer"), py::arg("offset"), Unlocked());
     module.def(
@@ -189,8 +193,13 @@ void bind_passes(py::module_ &module) {
         "step_ends", [] { current_context()->zero3.step_ends(); }, Unlocked(),
         "The optimizer is through; without this call a boundary's end_backward stands for it.");
     module.def(
-        "shards_written", [] { current_context()->zero3.shards_written(); }, Unlocked(),
-        "Shards were written in ways that torch does not count; called on all ranks.");
+        "shards_written",
+        [] {
+            for (const ContextPointer &context : all_contexts())
+                context->zero3.shards_written();
+        },
+        Unlocked(),
+        "Shards were written, or put elsewhere, behind the runtimes' back; all ranks call it.");
     module.def(
         "start_backward", [](bool update) { current_context()->start_backward(update); },
         py::arg("update"), Unlocked());

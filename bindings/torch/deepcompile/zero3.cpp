@@ -102,6 +102,22 @@ pst_flat_stats Zero3::stats() const {
 
 // ---- parameters ---------------------------------------------------------------------------------
 
+void Zero3::check_grad_buffer(int64_t id, const at::Tensor &grad_buffer, int64_t chunk) const {
+    const at::Device where = context_.ranks->runtime->where();
+    if (grad_buffer.numel() != chunk || !grad_buffer.is_contiguous())
+        refuse(id, "its grad_buffer has " + std::to_string(grad_buffer.numel()) +
+                       " elements instead of " + std::to_string(chunk) + ", or is not contiguous");
+    if (grad_buffer.device() != where)
+        refuse(id, "its grad_buffer is on " + grad_buffer.device().str() + " instead of " +
+                       where.str());
+}
+
+void Zero3::set_grad_buffer(Parameter &parameter, const at::Tensor &grad_buffer) {
+    parameter.grad_buffer = grad_buffer.detach();
+    check(pst_flat_bind_gradient(flat_, parameter.index, parameter.grad_buffer.mutable_data_ptr(),
+                                 dtype_of(parameter.grad_buffer.scalar_type())));
+}
+
 void Zero3::register_parameter(int64_t id, std::vector<int64_t> shape, at::Tensor shard,
                                at::Tensor grad_buffer, bool persistent,
                                std::optional<at::ScalarType> expected_grad_dtype) {
@@ -111,14 +127,9 @@ void Zero3::register_parameter(int64_t id, std::vector<int64_t> shape, at::Tenso
     if (shard.numel() != chunk || !shard.is_contiguous())
         refuse(id, "its shard has " + std::to_string(shard.numel()) + " elements instead of " +
                        std::to_string(chunk) + ", or is not contiguous");
-    if (grad_buffer.defined() && grad_buffer.numel() != 0 &&
-        (grad_buffer.numel() != chunk || !grad_buffer.is_contiguous()))
-        refuse(id, "its grad_buffer has " + std::to_string(grad_buffer.numel()) +
-                       " elements instead of " + std::to_string(chunk) + ", or is not contiguous");
+    const bool is_trainable = grad_buffer.defined() && grad_buffer.numel() != 0;
+    if (is_trainable) check_grad_buffer(id, grad_buffer, chunk);
     const at::Device where = context_.ranks->runtime->where();
-    if (grad_buffer.defined() && grad_buffer.numel() != 0 && grad_buffer.device() != where)
-        refuse(id, "its grad_buffer is on " + grad_buffer.device().str() + " instead of " +
-                       where.str());
     if (shard.device() != where && !shard.is_cpu())
         refuse(id, "its shard is on " + shard.device().str() + ", neither on the host nor on " +
                        where.str());
@@ -133,16 +144,21 @@ void Zero3::register_parameter(int64_t id, std::vector<int64_t> shape, at::Tenso
     parameter->persistent = persistent;
     parameter->grad_dtype = expected_grad_dtype;
     check(pst_flat_add(flat_, name_of(id).c_str(), elements, &parameter->index));
-    if (grad_buffer.defined() && grad_buffer.numel() != 0) {
-        parameter->grad_buffer = grad_buffer.detach();
+    if (is_trainable) {
+        set_grad_buffer(*parameter, grad_buffer);
         parameter->grad_buffer.zero_();
-        check(pst_flat_bind_gradient(flat_, parameter->index,
-                                     parameter->grad_buffer.mutable_data_ptr(),
-                                     dtype_of(parameter->grad_buffer.scalar_type())));
     }
     by_id_[id] = parameter.get();
     parameters_.push_back(std::move(parameter));
     bound_ = false;
+}
+
+void Zero3::update_grad_buffer(int64_t id, const at::Tensor &grad_buffer) {
+    Parameter &parameter = parameter_of(id);
+    const at::Tensor &before = parameter.grad_buffer;
+    if (before.defined() && before.data_ptr() == grad_buffer.data_ptr()) return;
+    check_grad_buffer(id, grad_buffer, parameter.registered.numel());
+    set_grad_buffer(parameter, grad_buffer);
 }
 
 void Zero3::bind(Parameter &parameter, bool has_home) {
@@ -172,10 +188,11 @@ bool Zero3::homes_are_alike() const {
 }
 
 // Where peers read memory by themselves, the shards are to lie where peers can: then no copy of
-// them is needed for it. Small ones are not worth a piece of mapped memory.
+// them is needed for it. Small ones are not worth a piece of mapped memory, nor is what somebody
+// moves again.
 void Zero3::move_homes() {
     Ranks &ranks = *context_.ranks;
-    if (!ranks.segments || !ranks.are_read_by_peers()) return;
+    if (!ranks.segments || !ranks.are_read_by_peers() || !homes_.empty()) return;
     std::set<const void *> seen;
     for (const auto &parameter : parameters_) {
         if (is_away(*parameter)) continue;
@@ -184,6 +201,7 @@ void Zero3::move_homes() {
         if (bytes < least_moved_bytes || !seen.insert(home.unsafeGetStorageImpl()).second) continue;
         move_memory(home, ranks.segments);
         check(pst_flat_open_memory(flat_, home.mutable_data(), bytes));
+        homes_.push_back(std::move(home));
     }
 }
 
@@ -192,7 +210,7 @@ void Zero3::bind_all() {
     const bool are_alike = homes_are_alike();
     if (are_alike) move_homes();
     for (const auto &parameter : parameters_)
-        if (parameter->shard.defined()) bind(*parameter, are_alike);
+        if (can_be_bound(*parameter)) bind(*parameter, are_alike);
     bound_ = true;
 }
 
@@ -259,6 +277,11 @@ bool Zero3::is_whole(const Parameter &parameter) const {
 
 bool Zero3::is_away(const Parameter &parameter) const {
     return parameter.registered.device() != context_.ranks->runtime->where();
+}
+
+bool Zero3::can_be_bound(const Parameter &parameter) const {
+    return parameter.shard.defined() && is_whole(parameter) &&
+           (parameter.is_copied || !is_away(parameter));
 }
 
 // What the optimizer has written since the copy was made, or may have, is copied again.
@@ -440,12 +463,17 @@ void Zero3::step_ends() {
     }
 }
 
+// A rank may have had nothing to write, or may have got the same addresses again.
 void Zero3::shards_written() {
-    if (flat_ == nullptr) return;
+    bool are_moved = false;
     for (const auto &parameter : parameters_) {
         parameter->is_newer = true;
-        check(pst_flat_touched(flat(), parameter->index));
+        if (!bound_ || !can_be_bound(*parameter)) continue;
+        are_moved |= parameter->shard.data_ptr() != parameter->address;
+        parameter->version = version_of(parameter->shard);
+        check(pst_flat_touched(flat_, parameter->index));
     }
+    if (bound_) bound_ = context_.ranks->is_equal_everywhere(are_moved) && !are_moved;
 }
 
 // ---- graphs and backwards -----------------------------------------------------------------------

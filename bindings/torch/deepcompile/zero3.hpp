@@ -30,12 +30,18 @@ class Zero3 : public Stage {
     void register_parameter(int64_t id, std::vector<int64_t> shape, at::Tensor shard,
                             at::Tensor grad_buffer, bool persistent,
                             std::optional<at::ScalarType> expected_grad_dtype);
+    bool has(int64_t id) const {
+        return by_id_.count(id) != 0;
+    }
+    // What it held counts no more: the next gradient is written, not added.
+    void update_grad_buffer(int64_t id, const at::Tensor &grad_buffer);
     // Gathers it at once.
     void set_persistent(int64_t id);
     void invalidate(int64_t id); // its gathered copies; not a persistent one's
     void clear_gathered();       // as invalidate, for all
     void step_ends();            // if an update was due, the shards have new values
-    // All shards may have new values that torch has not counted. All ranks call it alike.
+    // All shards may have new values that torch has not counted, and may lie elsewhere. All ranks
+    // call it alike, and agree on it.
     void shards_written();
     // A shard on the host is gathered from a copy where the ranks train, until it is dropped: what
     // is newer is always the host's. Without a reload the next gather makes the copy, if need be.
@@ -95,7 +101,10 @@ class Zero3 : public Stage {
     void bind_all();
     void bind(Parameter &parameter, bool has_home);
     void look_at(Parameter &parameter);
+    void check_grad_buffer(int64_t id, const at::Tensor &grad_buffer, int64_t chunk) const;
+    void set_grad_buffer(Parameter &parameter, const at::Tensor &grad_buffer);
     bool is_whole(const Parameter &parameter) const;
+    bool can_be_bound(const Parameter &parameter) const;
     bool is_away(const Parameter &parameter) const; // from where the ranks train
     void bring(Parameter &parameter);
     bool homes_are_alike() const;
@@ -114,6 +123,7 @@ class Zero3 : public Stage {
 
     Context &context_;
     std::unique_ptr<Segments> segments_;
+    std::vector<c10::Storage> homes_; // opened to the peers: they live as long as `flat_`
     pst_flat *flat_ = nullptr;
     bool bound_ = false;
     std::vector<std::unique_ptr<Parameter>> parameters_; // in the order of registration
