@@ -144,17 +144,52 @@ def test_what_a_module_writes_to_its_gathered_parameters_is_refused(stage):
     penstock.close(model)
 
 
+def interrupt(module, args):
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("stage", [1, 3])
-def test_a_load_into_what_a_broken_off_pass_has_left_is_refused(stage):
+def test_a_load_into_what_an_interrupted_forward_has_left_is_refused(stage):
     model = penstock.shard(make(Net), stage=stage)
     state = make(Net, seed=7).state_dict()
-    with breaking_off(model.blocks[1]):
-        loss_of(model, 0, 0).backward()
+    handle = model.blocks[1].up.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        loss_of(model, 0, 0)
+    handle.remove()
     model.load_state_dict(state)
     refuses("ESTATE", "were written.*run a forward before", loss_of, model, 0, 0)
     model.load_state_dict(state)
     assert loss_of(model, 0, 0).item() == pytest.approx(loss_of(make(Net, seed=7), 0, 0).item())
     penstock.close(model)
+
+
+def test_a_parameter_that_was_replaced_says_so():
+    model = penstock.shard(make(Net))
+    loss_of(model, 0, 0).backward()
+    bias = model.blocks[1].up.bias
+    model.blocks[1].up.bias = nn.Parameter(torch.zeros(bias.shape))
+    refuses("ESTATE", "'bias' of a Linear in 'blocks.1' was replaced", loss_of, model, 0, 0)
+    model.blocks[1].up.bias = bias
+    loss_of(model, 0, 0).backward()
+    penstock.close(model)
+
+
+def test_a_hook_that_cannot_be_called_is_refused():
+    model = penstock.shard(make(Net))
+    handle = model.head.weight.register_hook(torch.neg)
+    refuses("EUNSUPPORTED", "'head.weight'.*post_accumulate", loss_of, model, 0, 0)
+    handle.remove()
+    loss_of(model, 0, 0)
+    penstock.close(model)
+
+
+def test_a_parameter_of_two_sharded_models_is_refused():
+    first, second = make(Net), make(Net)
+    second.head.weight = first.head.weight
+    penstock.shard(first)
+    refuses("EINVAL", "'head.weight' of Net is in another sharded", penstock.shard, second)
+    penstock.close(first)
+    penstock.close(penstock.shard(second))
 
 
 def test_a_trace_needs_a_path():

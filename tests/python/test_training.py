@@ -17,6 +17,7 @@ from equality import (
     world,
 )
 from models import Net, loss_of, make
+from torch.distributed.tensor import DTensor
 
 # On GPUs each test makes communicators anew; stage 2 holds what 1 holds and reduces as 3 does.
 both_ways = pytest.mark.parametrize("stage", [1, 3] if models.DEVICE == "cuda" else [1, 2, 3])
@@ -349,6 +350,89 @@ def break_off(stage, options):
 @pytest.mark.parametrize("options", [{}, {"bucket_bytes": 256}], ids=["held", "reduced"])
 def test_a_step_after_one_that_was_broken_off_is_right(worlds, stage, options):
     worlds(2).run(break_off, stage, options)
+
+
+def clean_up_after_a_break(stage, way):
+    """What the branch of an exception does has to reach the shards."""
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    optimizer = sgd(sharded.parameters())
+    accumulate_reference(reference, 0)
+    loss_of(sharded, 0, rank).backward()
+    good = {name: value.clone() for name, value in sharded.state_dict().items()}
+    with breaking_off(sharded.blocks[0]):
+        loss_of(sharded, 1, rank).backward()
+    assert all(isinstance(p, DTensor) for p in sharded.parameters())
+    if way == "load":
+        with torch.no_grad():
+            for parameter in sharded.parameters():
+                parameter.zero_()
+        sharded.load_state_dict(good)
+    (optimizer if way == "optimizer" else sharded).zero_grad()
+    assert all(p.grad is None for p in sharded.parameters())
+    reference.zero_grad()
+    accumulate_reference(reference, 2)
+    loss_of(sharded, 2, rank).backward()
+    finish(reference, sharded)
+
+
+@both_ways
+@pytest.mark.parametrize("way", ["model", "optimizer", "load"])
+def test_gradients_are_zeroed_and_values_loaded_after_a_break(worlds, stage, way):
+    worlds(2).run(clean_up_after_a_break, stage, way)
+
+
+def step_in_the_backward(stage):
+    """An optimizer a parameter, as a hook: torch calls it when the gradient is there."""
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    optimizers = {parameter: sgd([parameter]) for parameter in sharded.parameters()}
+    seen = []
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+        seen.append(parameter)
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(step)
+    all_of_reference = sgd(reference.parameters())
+    for i in range(3):
+        accumulate_reference(reference, i)
+        all_of_reference.step()
+        all_of_reference.zero_grad()
+        loss_of(sharded, i, rank).backward()
+        assert len(seen) == len(optimizers) and set(seen) == set(optimizers)
+        seen.clear()
+    assert_same_parameters(sharded, reference, 1e-5)
+    penstock.close(sharded)
+
+
+@both_ways
+def test_hooks_step_where_the_gradients_are_there(worlds, stage):
+    worlds(2).run(step_in_the_backward, stage)
+
+
+def forget_forwards(stage):
+    """Losses that nobody goes back from leave nothing behind."""
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    for _ in range(3):
+        loss_of(sharded, 7, rank)
+    kept = loss_of(sharded, 8, rank)
+    units = sharded.__dict__["_penstock_engine"].units
+    blocks = [unit for unit in units if unit.name.startswith("blocks")]
+    assert [len(unit.pending) for unit in blocks] == [1] * len(blocks)
+    del kept
+    accumulate_reference(reference, 0)
+    loss_of(sharded, 0, rank).backward()
+    assert not any(unit.pending for unit in units)
+    finish(reference, sharded)
+
+
+@both_ways
+def test_a_forward_without_a_backward_is_forgotten(worlds, stage):
+    worlds(2).run(forget_forwards, stage)
 
 
 def freeze_later():

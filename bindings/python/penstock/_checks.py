@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from penstock._errors import PenstockError
+from penstock._units import is_shared
 
 
 def check_stage(stage: int) -> None:
@@ -42,6 +43,10 @@ def _problem(parameter: nn.Parameter) -> str:
         (
             isinstance(parameter, DTensor),
             "is a DTensor already: shard the plain model",
+        ),
+        (
+            is_shared(parameter),
+            "is in another sharded model too, which updates its shard alone: give each its own",
         ),
         (
             parameter.is_meta,

@@ -126,6 +126,7 @@ class Engine:
         for unit in self.units:
             unit.reset()
         for unit in self.units:
+            unit.refuse_replaced()
             unit.refuse_written()
         self._look_at_shards()
         self.native.begin_forward(torch.is_grad_enabled())
@@ -137,6 +138,8 @@ class Engine:
                 _refuse_moved(parameter)
             if sharded.requires_grad != parameter.full.requires_grad:
                 _follow_requires_grad(parameter)
+            if sharded._backward_hooks:
+                _refuse_hooks(parameter)
         if self._versions() != self._known_versions:
             self.updated()
 
@@ -185,6 +188,15 @@ def _refuse_moved(parameter: Parameter) -> None:
         "ESTATE",
         f"parameter {parameter.name!r} was moved or converted after shard: do that (to, half, ...) "
         "before penstock.shard(model)",
+    )
+
+
+def _refuse_hooks(parameter: Parameter) -> None:
+    raise PenstockError(
+        "EUNSUPPORTED",
+        f"parameter {parameter.name!r} has a hook of register_hook, and there is no gradient of "
+        "one backward to call it with: use register_post_accumulate_grad_hook, which is called "
+        "when .grad is there",
     )
 
 

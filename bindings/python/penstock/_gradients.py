@@ -61,8 +61,15 @@ class Backward:
                 _offer_old_gradient(self._engine, group)
         self._engine.native.begin_backward(self._reduces)
         ending = _Ending(self._end)
-        self._ending = weakref.ref(ending)
+        self._ending = weakref.ref(ending, self._dropped)
         Variable._execution_engine.queue_callback(ending)
+
+    def _dropped(self, ending: weakref.ref[_Ending]) -> None:
+        """Show the shards again if that backward was broken off: its caller may look at them."""
+        if self._running and ending is self._ending:
+            self._held.clear()
+            for unit in self._engine.units:
+                unit.reset()
 
     def _check_running(self) -> None:
         if self._ending is not None and self._ending() is None:
@@ -108,11 +115,10 @@ class Backward:
         """End a use: the gradients of its inputs are there, nothing of its backward is left."""
         unit = use.unit
         unit.active.discard(use)
-        if not use.recomputed:
-            unit.pending = max(0, unit.pending - 1)
+        unit.pending.discard(use)
         if unit.active:
             return
-        if unit.pending == 0:
+        if not unit.pending:
             for group in unit.groups:
                 if group.arrived.indices:
                     self._report(group)
@@ -194,6 +200,9 @@ def _show_gradient(engine: Engine, group: Group) -> None:
         if parameter.sharded.requires_grad and engine.native.has_gradient(parameter.index):
             rows = flat.as_strided(*parameter.rows)
             parameter.sharded.grad = as_sharded(rows, parameter.layout)
+            hooks = parameter.sharded._post_accumulate_grad_hooks or {}
+            for hook in list(hooks.values()):
+                hook(parameter.sharded)
 
 
 def _offer_old_gradient(engine: Engine, group: Group) -> None:
@@ -236,7 +245,8 @@ def no_sync(model: nn.Module | None = None) -> Iterator[None]:
     """Backwards in this context do not reduce: whole gradients stay on each rank.
 
     The first backward after it that reduces takes them along. Until then they are not in
-    ``parameter.grad``, and ``zero_grad`` does not touch them.
+    ``parameter.grad``, and ``zero_grad`` does not touch them. A backward that is broken off takes
+    them with it: begin the accumulation anew.
 
     Parameters
     ----------

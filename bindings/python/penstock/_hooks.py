@@ -210,7 +210,7 @@ def _watch_outputs(use: Use, output: Any) -> None:
             leaf.register_hook(partial(_before_backward, use))
             watched = True
     if watched and use.has_inputs and not use.recomputed:
-        use.unit.pending += 1
+        use.unit.pending.add(use)
 
 
 # ---- backward -----------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock import _C
 from penstock._errors import PenstockError
@@ -13,6 +15,16 @@ from penstock._world import Layout, World, as_sharded, local_of
 
 if TYPE_CHECKING:
     from penstock._hooks import Use
+
+
+# Parameters that shards have replaced, while somebody else still has them.
+_sharded_in: Any = WeakTensorKeyDictionary()
+
+
+def is_shared(original: nn.Parameter) -> bool:
+    """Whether a parameter is one that another model had when it was sharded, which still trains."""
+    world = _sharded_in.get(original, lambda: None)()
+    return world is not None and not world.closed
 
 
 class Parameter:
@@ -69,6 +81,7 @@ class Parameter:
         self.sharded = nn.Parameter(as_sharded(rows, self.layout), requires_grad=self.trainable)
         self.sharded.__dict__.update(self.original.__dict__)  # users' marks
         self.address = local_of(self.sharded).data_ptr()
+        _sharded_in[self.original] = weakref.ref(world)
         del self.original
 
     def make_full(self, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, str]:
@@ -163,8 +176,8 @@ class Unit:
         Whether a backward holds it.
     active : set of Use
         Uses whose backward has begun and has not yet reached their inputs.
-    pending : int
-        Uses of forwards whose backward has not reached their inputs.
+    pending : WeakSet of Use
+        Uses of forwards whose backward has not reached their inputs, and still can.
     calls : list of Use
         Forwards that run, the innermost last.
     """
@@ -183,7 +196,7 @@ class Unit:
         self.whole = False
         self.in_backward = False
         self.active: set[Use] = set()
-        self.pending = 0
+        self.pending: weakref.WeakSet[Use] = weakref.WeakSet()
         self.calls: list[Use] = []
         self._shown: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
         self._version = 0  # of all whole parameters, when they were shown last
@@ -229,6 +242,16 @@ class Unit:
             "while they were gathered, which their shards do not know: write to them outside of "
             "forward and backward; after a pass that was broken off, run a forward before",
         )
+
+    def refuse_replaced(self) -> None:
+        """Raise if a module has another tensor than the shard, while nothing is gathered."""
+        for module, attribute, _, sharded in self._shown:
+            if module._parameters.get(attribute) is not sharded:
+                raise PenstockError(
+                    "ESTATE",
+                    f"{attribute!r} of a {type(module).__name__} in {self.name or 'the root'!r} "
+                    "was replaced after shard: write new values to the parameter that is there",
+                )
 
     def reset(self) -> None:
         """Forget the uses of a pass that was broken off, as the engine does itself."""

@@ -47,6 +47,7 @@ class World:
         ranks_per_node: int | None = None,
     ) -> None:
         self.device = device
+        self.closed = False
         self.nodes: tuple[Any, Any] | None = None  # the ranks of this node, and of this place
         self.why_no_nodes = ""
         self.gather: Any = None
@@ -70,6 +71,7 @@ class World:
 
     def close(self) -> None:
         """Give up the private process groups."""
+        self.closed = True
         self.gather = self.reduce = self.nodes = None
 
     def _find_nodes(
