@@ -144,6 +144,34 @@ def test_what_a_module_writes_to_its_gathered_parameters_is_refused(stage):
     penstock.close(model)
 
 
+class Momentum(nn.Module):
+    """An encoder that follows another one, in the forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.online, self.target = Net(), Net()
+        self.target.requires_grad_(False)
+        self.writes = True
+
+    def forward(self, x, rank):
+        if self.writes:
+            with torch.no_grad():
+                for follower, leader in zip(
+                    self.target.parameters(), self.online.parameters(), strict=True
+                ):
+                    follower.lerp_(leader, 0.5)
+        return self.online(x, rank) - self.target(x, rank)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_shards_that_are_written_in_a_forward_are_refused(stage):
+    model = penstock.shard(make(Momentum), stage=stage)
+    refuses("ESTATE", "Momentum were written while its forward ran", loss_of, model, 0, 0)
+    model.writes = False
+    loss_of(model, 0, 0).backward()
+    penstock.close(model)
+
+
 def interrupt(module, args):
     raise KeyboardInterrupt
 

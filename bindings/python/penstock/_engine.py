@@ -102,8 +102,15 @@ class Engine:
     def leave(self) -> None:
         """Note that a unit's forward has ended."""
         self.depth -= 1
-        if self.depth == 0:
-            self.native.end_forward()
+        if self.depth > 0:
+            return
+        self.native.end_forward()
+        if self._versions() != self._known_versions:
+            raise PenstockError(
+                "ESTATE",
+                f"shards of {self.name} were written while its forward ran, which may have used "
+                "values of before: write to them (a momentum encoder, say) before the forward",
+            )
 
     def drop_read(self) -> None:
         """End the uses of what the root's forward has read: it has ended."""
