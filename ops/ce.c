@@ -149,8 +149,8 @@ static int is_idle(pst__ce *ce) {
     return ce->device->ops->event_query(ce->device, ce->ended) == PST_OK;
 }
 
-/* First the board, then the flags: whoever sees something that a released wait has let through can
- * know it. A start that goes on beside this finds its flags raised, too. */
+/* First the board, then the flags and the link: whoever sees something that a released wait has let
+ * through can know it. A start that goes on beside this finds its flags raised, too. */
 static pst_status ce_abort(pst_comm *comm, pst_status status) {
     pst__ce *ce = ce_of(comm);
     if (status >= PST_OK) status = PST_ECANCELED;
@@ -159,6 +159,7 @@ static pst_status ce_abort(pst_comm *comm, pst_status status) {
     const uint64_t tickets = pst__load_acquire(&ce->tickets);
     (void)pst__flags_set(&ce->flags,
                          pst__flag_sequence(ce->first_sequence, tickets, 0) + FAR_AHEAD);
+    pst__link_shut(&ce->link);
     return is_idle(ce) ? PST_OK : PST_EBUSY;
 }
 

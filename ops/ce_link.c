@@ -145,7 +145,12 @@ typedef union control {
     char bytes[CMSG_SPACE(sizeof(int))];
 } control;
 
-static int send_one(int socket, const pst__message *message, int descriptor) {
+static pst_status outcome(ssize_t moved) {
+    if (moved == (ssize_t)sizeof(pst__message)) return PST_OK;
+    return moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? PST_ETIMEDOUT : PST_EPEER;
+}
+
+static pst_status send_one(int socket, const pst__message *message, int descriptor) {
     control control;
     struct iovec data = {(void *)(uintptr_t)message, sizeof *message};
     struct msghdr header = {.msg_iov = &data, .msg_iovlen = 1};
@@ -159,10 +164,10 @@ static int send_one(int socket, const pst__message *message, int descriptor) {
         first->cmsg_len = CMSG_LEN(sizeof descriptor);
         memcpy(CMSG_DATA(first), &descriptor, sizeof descriptor);
     }
-    return TEMP_FAILURE_RETRY(sendmsg(socket, &header, MSG_NOSIGNAL)) == (ssize_t)sizeof *message;
+    return outcome(TEMP_FAILURE_RETRY(sendmsg(socket, &header, MSG_NOSIGNAL)));
 }
 
-static int receive_one(int socket, pst__message *message, int *descriptor) {
+static pst_status receive_one(int socket, pst__message *message, int *descriptor) {
     control control;
     struct iovec data = {message, sizeof *message};
     struct msghdr header = {.msg_iov = &data,
@@ -173,7 +178,7 @@ static int receive_one(int socket, pst__message *message, int *descriptor) {
     const struct cmsghdr *first = got > 0 ? CMSG_FIRSTHDR(&header) : NULL;
     if (first != NULL && first->cmsg_type == SCM_RIGHTS)
         memcpy(descriptor, CMSG_DATA(first), sizeof *descriptor);
-    return got == (ssize_t)sizeof *message;
+    return outcome(got);
 }
 
 static void close_all(int *descriptors, int size) {
@@ -183,19 +188,27 @@ static void close_all(int *descriptors, int size) {
 
 pst_status pst__link_swap(const pst__link *link, const pst__message *mine, int descriptor,
                           pst__message *messages, int *descriptors, int *culprit) {
-    *culprit = -1;
+    pst_status status = PST_OK;
     for (int peer = 0; peer < link->size; peer++)
         descriptors[peer] = -1;
-    for (int peer = 0; peer < link->size && *culprit < 0; peer++)
-        if (peer != link->rank && !send_one(link->sockets[peer], mine, descriptor)) *culprit = peer;
+    for (int peer = 0; peer < link->size && status == PST_OK; peer++) {
+        if (peer == link->rank) continue;
+        status = send_one(link->sockets[peer], mine, descriptor);
+        *culprit = peer;
+    }
     messages[link->rank] = *mine;
-    for (int peer = 0; peer < link->size && *culprit < 0; peer++)
-        if (peer != link->rank &&
-            !receive_one(link->sockets[peer], &messages[peer], &descriptors[peer]))
-            *culprit = peer;
-    if (*culprit < 0) return PST_OK;
-    close_all(descriptors, link->size);
-    return PST_EPEER;
+    for (int peer = 0; peer < link->size && status == PST_OK; peer++) {
+        if (peer == link->rank) continue;
+        status = receive_one(link->sockets[peer], &messages[peer], &descriptors[peer]);
+        *culprit = peer;
+    }
+    if (status != PST_OK) close_all(descriptors, link->size);
+    return status;
+}
+
+void pst__link_shut(const pst__link *link) {
+    for (int rank = 0; rank < link->size; rank++)
+        if (link->sockets[rank] >= 0) (void)shutdown(link->sockets[rank], SHUT_RDWR);
 }
 
 uint32_t pst__link_closed(const pst__link *link) {

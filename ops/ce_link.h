@@ -27,10 +27,14 @@ typedef struct pst__message {
 
 /* Each rank gives `mine` and, unless it is -1, a descriptor, and gets everybody's (its own message
  * too; descriptors[rank] = -1, and -1 where none came), by rank. The caller closes the descriptors
- * it gets. PST_EPEER with the rank that has gone or kept silent in *culprit: then no descriptors
- * are left. Blocks. */
+ * it gets. PST_EPEER with the rank that has gone in *culprit, PST_ETIMEDOUT with the one that kept
+ * silent: then no descriptors are left. Blocks. */
 pst_status pst__link_swap(const pst__link *link, const pst__message *mine, int descriptor,
                           pst__message *messages, int *descriptors, int *culprit);
+
+/* Whoever waits in a swap with this rank hears that it has gone, and so does this rank itself. Any
+ * thread, does not block. */
+void pst__link_shut(const pst__link *link);
 
 /* By bit: the ranks whose end of the socket is closed. Any thread, does not block. */
 uint32_t pst__link_closed(const pst__link *link);

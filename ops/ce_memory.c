@@ -77,7 +77,8 @@ static pst_status swap(const pst__regions *regions, const pst__message *mine, in
     pst_status status =
         pst__link_swap(regions->link, mine, descriptor, messages, descriptors, &culprit);
     if (status != PST_OK)
-        (void)snprintf(text, size, "rank %d does not answer while memory is registered", culprit);
+        (void)snprintf(text, size, "rank %d %s while memory is registered", culprit,
+                       status == PST_EPEER ? "has gone" : "does not answer");
     return status;
 }
 

@@ -407,6 +407,26 @@ static void registered_sizes_are_the_same_on_all_ranks(void **state) {
     close_world(world);
 }
 
+static void abort_or_register(ce_rank *rank) {
+    if (rank->rank == 1)
+        (void)abort_of(rank);
+    else
+        rank->status = pst_ce_register(rank->comm, rank->home, CE_HOME / 2);
+}
+
+static void who_registers_hears_of_an_abort(void **state) {
+    (void)state;
+    ce_world *world = open_world(3);
+    ce_on_all(world, abort_or_register);
+    for (int rank = 0; rank < 3; rank += 2) { /* and not of a deadline */
+        assert_int_equal(world->ranks[rank].status, PST_EPEER);
+        assert_text(&world->ranks[rank], "has gone while memory is registered");
+        assert_int_equal(status_of(&world->ranks[rank]), PST_EPEER);
+        assert_text(&world->ranks[rank], "rank 1 has failed: ");
+    }
+    close_world(world);
+}
+
 static void memory_can_be_registered_again_and_only_so_often(void **state) {
     (void)state;
     ce_world *world = open_world(2);
@@ -444,6 +464,7 @@ int main(void) {
         cmocka_unit_test(it_is_not_for_devices_without_flags),
         cmocka_unit_test(options_are_the_same_on_all_ranks),
         cmocka_unit_test(registered_sizes_are_the_same_on_all_ranks),
+        cmocka_unit_test(who_registers_hears_of_an_abort),
         cmocka_unit_test(memory_can_be_registered_again_and_only_so_often),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
