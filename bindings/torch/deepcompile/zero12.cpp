@@ -2,6 +2,7 @@
 
 #include "context.hpp"
 #include "dtype.hpp"
+#include "outside_python.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/engine.h>
@@ -178,6 +179,8 @@ bool Zero12::ends_with_autograd() {
     const std::shared_ptr<Zero12 *> self = self_;
     torch::autograd::Engine::get_default_engine().queue_callback([self] {
         if (*self == nullptr) return;
+        const WithoutInterpreter without;
+        const StreamBridge bridge(*(*self)->context_.ranks);
         (*self)->is_queued_ = false;
         try {
             (*self)->finish(true);
