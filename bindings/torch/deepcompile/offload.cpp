@@ -64,18 +64,18 @@ uint64_t Offload::key_of(const at::Tensor &host, Place place) const {
 
 // What was stored before the graphs were forgotten belongs to none of them.
 void Offload::take_back() {
-    std::vector<Given> returned;
+    std::vector<Returned> returned;
     {
         const std::lock_guard<std::mutex> guard(store().lock);
         returned.swap(store_->returned);
     }
-    for (const Given &given : returned) {
-        const auto found = stored_.find(given.memory);
-        if (found != stored_.end() && found->second.key == given.key) {
-            unused_[found->second.place].push_back(given.key);
+    for (const Returned &one : returned) {
+        const auto found = stored_.find(one.memory);
+        if (found != stored_.end() && found->second.key == one.key) {
+            unused_[found->second.place].push_back(one.key);
             stored_.erase(found);
         } else {
-            pst_offload_drop(store_->offload, given.key);
+            pst_offload_drop(store_->offload, one.key);
         }
     }
 }

@@ -49,7 +49,7 @@ class Offload {
   private:
     using Place = std::pair<int64_t, int64_t>; // graph and id
     using Keys = std::map<Place, std::vector<uint64_t>>;
-    struct Given {
+    struct Returned {
         const void *memory;
         uint64_t key;
     };
@@ -67,7 +67,7 @@ class Offload {
         const std::shared_ptr<Runtime> runtime;
         pst_offload *offload = nullptr;
         std::mutex lock; // of what follows: tensors die on any thread
-        std::vector<Given> returned;
+        std::vector<Returned> returned;
     };
 
     Store &store();
