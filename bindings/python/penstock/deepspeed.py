@@ -203,13 +203,13 @@ def _wrap_all(native: Any) -> None:
     engine = importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine
     zero = importlib.import_module("deepspeed.runtime.zero.partition_parameters")
     wrappers: dict[tuple[Any, str], Callable[..., Any]] = {
-        **{(engine, name): _around for name in _ENTRY_POINTS},
+        **{(engine, name): _at_work() for name in _ENTRY_POINTS},
         (engine, "compile"): _around_compile,
-        (engine, "step"): _telling_of_steps,
-        (engine, "load_checkpoint"): _telling_of_writes,  # behind torch's back, also frozen ones
-        (engine, "reload_states"): _telling_of_moves,
+        (engine, "step"): _at_work(_tell_of_step),
+        (engine, "load_checkpoint"): _at_work(_tell_of_writes),  # behind torch's back
+        (engine, "reload_states"): _at_work(_tell_of_moves),
         (engine, "destroy"): _around_destroy,
-        (zero.GatheredParameters, "__exit__"): _telling_of_modifications,
+        (zero.GatheredParameters, "__exit__"): _around_modification,
     }
     for cls, name in wrappers:
         if not hasattr(cls, name):
@@ -243,18 +243,11 @@ def _around_compile(original: Callable[..., Any], native: Any) -> Callable[..., 
     return compile
 
 
-def _around(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def entry_point(engine: Any, *args: Any, **kwargs: Any) -> Any:
-        if _ATTRIBUTE in engine.__dict__:  # compiled
-            _activate(engine, native)
-        return original(engine, *args, **kwargs)
+def _at_work(news: Callable[[Any, Any], None] | None = None) -> Callable[..., Any]:
+    """Wrap so that a compiled engine is the one at work, and ``news(engine, native)`` comes behind.
 
-    return entry_point
-
-
-def _telling(news: Callable[[Any, Any], None]) -> Callable[..., Any]:
-    """Wrap so that the runtime hears afterwards of what has changed: ``news(engine, native)``."""
+    News tell the runtime of what has changed.
+    """
 
     def around(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -263,12 +256,21 @@ def _telling(news: Callable[[Any, Any], None]) -> Callable[..., Any]:
                 return original(engine, *args, **kwargs)
             _activate(engine, native)
             result = original(engine, *args, **kwargs)
-            news(engine, native)
+            if news is not None:
+                news(engine, native)
             return result
 
         return entry_point
 
     return around
+
+
+def _tell_of_step(engine: Any, native: Any) -> None:
+    native.step_ends()
+
+
+def _tell_of_writes(engine: Any, native: Any) -> None:
+    native.shards_written()
 
 
 def _tell_of_moves(engine: Any, native: Any) -> None:
@@ -278,12 +280,7 @@ def _tell_of_moves(engine: Any, native: Any) -> None:
         native.update_param_grad_buffer(number, partition, 0)
 
 
-_telling_of_steps = _telling(lambda engine, native: native.step_ends())
-_telling_of_writes = _telling(lambda engine, native: native.shards_written())
-_telling_of_moves = _telling(_tell_of_moves)
-
-
-def _telling_of_modifications(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
+def _around_modification(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
     """Wrap the end of GatheredParameters, where a rank whose shard is padding writes nothing."""
 
     @functools.wraps(original)
