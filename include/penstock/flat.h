@@ -128,9 +128,9 @@ PST_API pst_status pst_flat_updated(pst_flat *flat);
 PST_API pst_status pst_flat_touched(pst_flat *flat, uint32_t parameter);
 
 /* A backward begins. is_last: the shards are updated after it, and gradients of the backward behind
- * it are written, not added. The one before may have been broken off: what of it has not gone out
- * is forgotten, what has counts as any backward's, so whoever accumulates begins anew behind the
- * next one that is_last, be it broken off too. */
+ * it are written, not added. The one before may have been broken off: what had not gone out is
+ * forgotten, what had gone out counts as any gradient does. So whoever accumulates begins anew
+ * behind the next one that is_last, be it broken off too. */
 PST_API pst_status pst_flat_begin_backward(pst_flat *flat, int is_last);
 /* The whole gradient of a parameter: contiguous, not written until `consumed` is called with the
  * token (which is within this call if it fails, or if the gradient is dropped). It travels as

@@ -90,8 +90,9 @@ PST_API pst_status pst_partition_bind(pst_partition *partition, uint32_t paramet
                                       pst_dtype dtype, size_t first, size_t count);
 
 /* A backward begins; is_last: it is the last one before an update, so that the one after it begins
- * anew. The one before may have been broken off: what of it has not gone out is forgotten, what has
- * counts as any backward's, so whoever accumulates begins anew behind the next one that is_last. */
+ * anew. The one before may have been broken off: what had not gone out is forgotten, what had gone
+ * out counts as any gradient does. So whoever accumulates begins anew behind the next one that
+ * is_last, be it broken off too. */
 PST_API pst_status pst_partition_begin_backward(pst_partition *partition, int is_last);
 
 /* The whole gradient of a parameter: contiguous, not written until `consumed` is called with the
