@@ -32,10 +32,10 @@ static void flat_free(const pst__heap *heap, pst_flat *flat) {
         engine->device->ops->event_destroy(engine->device, flat->copies[i].released);
     pst__flat_history_free(flat);
     pst__flat_sources_free(flat);
+    pst__flat_held_free(heap, flat);
     pst__heap_free(heap, flat->parameters, flat->parameter_capacity * sizeof *flat->parameters);
     pst__heap_free(heap, flat->copies, flat->copy_capacity * sizeof *flat->copies);
     pst__heap_free(heap, flat->reports, flat->report_capacity * sizeof *flat->reports);
-    pst__heap_free(heap, flat->copied, flat->copied_capacity * sizeof *flat->copied);
     pst__heap_free(heap, flat->casts, flat->cast_capacity * sizeof *flat->casts);
     pst__heap_free(heap, flat->batch, flat->batch_capacity * sizeof *flat->batch);
     pst__heap_free(heap, flat, sizeof *flat);
@@ -110,7 +110,7 @@ void pst_flat_destroy(pst_flat *flat) {
                  engine->rank, engine->name);
         return;
     }
-    pst__flat_forget_copied(flat);
+    pst__flat_held_forget(flat);
     engine_free(flat);
     flat_free(engine->heap, flat);
     pst__zero_free(engine);

@@ -66,6 +66,13 @@ typedef struct pst__flat_history {
     size_t next; /* where the use after the latest one stood the last time; == count: unknown */
 } pst__flat_history;
 
+/* Sources that are copied beside compute. */
+#define PST__FLAT_HELD 8
+typedef struct pst__flat_batch {
+    pst_event *copied; /* behind the copies */
+    size_t tokens, bytes;
+} pst__flat_batch;
+
 struct pst_flat {
     pst_flat_options options;
     pst_zero *engine;
@@ -86,7 +93,9 @@ struct pst_flat {
     int has_buckets[PST_DTYPE_COUNT];      /* there is memory for them that peers can read */
     pst__flat_report *reports;
     size_t report_count, report_capacity, report_bytes;
-    void **copied; /* tokens of sources that are copied beside compute */
+    pst__flat_batch held[PST__FLAT_HELD]; /* a ring */
+    size_t held_first, held_count, held_bytes;
+    void **copied; /* the tokens of the batches, oldest first */
     size_t copied_count, copied_capacity;
     pst_cast *casts;
     size_t cast_count, cast_capacity;
@@ -176,7 +185,17 @@ void pst__flat_bucket_abandon(pst_flat *flat);
 
 /* ---- flat_reduce.c --------------------------------------------------------------------------- */
 void pst__flat_abandon_all(pst_flat *flat);
-/* Sources whose copies are over, or that nobody will read. */
-void pst__flat_forget_copied(pst_flat *flat);
+
+/* ---- flat_held.c ----------------------------------------------------------------------------- */
+/* Before what was reported is copied: room to hold it. Compute waits for batches that are too much.
+ */
+pst_status pst__flat_held_room(pst_flat *flat);
+/* Behind that: the reports become a batch. */
+pst_status pst__flat_hold(pst_flat *flat);
+/* Compute waits for all batches. */
+pst_status pst__flat_held_join(pst_flat *flat);
+/* Lets all go that are over, or that nobody will read. */
+void pst__flat_held_forget(pst_flat *flat);
+void pst__flat_held_free(const pst__heap *heap, pst_flat *flat);
 
 #endif

@@ -11,49 +11,15 @@ static void consumed(const pst_flat *flat, void *token) {
         flat->options.consumed(flat->options.callback_context, token);
 }
 
-/* Compute waits for the batch before, whose sources are free then. */
-static pst_status join(pst_flat *flat) {
-    pst_status status = pst__fill_join(flat->engine);
-    if (status != PST_OK) return status;
-    pst__flat_forget_copied(flat);
-    return PST_OK;
-}
-
-void pst__flat_forget_copied(pst_flat *flat) {
-    for (size_t i = 0; i < flat->copied_count; i++)
-        consumed(flat, flat->copied[i]);
-    flat->copied_count = 0;
-}
-
-static pst_status keep_copied(pst_flat *flat) {
-    pst_status status =
-        pst__heap_grow(flat->engine->heap, (void **)&flat->copied, &flat->copied_capacity,
-                       flat->copied_count + flat->report_count, sizeof *flat->copied);
-    if (status != PST_OK)
-        return pst__flat_fail(flat, status, "%s", "no memory to reduce gradients");
-    return PST_OK;
-}
-
-static pst_status copy_reports(pst_flat *flat) {
-    pst_status status = pst__fill_begin(flat->engine);
-    for (size_t i = 0; status == PST_OK && i < flat->report_count; i++)
-        status = pst__flat_bucket_add(flat, &flat->reports[i]);
-    if (status == PST_OK) status = pst__flat_bucket_copy(flat);
-    return status == PST_OK ? pst__fill_end(flat->engine) : status;
-}
-
 /* What was reported goes into buckets. */
 static pst_status fill(pst_flat *flat) {
     if (flat->report_count == 0) return PST_OK;
-    pst_status status = join(flat);
-    if (status == PST_OK) status = keep_copied(flat);
-    if (status == PST_OK) status = copy_reports(flat);
-    if (status != PST_OK) return status;
-    for (size_t i = 0; i < flat->report_count; i++)
-        flat->copied[flat->copied_count++] = flat->reports[i].token;
-    flat->report_count = flat->report_bytes = 0;
-    if (!flat->engine->asynchronous) pst__flat_forget_copied(flat);
-    return PST_OK;
+    pst_status status = pst__flat_held_room(flat);
+    if (status == PST_OK) status = pst__fill_begin(flat->engine);
+    for (size_t i = 0; status == PST_OK && i < flat->report_count; i++)
+        status = pst__flat_bucket_add(flat, &flat->reports[i]);
+    if (status == PST_OK) status = pst__flat_bucket_copy(flat);
+    return status == PST_OK ? pst__flat_hold(flat) : status;
 }
 
 static pst_status flush_all(pst_flat *flat) {
@@ -65,7 +31,7 @@ static pst_status flush_all(pst_flat *flat) {
 
 /* Gradients that have not gone out are forgotten. */
 void pst__flat_abandon_all(pst_flat *flat) {
-    (void)join(flat);
+    (void)pst__flat_held_join(flat);
     for (size_t i = 0; i < flat->report_count; i++)
         consumed(flat, flat->reports[i].token);
     flat->report_count = flat->report_bytes = 0;
@@ -189,7 +155,7 @@ pst_status pst_flat_end_backward(pst_flat *flat, int release) {
     pst_status status = pst_runtime_status(flat->engine->runtime);
     if (status == PST_OK) status = flush_all(flat);
     if (status == PST_OK) status = wait_reductions(flat);
-    if (status == PST_OK) status = join(flat);
+    if (status == PST_OK) status = pst__flat_held_join(flat);
     if (status == PST_OK && flat->is_last) status = zero_old(flat);
     if (status == PST_OK && flat->is_last) status = pst__flat_wait_readers(flat, PST__FLAT_ALL);
     if (status == PST_OK && flat->is_last) status = pst_flat_updated(flat);

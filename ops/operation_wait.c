@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "sched/runtime.h"
+#include "sched/wait.h"
 
 #include <stdio.h>
 #include <time.h>
@@ -104,7 +105,6 @@ pst_status pst__operation_wait_launch(pst__operation *operation) {
     pst_zero *engine = operation->engine;
     if (engine->asynchronous && pst__operation_is_launched(operation)) return PST_OK;
     engine->stats.late_launches += (uint64_t)engine->asynchronous;
-    pst_launch launch = {engine->graph, 0};
-    pst_status status = pst_task_wait(launch, operation->task, engine->options.compute);
-    return pst__operation_lost(engine, status);
+    return pst__operation_lost(
+        engine, pst__task_wait_launch((pst_launch){engine->graph, 0}, operation->task));
 }

@@ -237,6 +237,21 @@ static pst_status wait_for_launch(const pst__question *asked) {
     return status;
 }
 
+static pst_status wait_until_come(const pst__question *asked) {
+    pst_status status = wait_for_launch(asked);
+    if (is_in_vain(asked->graph->runtime, status)) return pst__report_timeout(asked);
+    if (status == PST_OK) (void)pst__look(asked, &status);
+    return status;
+}
+
+pst_status pst__task_wait_launch(pst_launch launch, pst_task task) {
+    pst__question asked;
+    const pst_status status = ask(&launch, task, &asked);
+    if (status != PST_OK) return status;
+    asked.launched_suffices = asked.node->lane != NULL && asked.node->lane->asynchronous;
+    return wait_until_come(&asked);
+}
+
 pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed) {
     pst__question asked;
     pst_status status = ask(&launch, task, &asked);
@@ -246,10 +261,7 @@ pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed) {
     const pst_lane *lane = asked.node->lane;
     asked.launched_suffices =
         by_stream && lane != NULL && pst__lane_waits_on(borrowed, lane->device);
-    status = wait_for_launch(&asked);
-    if (is_in_vain(asked.graph->runtime, status)) return pst__report_timeout(&asked);
-    if (status != PST_OK) return status;
-    (void)pst__look(&asked, &status);
+    status = wait_until_come(&asked);
     if (status == PST_OK && by_stream && (lane == NULL || asked.launched_suffices))
         status = stream_waits(&asked, borrowed);
     return status;

@@ -21,4 +21,8 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
  * this one, and only the launch's own status is still known. */
 pst__task_state pst__look(const pst__question *asked, pst_status *status);
 
+/* Blocks until the task is launched on its asynchronous lane, and on others until it is done. As
+ * pst_task_wait, but no stream waits for it. */
+pst_status pst__task_wait_launch(pst_launch launch, pst_task task);
+
 #endif

@@ -49,6 +49,56 @@ static void steps_do_not_wait_for_the_device(void **unused) {
         }
 }
 
+/* ---- compute goes on ------------------------------------------------------------------------- */
+
+static int compute_went_on; /* atomic */
+
+static pst_status go_on_now(void *argument) {
+    (void)argument;
+    __atomic_store_n(&compute_went_on, 1, __ATOMIC_RELEASE);
+    return PST_OK;
+}
+
+static int goes_on(void) {
+    for (int i = 0; i < 40000 && !__atomic_load_n(&compute_went_on, __ATOMIC_ACQUIRE); i++)
+        async_sleep(100);
+    return __atomic_load_n(&compute_went_on, __ATOMIC_ACQUIRE);
+}
+
+/* The second rank reports nothing, so that the buckets of the first stay full, until that one's
+ * compute is behind its reports. */
+static void report_while_a_peer_waits(rank_state *state) {
+    flat_rank rank;
+    open_flat(&rank, state);
+    step(&rank); /* all memory is open to the peers then */
+    CHECK_FINE();
+    CHECK_OK(pst_flat_begin_backward(rank.flat, 1));
+    if (state->rank == 1) CHECK(goes_on());
+    for (size_t p = 0; p < state->model->parameter_count; p++) {
+        flat_report(&rank, p);
+        CHECK_FINE();
+    }
+    if (state->rank == 0) on_compute(state, go_on_now, &state->rank, sizeof state->rank);
+    CHECK_OK(pst_flat_end_backward(rank.flat, 1));
+    flat_step(&rank);
+    close_flat(&rank);
+}
+
+static void compute_goes_on_while_a_large_gradient_goes_out(void **unused) {
+    (void)unused;
+    model model = empty_model(3);
+    add_shape(&model, 128, 32, 1); /* 16 buckets */
+    add_shape(&model, 8, 16, 1);
+    add_shape(&model, 8, 16, 1);
+    model.bucket_bytes = 1024;
+    model.part_bytes = 400; /* of a batch */
+    for (int device = ON_ONE_SIDED; device <= ON_CE; device++) {
+        model.device = device;
+        __atomic_store_n(&compute_went_on, 0, __ATOMIC_RELEASE);
+        run_ranks_on_device(2, &model, report_while_a_peer_waits, NULL);
+    }
+}
+
 /* ---- what a step costs ----------------------------------------------------------------------- */
 
 /* Calls of the first rank's device. */
@@ -175,6 +225,7 @@ static void a_call_of_the_device_that_fails_ends_all_ranks_or_none(void **unused
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_do_not_wait_for_the_device),
+        cmocka_unit_test(compute_goes_on_while_a_large_gradient_goes_out),
         cmocka_unit_test(a_step_asks_little_of_the_device),
         cmocka_unit_test(a_call_of_the_device_that_fails_ends_all_ranks_or_none),
     };

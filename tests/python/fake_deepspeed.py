@@ -138,6 +138,9 @@ def _gathered_parameters() -> type:
 class DeepSpeedZeroOptimizer_Stage3:  # noqa: N801
     """Where each parameter's gradient lies: a name of DeepSpeed's that the class's is part of."""
 
+    def __init__(self) -> None:
+        self.persistent_parameters: list[Any] = []
+
     def set_partitions(self, partitions: dict[int, Any]) -> None:
         self.__param_id_to_grad_partition = partitions
 

@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import fake_deepspeed
 import penstock.deepspeed
@@ -203,6 +204,24 @@ def reload_gradients(folder):
 
 def test_gradients_follow_the_partitions_that_are_reloaded(fresh_world, tmp_path):
     fresh_world(1).run(reload_gradients, tmp_path)
+
+
+def leave_persistent_parameters_partitioned(folder):
+    """Those that are gathered after a step although no graph has them; others stay."""
+    deepspeed = fake_deepspeed.put(folder, source=declarations())
+    penstock.deepspeed.install()
+    for persists in (False, True):
+        engine = deepspeed.runtime.engine.DeepSpeedEngine(make(Net), stage=1)
+        parameters = [SimpleNamespace(ds_persist=persists)] * 3
+        engine.optimizer.persistent_parameters = parameters
+        engine.compile()
+        assert engine.optimizer.persistent_parameters == (parameters if persists else [])
+        engine.destroy()
+    fake_deepspeed.remove()
+
+
+def test_no_parameter_is_gathered_after_a_step_in_vain(fresh_world, tmp_path):
+    fresh_world(1).run(leave_persistent_parameters_partitioned, tmp_path)
 
 
 def keep_hooks_apart(folder):

@@ -238,9 +238,22 @@ def _around_compile(original: Callable[..., Any], native: Any) -> Callable[..., 
         state.context = native.current()
         if state.context == 0:  # compiled without DeepCompile
             _forget(engine)
+        else:
+            _leave_partitioned(engine)
         return result
 
     return compile
+
+
+def _leave_partitioned(engine: Any) -> None:
+    """Let DeepSpeed not gather after each step what its next forward partitions again at once.
+
+    That is its small parameters, one by one, and it waits for the device then. They are persistent
+    for its own hooks, and for DeepCompile no parameter is.
+    """
+    persistent = getattr(engine.optimizer, "persistent_parameters", [])
+    if persistent and not any(parameter.ds_persist for parameter in persistent):
+        engine.optimizer.persistent_parameters = []
 
 
 def _at_work(news: Callable[[Any, Any], None] | None = None) -> Callable[..., Any]:
