@@ -1,6 +1,6 @@
 """ZeRO-2's reduction on DeepCompile's operators, beside bare collectives of NCCL through torch.
 
-torchrun --nproc_per_node N bench/deepcompile/partitions.py [--layers N]
+torchrun --nproc_per_node N bench/deepcompile/partitions.py [--layers N] [--bucket-mib N]
 
 One process a GPU. The gradients of layers of an 8B model, in bf16, are reported last one first and
 reduced into flat partitions of bf16. Beside that: all gradients in pieces of a bucket's size by
@@ -25,7 +25,7 @@ from penstock import _operators, dc
 HIDDEN, INNER = 4096, 12288
 LAYER = [HIDDEN * HIDDEN] * 2 + [HIDDEN * 1024] * 2 + [INNER * HIDDEN] * 3 + [HIDDEN] * 2
 MIB = 1 << 20
-BUCKET = 16 << 20  # elements: as much as the runtime uses
+FP32_BYTES = 4  # DeepSpeed's bucket size counts elements, for which there is room in any dtype
 ROUNDS = 9
 
 
@@ -49,9 +49,9 @@ def median_ms(run: Callable[[], None]) -> float:
 class Reduction:
     """The operators over a flat partition."""
 
-    def __init__(self, gradients: list[torch.Tensor], symmetric: bool) -> None:
+    def __init__(self, gradients: list[torch.Tensor], symmetric: bool, bucket_bytes: int) -> None:
         self.gradients = gradients
-        dc.init(dist.group.WORLD, {"symmetric_memory": symmetric}, BUCKET)
+        dc.init(dist.group.WORLD, {"symmetric_memory": symmetric}, bucket_bytes // FP32_BYTES)
         rank = dist.get_rank()
         part = math.ceil(sum(g.numel() for g in gradients) / dist.get_world_size())
         self.flat = torch.empty(part, dtype=torch.bfloat16, device="cuda")
@@ -76,10 +76,10 @@ class Reduction:
         torch.ops.dc.end_backward([None], 1, True)
 
 
-def bare(total: int) -> dict[str, Callable[[], None]]:
+def bare(total: int, bucket_bytes: int) -> dict[str, Callable[[], None]]:
     """All gradients in pieces, by each kind of collective."""
     world = dist.get_world_size()
-    piece = torch.empty(BUCKET * 2, dtype=torch.bfloat16, device="cuda")
+    piece = torch.empty(bucket_bytes // 2, dtype=torch.bfloat16, device="cuda")
     chunk = torch.empty(piece.numel() // world, dtype=torch.bfloat16, device="cuda")
     pieces = range(math.ceil(total / piece.numel()))
     return {
@@ -95,7 +95,9 @@ def main() -> None:
     """Run all of it; rank 0 prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=8)
-    layers = parser.parse_args().layers
+    parser.add_argument("--bucket-mib", type=int, default=256, help="as much as the runtime uses")
+    given = parser.parse_args()
+    layers, bucket_bytes = given.layers, given.bucket_mib * MIB
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl")
 
@@ -120,13 +122,13 @@ def main() -> None:
         f"{dist.get_world_size()} x {name}, {total * 2 / 1e9:.2f} GB of gradients, torch "
         f"{torch.__version__}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
     )
-    for kind, run in bare(total).items():
+    for kind, run in bare(total, bucket_bytes).items():
         row(f"bare {kind}", median_ms(run))
     large = sum(g.numel() > MIB for g in gradients)
     alone = median_ms(lambda: [products() for _ in range(large)] and None)
     say(f"{'products alone':28} {alone:7.2f} ms")
     for symmetric in (False, True):
-        reduction = Reduction(gradients, symmetric)
+        reduction = Reduction(gradients, symmetric, bucket_bytes)
         row(f"operators over {reduction.communicator}", median_ms(reduction.run))
         beside = median_ms(partial(reduction.run, products))
         say(f"{'  beside products':28} {beside:7.2f} ms, {beside - alone:.2f} more than alone")

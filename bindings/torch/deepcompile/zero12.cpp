@@ -12,8 +12,8 @@
 namespace penstock::dc {
 namespace {
 
-// Large enough for the bandwidth of a node's links; more would only hold memory.
-constexpr size_t most_bucket_bytes = size_t{64} << 20;
+// NCCL's all-reduce gains bandwidth up to here; more would only hold memory.
+constexpr size_t most_bucket_bytes = size_t{256} << 20;
 
 size_t bucket_limit(const Config &config) {
     if (config.bucket_elements <= 0) return most_bucket_bytes;
