@@ -178,6 +178,12 @@ def _engine(util: ModuleType) -> type[Engine]:
         def step(self) -> None:
             super().step()
 
+        def is_deepcompile_enabled(self) -> bool:
+            return self.compiles
+
+        def is_gradient_accumulation_boundary(self) -> bool:
+            return self.boundary()
+
         def load_checkpoint(self, load: Any) -> None:
             load()
 

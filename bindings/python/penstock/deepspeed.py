@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from penstock import _operators
+from penstock import _host_optimizer, _operators
 from penstock._errors import PenstockError
 
 PROVED_WITH = "0.19.6"  # the version of DeepSpeed
 
 # Entry points of DeepSpeed's engine behind which it calls the runtime.
-_ENTRY_POINTS = ("forward", "_backward_prologue", "_backward_epilogue")
+_ENTRY_POINTS = ("forward", "_backward_prologue")
 # What DeepSpeed keeps once a process and fills for each engine.
 _SHARED_STATE = {
     "deepspeed.compile.util": ("pre_backward_hooks", "post_backward_hooks"),
@@ -205,6 +205,7 @@ def _wrap_all(native: Any) -> None:
     wrappers: dict[tuple[Any, str], Callable[..., Any]] = {
         **{(engine, name): _at_work() for name in _ENTRY_POINTS},
         (engine, "compile"): _around_compile,
+        (engine, "_backward_epilogue"): _at_work(_deliver_gradients),
         (engine, "step"): _at_work(_tell_of_step),
         (engine, "load_checkpoint"): _at_work(_tell_of_writes),  # behind torch's back
         (engine, "reload_states"): _at_work(_tell_of_moves),
@@ -234,6 +235,8 @@ def _around_compile(original: Callable[..., Any], native: Any) -> Callable[..., 
     def compile(engine: Any, *args: Any, **kwargs: Any) -> Any:
         state = engine.__dict__.setdefault(_ATTRIBUTE, _EngineState())
         _activate(engine, native)
+        if engine.is_deepcompile_enabled():
+            _host_optimizer.keep_gradients_on_device(engine.optimizer)
         result = original(engine, *args, **kwargs)
         state.context = native.current()
         if state.context == 0:  # compiled without DeepCompile
@@ -259,7 +262,7 @@ def _leave_partitioned(engine: Any) -> None:
 def _at_work(news: Callable[[Any, Any], None] | None = None) -> Callable[..., Any]:
     """Wrap so that a compiled engine is the one at work, and ``news(engine, native)`` comes behind.
 
-    News tell the runtime of what has changed.
+    News tell the runtime, or DeepSpeed's optimizer, of what has changed.
     """
 
     def around(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
@@ -278,6 +281,11 @@ def _at_work(news: Callable[[Any, Any], None] | None = None) -> Callable[..., An
     return around
 
 
+def _deliver_gradients(engine: Any, native: Any) -> None:
+    if engine.is_gradient_accumulation_boundary():
+        _host_optimizer.deliver(engine.optimizer)
+
+
 def _tell_of_step(engine: Any, native: Any) -> None:
     native.step_ends()
 
@@ -288,8 +296,8 @@ def _tell_of_writes(engine: Any, native: Any) -> None:
 
 def _tell_of_moves(engine: Any, native: Any) -> None:
     native.shards_written()
-    place = "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"
-    for number, partition in getattr(engine.optimizer, place, {}).items():
+    partitions = getattr(engine.optimizer, _host_optimizer.GRADIENT_PARTITIONS, {})
+    for number, partition in partitions.items():
         native.update_param_grad_buffer(number, partition, 0)
 
 

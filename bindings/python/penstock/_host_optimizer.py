@@ -1,0 +1,73 @@
+"""DeepSpeed's optimizer offload under DeepCompile: gradients get to the optimizer on the host.
+
+The runtime reduces gradients in device memory. An optimizer on the host steps with gradients of its
+own, which DeepSpeed fills in hooks that DeepCompile takes away: nothing would be trained.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+GRADIENT_PARTITIONS = "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition"
+
+
+def keep_gradients_on_device(optimizer: Any) -> None:
+    """Give ZeRO-3's gradients device memory to be reduced into, before the runtime learns of them.
+
+    Parameters
+    ----------
+    optimizer : DeepSpeed's ZeRO optimizer
+        One that is not offloaded, or of another stage, is left as it is.
+    """
+    if not getattr(optimizer, "offload_optimizer", False):
+        return
+    on_host = optimizer.grad_partitions_flat_buffer
+    device = importlib.import_module("deepspeed.accelerator").get_accelerator()
+    flat = torch.zeros_like(on_host, device=device.current_device_name(), pin_memory=False)
+    partitions = getattr(optimizer, GRADIENT_PARTITIONS)
+    for number, partition in partitions.items():
+        first = partition.storage_offset() - on_host.storage_offset()
+        partitions[number] = flat[first : first + partition.numel()]
+    optimizer.grad_partitions_flat_buffer = flat
+    device.unpin_memory(on_host)
+
+
+@torch.no_grad()
+def deliver(optimizer: Any) -> None:
+    """Copy the gradients of an accumulation's end to where an optimizer on the host reads them.
+
+    And their norms, whose reading makes the host wait for the copies: they run on the current
+    stream.
+
+    Parameters
+    ----------
+    optimizer : DeepSpeed's ZeRO optimizer
+        One that is not offloaded is left as it is.
+    """
+    if getattr(optimizer, "offload_optimizer", False):
+        optimizer._offload_boundary_param_ids = set(getattr(optimizer, GRADIENT_PARTITIONS))
+        optimizer._finalize_offload_gradient_accumulation()
+    elif getattr(optimizer, "cpu_offload", False):
+        for group in optimizer.averaged_gradients:
+            _deliver_group(optimizer, group)
+
+
+def _deliver_group(optimizer: Any, group: int) -> None:
+    """Deliver what this rank owns of a group of ZeRO-1 or 2, and let the device's memory go."""
+    target = optimizer.single_partition_of_fp32_groups[group].grad
+    parameters = optimizer.params_in_partition[group]
+    # Behind the parameters' gradients there may be padding.
+    for parameter, gradient in zip(parameters, optimizer.averaged_gradients[group], strict=False):
+        number = optimizer.get_param_id(parameter)
+        _, _, first, count = optimizer.grad_position[number]
+        target[first : first + count].copy_(gradient.view(-1), non_blocking=True)
+        norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+        optimizer.norm_for_param_grads[number] = norm
+        if optimizer.check_grad_overflow:
+            optimizer.update_offload_overflow_tracker(gradient)
+    optimizer._release_preflattened_grad_buffers(group)
+    optimizer.averaged_gradients[group] = None
+    optimizer.all_grad_tensors[group] = None
