@@ -71,7 +71,7 @@ pst_status pst__flat_held_room(pst_flat *flat) {
     if (status == PST_OK && flat->engine->asynchronous && batch->copied == NULL)
         status = device_of(flat)->ops->event_create(device_of(flat), 0, &batch->copied);
     if (status == PST_OK) return PST_OK;
-    return pst__flat_fail(flat, status, "%s", "no memory or events to reduce gradients");
+    return pst__flat_fail(flat, status, "%s", "keeping gradients until they are copied failed");
 }
 
 pst_status pst__flat_hold(pst_flat *flat) {

@@ -95,7 +95,7 @@ def main() -> None:
     """Run all of it; rank 0 prints."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--bucket-mib", type=int, default=256, help="as much as the runtime uses")
+    parser.add_argument("--bucket-mib", type=int, default=256, help="256, as the runtime, or less")
     given = parser.parse_args()
     layers, bucket_bytes = given.layers, given.bucket_mib * MIB
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -238,7 +238,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--together", type=int, default=1, help="steps between synchronisations")
     parser.add_argument("--priority", type=int, default=0, help="of the stream to compute on")
     parser.add_argument("--tiny", action="store_true", help="a tiny model: does it run?")
-    parser.add_argument("--trace", help="write a Chrome trace of one step of penstock's here")
+    parser.add_argument("--trace", help="write a Chrome trace of a few steps of penstock's here")
     return parser.parse_args()
 
 
@@ -265,8 +265,9 @@ def close(way: Implementation, given: argparse.Namespace, device: torch.device) 
             f"penstock stood still a step: gathers {gathers:.2f} ms, reductions {reductions:.2f} ms"
         )
     if given.trace:
+        batches = batches_of(given, device, max(2, given.together))
         with library.trace(given.trace):
-            timed_steps(way, batches_of(given, device, 2), device)
+            timed_steps(way, batches, device, given.together)
     library.close(way.model)
 
 

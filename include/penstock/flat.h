@@ -43,8 +43,9 @@ typedef struct pst_flat_options {
                             dtype; larger gradients travel in parts */
     size_t batch_bytes;  /* of gradients that are copied into buckets at once; 0: 32 MiB, or a
                             bucket where that is less. On asynchronous devices they are copied
-                            beside compute, which waits for a batch when 256 MiB more were reported
-                            behind it, or 8 batches, or the backward ends */
+                            beside compute, which waits for a batch when 256 MiB more (in the
+                            buckets' dtype) were reported behind it, or 8 batches, or the backward
+                            ends */
     int single_buffer;   /* 1: one bucket for each dtype: less memory, less overlap */
     /* (optional) where arenas lie, see memory.h. Where a communicator opens memory to peers, it is
      * asked for 16 MiB or more at once, and gives memory that the device's memory_export takes, of

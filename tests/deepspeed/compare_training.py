@@ -1,7 +1,8 @@
 """Run the training script on DeepCompile's own runtime and on Penstock; compare the losses.
 
-A line a setting: the largest difference of the losses over all steps, and the last ones. Runs that
-are at work at the same time have GPUs of their own as far as there are any, and profile in turns.
+A line a setting: the mean and the largest difference of the losses over all steps, and the last
+ones. Runs that are at work at the same time have GPUs of their own as far as there are any, and
+profile in turns.
 Where DeepCompile's own runtime aborts, or trains nothing, the peer is DeepSpeed without it.
 """
 
@@ -20,7 +21,12 @@ from threading import Condition, Thread
 from jobs import Job, share_processors, visible_gpus
 
 SCRIPT = Path(__file__).parent / "train_qwen3.py"
-TOLERANCE = 2e-2  # of a loss, or of 1 where it is smaller: bfloat16 over 200 steps
+# Of differences over all steps, relative to a loss, or to 1 where it is smaller: their mean, and
+# the largest one. In bfloat16, with accumulation, DeepSpeed's own stages 1 and 2 are 2.5e-3 apart
+# in the mean and 2.1e-2 at most.
+TOLERANCES = {"bf16": (5e-3, 5e-2), "fp32": (1e-5, 1e-4)}
+
+
 @dataclass(frozen=True)
 class Setting:
     """Options of the training script, and what Penstock is compared with."""
@@ -59,7 +65,7 @@ def start(run: Run, options: argparse.Namespace, gpus: list[str]) -> Job:
     command = [sys.executable, str(SCRIPT), str(losses)]
     command += SETTINGS[setting].options.split() + ["--steps", str(options.steps)]
     command += ["--profiling-turn", str(folder / f"profiling-{'-'.join(gpus)}")]
-    command += ["--backend", options.backend]
+    command += ["--backend", options.backend, "--dtype", options.dtype]
     command += ["--dump-after", str(max(options.deadline - 5, 1))]
     command += {"deepspeed": [], "penstock": ["--penstock"], "plain": ["--plain"]}[runtime]
     # What Inductor measures would choose kernels, so the order of sums, anew in each run.
@@ -125,16 +131,18 @@ def train_all(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Foun
             yield setting, {runtime: over[setting, runtime] for runtime in runtimes[setting]}
 
 
-def compare(setting: str, runs: dict[str, Found]) -> tuple[bool, str]:
+def compare(setting: str, runs: dict[str, Found], dtype: str) -> tuple[bool, str]:
     """Return whether Penstock's losses are the peer's, and a line about it."""
     for name, run in runs.items():
         if isinstance(run, str):
             return False, f"{setting:22} {name} {run}"
     (peer, wanted), (_, found) = runs.items()
-    far = max(abs(a - b) / max(abs(b), 1.0) for a, b in zip(found, wanted, strict=True))
-    line = f"{setting:22} {len(found)} losses, largest difference from {peer} {far:.1e}, "
+    far = [abs(a - b) / max(abs(b), 1.0) for a, b in zip(found, wanted, strict=True)]
+    mean, largest = sum(far) / len(far), max(far)
+    line = f"{setting:22} {len(found)} losses, from {peer}'s {mean:.1e}, at most {largest:.1e}, "
     line += f"first {found[0]:.4f} and {wanted[0]:.4f}, last {found[-1]:.4f} and {wanted[-1]:.4f}"
-    return far <= TOLERANCE, line
+    most_mean, most = TOLERANCES[dtype]
+    return mean <= most_mean and largest <= most, line
 
 
 def main() -> int:
@@ -144,6 +152,7 @@ def main() -> int:
     parser.add_argument("--peer", choices=("deepspeed", "plain"), help="of all; default: see above")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--dtype", choices=TOLERANCES, default="bf16", help="of what is computed")
     parser.add_argument("--backend", default="inductor", help="what compiles the graphs")
     parser.add_argument("--together", type=int, default=2, help="runs at once on the same GPUs")
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds a run")
@@ -156,7 +165,7 @@ def main() -> int:
     options.end = begun + options.all_within
     equal = True
     for setting, runs in train_all(options):
-        right, line = compare(setting, runs)
+        right, line = compare(setting, runs, options.dtype)
         equal = equal and right
         print(
             f"{time.monotonic() - begun:5.0f} s {'equal' if right else 'WRONG'} {line}", flush=True

@@ -18,6 +18,7 @@ parser.add_argument("--accumulation", type=int, default=1)
 parser.add_argument("--offload", choices=("nothing", "activations", "states", "optimizer"))
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--layers", type=int, default=2)
+parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="of what is computed")
 parser.add_argument("--backend", default="inductor")
 parser.add_argument("--profiling-turn", help="a file: those that name it profile one at a time")
 parser.add_argument("--dump-after", type=float, help="print the stacks after so many seconds")
@@ -60,7 +61,7 @@ def configuration() -> dict:
     return {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": options.accumulation,
-        "bf16": {"enabled": True},
+        "bf16": {"enabled": options.dtype == "bf16"},
         "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "torch_adam": True}},
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,

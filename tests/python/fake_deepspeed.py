@@ -152,11 +152,13 @@ def _engine(util: ModuleType) -> type[Engine]:
         def __init__(self, module: Any, **options: Any) -> None:
             super().__init__(module, handle=lambda: util.dc_handle, **options)
             self.compiles = True  # by DeepCompile
+            self.is_compiled = False
             self.optimizer = DeepSpeedZeroOptimizer_Stage3()
 
         def compile(self) -> None:
-            if not self.compiles:
+            if self.is_compiled or not self.compiles:
                 return
+            self.is_compiled = True
             super().compile()
             util.pre_backward_hooks.append(
                 lambda boundary: self.memory.before_backward(self.handle(), boundary)

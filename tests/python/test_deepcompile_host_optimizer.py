@@ -13,6 +13,7 @@ import torch
 from fake_deepspeed import DeepSpeedZeroOptimizer_Stage3, declarations
 from models import Net, batch, make
 from penstock import _host_optimizer
+from torch.autograd.variable import Variable
 
 
 class Partitioned:
@@ -65,6 +66,15 @@ def test_partitions_are_released_once_they_are_delivered():
     assert optimizer.averaged_gradients == optimizer.all_grad_tensors == {0: None}
 
 
+def test_parameters_without_elements_have_no_gradient():
+    optimizer = Partitioned(gradients())
+    optimizer.params_in_partition = [[7, 9, 8]]
+    optimizer.grad_position[9] = [0, 0, 2, 0]
+    _host_optimizer.deliver(optimizer)
+    assert optimizer.single_partition_of_fp32_groups[0].grad.tolist() == [0, 1, 2, 3, 4, 5, 9, 9]
+    assert set(optimizer.norm_for_param_grads) == {7, 8}
+
+
 def test_an_optimizer_on_the_device_is_left_alone():
     optimizer = SimpleNamespace(cpu_offload=False, averaged_gradients={0: gradients()})
     _host_optimizer.keep_gradients_on_device(optimizer)
@@ -82,6 +92,8 @@ class Sharded(DeepSpeedZeroOptimizer_Stage3):
         self.grad_partitions_flat_buffer = torch.zeros(6)
         first, second = self.grad_partitions_flat_buffer.split([2, 4])
         self.set_partitions({3: first, 4: second})
+        self.fp16_groups = [[SimpleNamespace(ds_id=3)], [SimpleNamespace(ds_id=4)]]
+        self.inf_or_nan_tracker = torch.zeros(1, dtype=torch.bool)
         self.finished = []
 
     def _finalize_offload_gradient_accumulation(self):
@@ -92,9 +104,7 @@ class Sharded(DeepSpeedZeroOptimizer_Stage3):
 def unpinned(monkeypatch):
     """A module `deepspeed.accelerator` of the CPU; what was unpinned."""
     found = []
-    accelerator = SimpleNamespace(
-        current_device_name=lambda: "cpu", unpin_memory=lambda tensor: found.append(tensor)
-    )
+    accelerator = SimpleNamespace(current_device_name=lambda: "cpu", unpin_memory=found.append)
     module = ModuleType("deepspeed.accelerator")
     module.get_accelerator = lambda: accelerator
     monkeypatch.setitem(sys.modules, "deepspeed", ModuleType("deepspeed"))
@@ -114,22 +124,33 @@ def test_shards_of_gradients_move_to_the_device_together(unpinned):
     assert len(unpinned) == 1 and unpinned[0] is on_host
 
 
-def test_deepspeed_delivers_the_shards_of_all_parameters():
+def test_deepspeed_delivers_the_shards_of_all_parameters_group_by_group():
     optimizer = Sharded()
     _host_optimizer.deliver(optimizer)
-    assert optimizer.finished == [{3, 4}]
+    assert optimizer.finished == [{3}, {4}]
+
+
+def offloaded(folder, accumulation):
+    """An engine with such an optimizer, and what is delivered: the gradients' sum at each time."""
+    deepspeed = fake_deepspeed.put(folder, source=declarations())
+    penstock.deepspeed.install()
+    engine = deepspeed.runtime.engine.DeepSpeedEngine(make(Net), stage=2, accumulation=accumulation)
+    delivered = []
+
+    def finalize():
+        sums = [g.abs().sum() for g in engine.memory.gradients() if g is not None]
+        delivered.append(float(sum(sums)))
+
+    engine.compile()
+    engine.optimizer.offload_optimizer = True
+    engine.optimizer.fp16_groups = [[]]
+    engine.optimizer._finalize_offload_gradient_accumulation = finalize
+    return engine, delivered
 
 
 def deliver_at_boundaries(folder):
     """Two micro-batches, and a step: what the first one left is not delivered."""
-    deepspeed = fake_deepspeed.put(folder, source=declarations())
-    penstock.deepspeed.install()
-    engine = deepspeed.runtime.engine.DeepSpeedEngine(make(Net), stage=2, accumulation=2)
-    engine.compile()
-    delivered = []
-    engine.optimizer.offload_optimizer = True
-    engine.optimizer.set_partitions({})
-    engine.optimizer._finalize_offload_gradient_accumulation = lambda: delivered.append(1)
+    engine, delivered = offloaded(folder, accumulation=2)
     counts = []
     for number in range(4):
         engine.backward(engine(batch(number, 0)).sum())
@@ -142,3 +163,46 @@ def deliver_at_boundaries(folder):
 
 def test_gradients_are_delivered_where_an_accumulation_ends(fresh_world, tmp_path):
     fresh_world(1).run(deliver_at_boundaries, tmp_path)
+
+
+def deliver_in_autograd(folder):
+    """DeepSpeed's epilogue is queued before the runtime's end, of a graph without end_backward."""
+    engine, delivered = offloaded(folder, accumulation=1)
+    trainable = engine.memory.trainable
+    engine.handle().register_graph_z2(1, [parameter.param_id for parameter in trainable])
+
+    def backward(_):
+        Variable._execution_engine.queue_callback(engine._backward_epilogue)
+        engine._backward_prologue()
+        for parameter in trainable:
+            torch.ops.dc.reduce_grad.default(torch.ones_like(parameter), 1, parameter.param_id)
+
+    start = torch.ones(1, requires_grad=True)
+    start.register_hook(backward)
+    start.sum().backward()
+    elements = sum(parameter.numel() for parameter in trainable)
+    engine.destroy()
+    fake_deepspeed.remove()
+    assert delivered == [elements]
+
+
+def test_gradients_are_delivered_behind_the_end_of_a_backward(fresh_world, tmp_path):
+    fresh_world(1).run(deliver_in_autograd, tmp_path)
+
+
+def compile_twice(folder):
+    """The second time changes nothing, so gradients stay where the runtime knows them."""
+    deepspeed = fake_deepspeed.put(folder, source=declarations())
+    moved = []
+    _host_optimizer.keep_gradients_on_device = moved.append
+    penstock.deepspeed.install()
+    engine = deepspeed.runtime.engine.DeepSpeedEngine(make(Net), stage=1)
+    engine.compile()
+    engine.compile()
+    engine.destroy()
+    fake_deepspeed.remove()
+    assert moved == [engine.optimizer]
+
+
+def test_gradients_move_once(fresh_world, tmp_path):
+    fresh_world(1).run(compile_twice, tmp_path)

@@ -32,6 +32,7 @@ def keep_gradients_on_device(optimizer: Any) -> None:
         first = partition.storage_offset() - on_host.storage_offset()
         partitions[number] = flat[first : first + partition.numel()]
     optimizer.grad_partitions_flat_buffer = flat
+    optimizer.inf_or_nan_tracker = optimizer.inf_or_nan_tracker.to(flat.device)  # of it
     device.unpin_memory(on_host)
 
 
@@ -48,21 +49,23 @@ def deliver(optimizer: Any) -> None:
         One that is not offloaded is left as it is.
     """
     if getattr(optimizer, "offload_optimizer", False):
-        optimizer._offload_boundary_param_ids = set(getattr(optimizer, GRADIENT_PARTITIONS))
-        optimizer._finalize_offload_gradient_accumulation()
+        for group in optimizer.fp16_groups:  # one at a time: it takes memory for a copy in fp32
+            optimizer._offload_boundary_param_ids = {parameter.ds_id for parameter in group}
+            optimizer._finalize_offload_gradient_accumulation()
     elif getattr(optimizer, "cpu_offload", False):
         for group in optimizer.averaged_gradients:
             _deliver_group(optimizer, group)
 
 
 def _deliver_group(optimizer: Any, group: int) -> None:
-    """Deliver what this rank owns of a group of ZeRO-1 or 2, and let the device's memory go."""
+    """Deliver what this rank owns of a group of ZeRO-1 or 2; of ZeRO-1, free it on the device."""
     target = optimizer.single_partition_of_fp32_groups[group].grad
-    parameters = optimizer.params_in_partition[group]
+    numbers = [optimizer.get_param_id(one) for one in optimizer.params_in_partition[group]]
+    places = [(number, optimizer.grad_position[number][2:]) for number in numbers]
+    filled = [(number, first, count) for number, (first, count) in places if count > 0]
+    gradients = [one for one in optimizer.averaged_gradients[group] if one.numel() > 0]
     # Behind the parameters' gradients there may be padding.
-    for parameter, gradient in zip(parameters, optimizer.averaged_gradients[group], strict=False):
-        number = optimizer.get_param_id(parameter)
-        _, _, first, count = optimizer.grad_position[number]
+    for (number, first, count), gradient in zip(filled, gradients, strict=False):
         target[first : first + count].copy_(gradient.view(-1), non_blocking=True)
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
         optimizer.norm_for_param_grads[number] = norm

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd.variable import Variable
 
 from penstock import _host_optimizer, _operators
 from penstock._errors import PenstockError
@@ -205,7 +206,7 @@ def _wrap_all(native: Any) -> None:
     wrappers: dict[tuple[Any, str], Callable[..., Any]] = {
         **{(engine, name): _at_work() for name in _ENTRY_POINTS},
         (engine, "compile"): _around_compile,
-        (engine, "_backward_epilogue"): _at_work(_deliver_gradients),
+        (engine, "_backward_epilogue"): _at_work(_finish_gradients),
         (engine, "step"): _at_work(_tell_of_step),
         (engine, "load_checkpoint"): _at_work(_tell_of_writes),  # behind torch's back
         (engine, "reload_states"): _at_work(_tell_of_moves),
@@ -235,7 +236,7 @@ def _around_compile(original: Callable[..., Any], native: Any) -> Callable[..., 
     def compile(engine: Any, *args: Any, **kwargs: Any) -> Any:
         state = engine.__dict__.setdefault(_ATTRIBUTE, _EngineState())
         _activate(engine, native)
-        if engine.is_deepcompile_enabled():
+        if engine.is_deepcompile_enabled() and not engine.is_compiled:
             _host_optimizer.keep_gradients_on_device(engine.optimizer)
         result = original(engine, *args, **kwargs)
         state.context = native.current()
@@ -281,9 +282,22 @@ def _at_work(news: Callable[[Any, Any], None] | None = None) -> Callable[..., An
     return around
 
 
-def _deliver_gradients(engine: Any, native: Any) -> None:
-    if engine.is_gradient_accumulation_boundary():
-        _host_optimizer.deliver(engine.optimizer)
+def _finish_gradients(engine: Any, native: Any) -> None:
+    if not engine.is_gradient_accumulation_boundary():
+        return
+    finish = functools.partial(_hand_over, engine.optimizer)
+    if torch._C._current_graph_task_id() == -1:
+        finish()
+    else:  # behind the runtime's own end of this backward
+        Variable._execution_engine.queue_callback(finish)
+
+
+def _hand_over(optimizer: Any) -> None:
+    """Let DeepSpeed's optimizer have the gradients."""
+    looks_for_overflow = getattr(optimizer, "reduce_and_partition_stream", None)
+    if isinstance(looks_for_overflow, torch.cuda.Stream):  # ZeRO-3's, which waits for nothing
+        looks_for_overflow.wait_stream(torch.cuda.current_stream(looks_for_overflow.device))
+    _host_optimizer.deliver(optimizer)
 
 
 def _tell_of_step(engine: Any, native: Any) -> None:
