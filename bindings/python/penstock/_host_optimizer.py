@@ -32,7 +32,7 @@ def keep_gradients_on_device(optimizer: Any) -> None:
         first = partition.storage_offset() - on_host.storage_offset()
         partitions[number] = flat[first : first + partition.numel()]
     optimizer.grad_partitions_flat_buffer = flat
-    optimizer.inf_or_nan_tracker = optimizer.inf_or_nan_tracker.to(flat.device)  # of it
+    optimizer.inf_or_nan_tracker = optimizer.inf_or_nan_tracker.to(flat.device)  # read from it
     device.unpin_memory(on_host)
 
 
