@@ -8,6 +8,12 @@ from models import DEVICE
 from ranks import World
 
 
+def pytest_runtest_logreport(report):
+    """On GPUs, where a limit of time may end the run, say at once why a test failed."""
+    if DEVICE == "cuda" and report.failed:
+        print(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext}", flush=True)
+
+
 class Worlds:
     """Worlds by size, started at first use and again after a failure."""
 
