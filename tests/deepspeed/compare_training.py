@@ -66,6 +66,7 @@ def start(run: Run, options: argparse.Namespace, gpus: list[str]) -> Job:
     command += SETTINGS[setting].options.split() + ["--steps", str(options.steps)]
     command += ["--profiling-turn", str(folder / f"profiling-{'-'.join(gpus)}")]
     command += ["--backend", options.backend, "--dtype", options.dtype]
+    command += ["--attention", options.attention] if options.attention else []
     command += ["--dump-after", str(max(options.deadline - 5, 1))]
     command += {"deepspeed": [], "penstock": ["--penstock"], "plain": ["--plain"]}[runtime]
     # What Inductor measures would choose kernels, so the order of sums, anew in each run.
@@ -154,6 +155,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--dtype", choices=TOLERANCES, default="bf16", help="of what is computed")
     parser.add_argument("--backend", default="inductor", help="what compiles the graphs")
+    parser.add_argument("--attention", help="of transformers; on CPUs stage 3 wants eager")
     parser.add_argument("--together", type=int, default=2, help="runs at once on the same GPUs")
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds a run")
     parser.add_argument("--all-within", type=float, default=900.0, help="seconds, all runs")

@@ -19,6 +19,7 @@ parser.add_argument("--offload", choices=("nothing", "activations", "states", "o
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--layers", type=int, default=2)
 parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16", help="of what is computed")
+parser.add_argument("--attention", help="of transformers; on CPUs stage 3 wants eager")
 parser.add_argument("--backend", default="inductor")
 parser.add_argument("--profiling-turn", help="a file: those that name it profile one at a time")
 parser.add_argument("--dump-after", type=float, help="print the stacks after so many seconds")
@@ -98,6 +99,7 @@ def make_model() -> torch.nn.Module:
         vocab_size=VOCABULARY,
         max_position_embeddings=SEQUENCE,
         use_cache=False,
+        attn_implementation=options.attention,
     )
     return Loss(transformers.Qwen3ForCausalLM(shape))
 
