@@ -64,6 +64,8 @@ def test_partitions_are_released_once_they_are_delivered():
     _host_optimizer.deliver(optimizer)
     assert optimizer.released == [0]
     assert optimizer.averaged_gradients == optimizer.all_grad_tensors == {0: None}
+    _host_optimizer.deliver(optimizer)  # nothing is left to deliver
+    assert optimizer.released == [0]
 
 
 def test_parameters_without_elements_have_no_gradient():

@@ -53,8 +53,9 @@ def deliver(optimizer: Any) -> None:
             optimizer._offload_boundary_param_ids = {parameter.ds_id for parameter in group}
             optimizer._finalize_offload_gradient_accumulation()
     elif getattr(optimizer, "cpu_offload", False):
-        for group in optimizer.averaged_gradients:
-            _deliver_group(optimizer, group)
+        for group, gradients in optimizer.averaged_gradients.items():
+            if gradients is not None:  # else they were delivered before
+                _deliver_group(optimizer, group)
 
 
 def _deliver_group(optimizer: Any, group: int) -> None:
