@@ -21,10 +21,8 @@ from threading import Condition, Thread
 from jobs import Job, share_processors, visible_gpus
 
 SCRIPT = Path(__file__).parent / "train_qwen3.py"
-# Of differences over all steps, relative to a loss, or to 1 where it is smaller: their mean, and
-# the largest one. In bfloat16, with accumulation, DeepSpeed's own stages 1 and 2 are 2.5e-3 apart
-# in the mean and 2.1e-2 at most.
-TOLERANCES = {"bf16": (5e-3, 5e-2), "fp32": (1e-5, 1e-4)}
+# Of the largest difference over all steps, relative to a loss, or to 1 where it is smaller.
+TOLERANCES = {"bf16": 2e-2, "fp32": 1e-4}
 
 
 @dataclass(frozen=True)
@@ -142,8 +140,7 @@ def compare(setting: str, runs: dict[str, Found], dtype: str) -> tuple[bool, str
     mean, largest = sum(far) / len(far), max(far)
     line = f"{setting:22} {len(found)} losses, from {peer}'s {mean:.1e}, at most {largest:.1e}, "
     line += f"first {found[0]:.4f} and {wanted[0]:.4f}, last {found[-1]:.4f} and {wanted[-1]:.4f}"
-    most_mean, most = TOLERANCES[dtype]
-    return mean <= most_mean and largest <= most, line
+    return largest <= TOLERANCES[dtype], line
 
 
 def main() -> int:

@@ -14,8 +14,9 @@ def use_all(job):
 def write_behind_torchs_back():
     """As a checkpoint is loaded: between forwards, also of frozen and of persistent parameters."""
     job = Job(SHAPES, frozen=(2, 3), persistent=(1, 3))
-    for _ in range(3):
+    for version in range(3):
         use_all(job)
+        assert job.version == version
         job.update()
         job.dc.shards_written()
     use_all(job)
