@@ -20,7 +20,9 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import penstock as library
 import torch
@@ -33,6 +35,9 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 
+Way = Callable[[Decoder, argparse.Namespace], torch.nn.Module]
+
+
 class Implementation:
     """One way to train the model."""
 
@@ -42,6 +47,7 @@ class Implementation:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=1e-5, fused=next(model.parameters()).is_cuda
         )
+        self.is_penstock = name.startswith("penstock")
         self.losses: list[float] = []
         self.times: list[float] = []
         self.host_times: list[float] = []
@@ -72,20 +78,28 @@ def fsdp2(model: Decoder, given: argparse.Namespace) -> torch.nn.Module:
     return fully_shard(model, reshard_after_forward=not given.keep)
 
 
-def penstock(model: Decoder, given: argparse.Namespace) -> torch.nn.Module:
+def penstock(model: Decoder, given: argparse.Namespace, part_mib: int) -> torch.nn.Module:
     """Shard with Penstock."""
     return library.shard(
         model,
         stage=2 if given.keep else 3,
         prefetch_ahead=given.prefetch_ahead,
         bucket_bytes=given.bucket_mib << 20,
-        part_bytes=given.part_mib << 20,
+        part_bytes=part_mib << 20,
         communicator=given.communicator,
         time_waits=given.time_waits,
     )
 
 
-WAYS = {"compute": compute_alone, "fsdp2": fsdp2, "penstock": penstock}
+WAYS = ("compute", "fsdp2", "penstock")
+
+
+def ways_of(given: argparse.Namespace) -> dict[str, Way]:
+    """Return what is asked for by name; penstock once a size of parts."""
+    ways: dict[str, Way] = {"compute": compute_alone, "fsdp2": fsdp2}
+    for mib in given.part_mib:
+        ways[f"penstock/{mib}" if mib else "penstock"] = partial(penstock, part_mib=mib)
+    return {name: way for name, way in ways.items() if name.partition("/")[0] in given.ways}
 
 
 # ---- measuring ----------------------------------------------------------------------------------
@@ -136,7 +150,7 @@ def make(name: str, given: argparse.Namespace, device: torch.device) -> Implemen
     model = build(shape_of(given), 0, device, torch.bfloat16)
     for layer in model.layers:
         layer.compile()
-    way = Implementation(name, WAYS[name](model, given))
+    way = Implementation(name, ways_of(given)[name](model, given))
     timed_steps(way, batches_of(given, device, given.warm), device)
     way.forget_times()
     return way
@@ -167,10 +181,10 @@ def make_measured(name: str, given: argparse.Namespace, device: torch.device) ->
         way.forget_times()
     peak = torch.cuda.max_memory_allocated() - before if cuda else 0
     peaks = of_all_ranks([peak / GIB, (held_by_device() - device_before) / GIB], device)
-    say(f"{name:10} peak allocated {peaks[0]:6.1f} GiB, device {peaks[1]:6.1f} GiB")
+    say(f"{name:12} peak allocated {peaks[0]:6.1f} GiB, device {peaks[1]:6.1f} GiB")
     parts = account(way, batches_of(given, device, 1)[0])
     parts["rest"] = max(0, peak - sum(parts.values()))
-    say(f"{name:10} MiB: " + ", ".join(f"{part} {size / MIB:.1f}" for part, size in parts.items()))
+    say(f"{name:12} MiB: " + ", ".join(f"{part} {size / MIB:.1f}" for part, size in parts.items()))
     return way
 
 
@@ -186,7 +200,7 @@ def account(way: Implementation, tokens: torch.Tensor) -> dict[str, int]:
     way.optimizer.zero_grad()
     states = [x for state in way.optimizer.state.values() for x in state.values()]
     parts["optimizer"] = bytes_of([x for x in states if isinstance(x, torch.Tensor)])
-    if way.name == "penstock":
+    if way.is_penstock:
         stats = library.stats(way.model, reset=True)
         parts["padding of shards"] = max(0, stats.places_reserved - parts["parameters"])
         parts["gathered"] = stats.arena_reserved
@@ -214,7 +228,7 @@ def report(ways: list[Implementation]) -> None:
         median = statistics.median(way.times)
         ratio = f"{median / reference:6.3f} of fsdp2" if reference else ""
         say(
-            f"{way.name:10} {median:8.2f} ms ({deciles[0]:.2f}-{deciles[-1]:.2f}) {ratio}  "
+            f"{way.name:12} {median:8.2f} ms ({deciles[0]:.2f}-{deciles[-1]:.2f}) {ratio}  "
             f"host {statistics.median(way.host_times):.2f}  "
             f"loss {way.losses[0]:.3f} -> {way.losses[-1]:.3f}"
         )
@@ -229,7 +243,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="parameters stay after the forward")
     parser.add_argument("--prefetch-ahead", type=int, default=2)
     parser.add_argument("--bucket-mib", type=int, default=8)
-    parser.add_argument("--part-mib", type=int, default=0, help="0: what most blocks have")
+    parser.add_argument(
+        "--part-mib", type=int, nargs="+", default=[0], help="0: what most blocks have; one a size"
+    )
     parser.add_argument("--communicator", default="auto")
     parser.add_argument("--time-waits", action="store_true", help="see above; on GPUs")
     parser.add_argument("--warm", type=int, default=6, help="steps before any is measured")
@@ -238,19 +254,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--together", type=int, default=1, help="steps between synchronisations")
     parser.add_argument("--priority", type=int, default=0, help="of the stream to compute on")
     parser.add_argument("--tiny", action="store_true", help="a tiny model: does it run?")
-    parser.add_argument("--trace", help="write a Chrome trace of a few steps of penstock's here")
+    parser.add_argument("--trace", help="write a Chrome trace of a few steps of the last penstock here")
     return parser.parse_args()
 
 
 def measure(given: argparse.Namespace, device: torch.device) -> None:
     """Make all implementations and alternate them."""
-    ways = [make_measured(name, given, device) for name in given.ways]
+    ways = [make_measured(name, given, device) for name in ways_of(given)]
     for _ in range(given.alternations):
         for way in ways:
             timed_steps(way, batches_of(given, device, given.steps), device, given.together)
     report(ways)
     for way in ways:
-        if way.name == "penstock":
+        if way.is_penstock:
             close(way, given, device)
 
 
