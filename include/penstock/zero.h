@@ -60,7 +60,7 @@ typedef struct pst_zero_options {
     size_t bucket_bytes;     /* of gradients a rank's chunk that travel together; 0: 8 MiB */
     size_t part_bytes;       /* of a rank's chunk of a group's gradients: what is more travels in
                                 parts, so that buckets stay small; 0: what half of all gradients,
-                                by bytes, need; at least bucket_bytes, at most 128 MiB */
+                                by bytes, need; at least bucket_bytes, at most 32 MiB */
     /* See memory.h. Called by the threads that call the engine. Where a communicator opens memory
      * to peers, it is asked for 16 MiB or more at once, and gives memory that the device's
      * memory_export takes, of that size rounded up as the device rounds it. */

@@ -130,17 +130,26 @@ def train_all(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Foun
             yield setting, {runtime: over[setting, runtime] for runtime in runtimes[setting]}
 
 
-def compare(setting: str, runs: dict[str, Found], dtype: str) -> tuple[bool, str]:
+def difference(found: list[float], wanted: list[float]) -> tuple[float, float]:
+    """Return the mean and the largest difference of all steps."""
+    far = [abs(a - b) / max(abs(b), 1.0) for a, b in zip(found, wanted, strict=True)]
+    return sum(far) / len(far), max(far)
+
+
+def compare(setting: str, runs: dict[str, Found], options: argparse.Namespace) -> tuple[bool, str]:
     """Return whether Penstock's losses are the peer's, and a line about it."""
     for name, run in runs.items():
         if isinstance(run, str):
             return False, f"{setting:22} {name} {run}"
     (peer, wanted), (_, found) = runs.items()
-    far = [abs(a - b) / max(abs(b), 1.0) for a, b in zip(found, wanted, strict=True)]
-    mean, largest = sum(far) / len(far), max(far)
+    mean, largest = difference(found, wanted)
     line = f"{setting:22} {len(found)} losses, from {peer}'s {mean:.1e}, at most {largest:.1e}, "
     line += f"first {found[0]:.4f} and {wanted[0]:.4f}, last {found[-1]:.4f} and {wanted[-1]:.4f}"
-    return largest <= TOLERANCES[dtype], line
+    for name, run in runs.items() if options.reference else ():
+        exact = json.loads((options.reference / f"{setting}-{name}.json").read_text())
+        mean, most = difference(run, exact)
+        line += f"; {name}'s from its own in fp32 {mean:.1e}, at most {most:.1e}"
+    return largest <= TOLERANCES[options.dtype], line
 
 
 def main() -> int:
@@ -157,6 +166,11 @@ def main() -> int:
     parser.add_argument("--deadline", type=float, default=120.0, help="seconds a run")
     parser.add_argument("--all-within", type=float, default=900.0, help="seconds, all runs")
     parser.add_argument("--folder", help="for logs and losses")
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        help="the folder of a run in fp32: how far from it both are, which is bf16's own error",
+    )
     options = parser.parse_args()
     options.folder = options.folder or tempfile.mkdtemp()
     Path(options.folder).mkdir(parents=True, exist_ok=True)
@@ -164,7 +178,7 @@ def main() -> int:
     options.end = begun + options.all_within
     equal = True
     for setting, runs in train_all(options):
-        right, line = compare(setting, runs, options.dtype)
+        right, line = compare(setting, runs, options)
         equal = equal and right
         print(
             f"{time.monotonic() - begun:5.0f} s {'equal' if right else 'WRONG'} {line}", flush=True
