@@ -29,9 +29,16 @@ static pst_status flush_all(pst_flat *flat) {
     return pst__reduce_give_up(flat->engine, status);
 }
 
+/* Compute waits for copies that were begun, those of a batch that failed in its middle too. */
+static void wait_for_copies(pst_flat *flat) {
+    if (flat->held_count + flat->report_count == 0) return;
+    if (pst__fill_end(flat->engine) == PST_OK) (void)pst__fill_join(flat->engine);
+}
+
 /* Gradients that have not gone out are forgotten. */
 void pst__flat_abandon_all(pst_flat *flat) {
-    (void)pst__flat_held_join(flat);
+    wait_for_copies(flat);
+    pst__flat_held_forget(flat);
     for (size_t i = 0; i < flat->report_count; i++)
         consumed(flat, flat->reports[i].token);
     flat->report_count = flat->report_bytes = 0;
