@@ -175,7 +175,7 @@ static pst_status simulate_backward(simulation *sim) {
         }
     }
     for (size_t i = 0; i < sim->backward.count; i++)
-        close_interval(sim, sim->backward.groups[i], start + sim->backward.finished[i] + 1);
+        close_interval(sim, sim->backward.groups[i], start + sim->backward.finished[i]);
     return PST_OK;
 }
 
@@ -184,6 +184,30 @@ static void close_all(simulation *sim) {
     for (uint32_t i = 0; i < sim->input->group_count; i++)
         if (sim->open[i] != NOT_GATHERED)
             close_interval(sim, i, sim->plan->step_count + sim->backward.count + 1);
+}
+
+static size_t alive_at(const simulation *sim, uint64_t now) {
+    size_t alive = 0;
+    for (size_t i = 0; i < sim->interval_count; i++)
+        if (sim->intervals[i].first <= now && now <= sim->intervals[i].last)
+            alive += sim->intervals[i].bytes;
+    return alive;
+}
+
+/* The gathers of the backward's next step come right behind a release, and would wait for what
+ * compute still does with that memory: where it costs nothing they get other memory. */
+static void leave_alone(simulation *sim) {
+    size_t most = 0;
+    for (size_t i = 0; i < sim->interval_count; i++) {
+        size_t alive = alive_at(sim, sim->intervals[i].first);
+        if (alive > most) most = alive;
+    }
+    for (size_t i = 0; i < sim->interval_count; i++) {
+        pst_interval *interval = &sim->intervals[i];
+        int is_backward = interval->last >= sim->plan->step_count;
+        if (is_backward && alive_at(sim, interval->last + 1) + interval->bytes <= most)
+            interval->last++;
+    }
 }
 
 /* Stages 1 and 2: all that is used stays. */
@@ -308,6 +332,7 @@ static pst_status build(simulation *sim) {
     if (status == PST_OK) status = simulate(sim);
     if (status != PST_OK) return status;
     close_all(sim);
+    leave_alone(sim);
     status = place(sim);
     if (status == PST_OK) hash_plan(sim->plan);
     return status;
