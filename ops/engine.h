@@ -121,6 +121,7 @@ typedef struct pst__pass {
 
 /* What the ranks tell one another at the end of a backward: see presence.c. */
 #define PST__PRESENCE_SLOTS 3u
+#define PST__MOST_BUCKETS   4u /* of a dtype */
 
 typedef struct pst__presence {
     int32_t *words;
@@ -161,11 +162,12 @@ struct pst_zero {
     pst_arena *places;  /* of shards, and */
     pst_arena *sources; /* communication copies and buckets: what peers read */
     pst_buckets *buckets;
-    uint64_t
-        bucket_tickets[2 * PST_DTYPE_COUNT + 1]; /* asynchronous: by id, of its last reduction */
-    uint64_t gather_ticket;                      /* of the last gather */
-    pst_event *shards_ready; /* compute's last write to shards or communication copies */
-    pst_event *reached;      /* compute's position, for the host to wait for */
+    size_t bucket_count; /* of a dtype, on asynchronous devices */
+    uint64_t bucket_tickets[PST__MOST_BUCKETS * PST_DTYPE_COUNT +
+                            1]; /* asynchronous: by id, of its last reduction */
+    uint64_t gather_ticket;     /* of the last gather */
+    pst_event *shards_ready;    /* compute's last write to shards or communication copies */
+    pst_event *reached;         /* compute's position, for the host to wait for */
     pst__filling filling;
 
     pst__parameter *parameters;

@@ -16,7 +16,8 @@ static void name_buckets(pst_zero *engine) {
 /* ---- how large parts are --------------------------------------------------------------------- */
 
 /* Buckets and staging take 14 parts on four ranks, in which a step of the 8B shape holds less than
- * FSDP2's at any length; parts of 92 MiB are 1.6 % faster (bench/results/train-2026-11-22-1114.txt). */
+ * FSDP2's at any length; parts of 92 MiB are 1.6 % faster
+ * (bench/results/train-2026-11-22-1114.txt). */
 #define MOST_PART_BYTES ((size_t)32 << 20)
 
 static size_t gradient_chunk(const pst__group *group) {
@@ -43,13 +44,18 @@ static size_t usual_chunk(const pst_zero *engine) {
     return usual;
 }
 
+/* Where blocks go in parts there are more buckets: the host waits where the reduction of the bucket
+ * that comes next is not launched yet. */
 static void choose_part(pst_zero *engine) {
     pst_zero_options *options = &engine->options;
-    if (options->part_bytes != 0) return;
     const size_t usual = pst__round_up(usual_chunk(engine), PST_ZERO_ALIGNMENT);
-    options->part_bytes = usual < MOST_PART_BYTES ? usual : MOST_PART_BYTES;
-    if (options->part_bytes < options->bucket_bytes) options->part_bytes = options->bucket_bytes;
-    if (options->part_bytes < PST_ZERO_ALIGNMENT) options->part_bytes = PST_ZERO_ALIGNMENT;
+    if (options->part_bytes == 0) {
+        options->part_bytes = usual < MOST_PART_BYTES ? usual : MOST_PART_BYTES;
+        if (options->part_bytes < options->bucket_bytes)
+            options->part_bytes = options->bucket_bytes;
+        if (options->part_bytes < PST_ZERO_ALIGNMENT) options->part_bytes = PST_ZERO_ALIGNMENT;
+    }
+    engine->bucket_count = usual > options->part_bytes ? PST__MOST_BUCKETS : 2;
 }
 
 static pst_status alloc_tables(pst_zero *engine) {
@@ -116,7 +122,7 @@ static pst_status alloc_copies(pst_zero *engine) {
     return PST_OK;
 }
 
-/* On an asynchronous device the two buckets of a dtype are all there is: each holds a part of any
+/* On an asynchronous device the buckets of a dtype are all there is: each holds a part of any
  * group. */
 static size_t chunk_bytes(const pst_zero *engine) {
     size_t chunk = engine->options.bucket_bytes;
@@ -135,7 +141,8 @@ static size_t bucket_bytes(const pst_zero *engine) {
         is_used[engine->groups[i].reduce_dtype] |= engine->groups[i].layout.gradient_elements > 0;
     for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
         if (is_used[dtype])
-            bytes += 2 * pst__round_up(chunk_bytes(engine) * engine->world, PST_ARENA_ALIGNMENT);
+            bytes += engine->bucket_count *
+                     pst__round_up(chunk_bytes(engine) * engine->world, PST_ARENA_ALIGNMENT);
     return bytes;
 }
 
@@ -187,6 +194,7 @@ static pst_status alloc_buckets(pst_zero *engine) {
                                    .ranks = engine->world,
                                    .chunk_bytes = chunk_bytes(engine),
                                    .alignment = PST_ZERO_ALIGNMENT,
+                                   .per_dtype = engine->asynchronous ? engine->bucket_count : 2,
                                    .fixed = engine->asynchronous,
                                    .refill = engine->asynchronous ? refill : NULL,
                                    .refill_context = engine};

@@ -111,8 +111,9 @@ static void a_backward_needs_no_more_than_its_forward(void **unused) {
 /* Those behind it find room that was not used right before. */
 static void gathers_of_a_backward_wait_for_no_release_where_there_is_room(void **unused) {
     (void)unused;
-    static const pst_zero_op layers[] = {USE(0), RELEASE(0), USE(1), RELEASE(1), USE(2), RELEASE(2),
-                                         USE(3), RELEASE(3), USE(4), RELEASE(4), USE(5), RELEASE(5)};
+    static const pst_zero_op layers[] = {USE(0), RELEASE(0), USE(1), RELEASE(1),
+                                         USE(2), RELEASE(2), USE(3), RELEASE(3),
+                                         USE(4), RELEASE(4), USE(5), RELEASE(5)};
     static const size_t bytes[6] = {1024, 1024, 1024, 1024, 1024, 8192};
     static const pst__need need[6];
     pst__plan *plan;
