@@ -14,6 +14,9 @@
  * numbers, so that it counts as beyond. */
 #define FAR_AHEAD (UINT32_C(1) << 30)
 
+/* Sequence numbers, two a ticket, that are further apart than 2^31 compare the wrong way. */
+#define MOST_BEHIND (UINT64_C(1) << 28)
+
 static pst__ce *ce_of(const pst_comm *comm) {
     return comm->context;
 }
@@ -120,12 +123,18 @@ static pst_status ce_test(pst_comm *comm, void *request) {
     return failure_of(ce_of(comm));
 }
 
+/* Who has read a later ticket has read this one. */
+static uint64_t as_near(pst__ce *ce, uint64_t ticket) {
+    const uint64_t latest = pst__load_acquire(&ce->tickets); /* see is_idle */
+    return latest > MOST_BEHIND && ticket < latest - MOST_BEHIND ? latest - MOST_BEHIND : ticket;
+}
+
 static pst_status ce_source_wait(pst_comm *comm, pst_stream *stream, uint64_t ticket) {
     pst__ce *ce = ce_of(comm);
     pst_status status = failure_of(ce);
-    const uint32_t sequence = pst__flag_sequence(ce->first_sequence, ticket, 1);
     pst__flag_steps steps = {.count = 0};
     if (ticket == 0 || status != PST_OK) return status;
+    const uint32_t sequence = pst__flag_sequence(ce->first_sequence, as_near(ce, ticket), 1);
     for (int peer = 0; peer < comm->size; peer++)
         if (peer != comm->rank) pst__flag_wait(&ce->flags, &steps, PST__FLAG_DONE, peer, sequence);
     return pst__flags_enqueue(&ce->flags, stream, &steps);
@@ -268,6 +277,7 @@ static pst__ce *ce_create(const pst__meeting_place *place, pst_device *device,
     ce->flag_memory = options->flags_on_device ? PST_MEMORY_DEVICE : PST_MEMORY_SHARED;
     ce->flags = (pst__flags){.device = device, .rank = ce->comm.rank, .size = ce->comm.size};
     ck_spinlock_init(&ce->lock);
+    ck_spinlock_init(&ce->pieces.lock);
     return ce;
 }
 
@@ -377,12 +387,19 @@ pst_status pst_ce_create(pst_runtime *runtime, pst_device *device, const pst_exc
 
 /* ---- registration ---------------------------------------------------------------------------- */
 
-/* The text is both the runtime's and this communicator's, which goes on as it was. */
+/* What a late peer sends yet would be taken for its part in the next registration. */
+static void fail_out_of_step(pst__ce *ce, const char *why) {
+    (void)pst__ce_fail(ce, PST_ETIMEDOUT, "%s", why);
+    pst__link_shut(&ce->link);
+}
+
+/* The text is both the runtime's and this communicator's. */
 pst_status pst_ce_register(pst_comm *comm, void *memory, size_t bytes) {
     pst__ce *ce = ce_of(comm);
     char why[PST__CE_TEXT] = "", text[PST__CE_TEXT];
     pst_status status = pst__regions_add(&ce->regions, memory, bytes, why, sizeof why);
     if (status == PST_OK) return PST_OK;
+    if (status == PST_ETIMEDOUT) fail_out_of_step(ce, why);
     (void)snprintf(text, sizeof text, "rank %d, '%.64s': registering %zu bytes: %.350s", comm->rank,
                    ce->name, bytes, why);
     ck_spinlock_lock(&ce->lock);

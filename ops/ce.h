@@ -23,6 +23,8 @@ typedef struct pst__ce_sums {
 } pst__ce_sums;
 
 typedef struct pst__ce_pieces {
+    ck_spinlock_t lock; /* of `sums`; not the communicator's, which an abort takes from within calls
+                           of the device that are made under this one */
     size_t bytes;       /* a piece has from a peer; 0: none of what follows is there */
     pst_stream *adding; /* the sums, behind what has arrived */
     pst_event *arrived[PST__CE_PIECES_IN_FLIGHT], *added[PST__CE_PIECES_IN_FLIGHT];

@@ -7,8 +7,9 @@
 
 /* A flag of each kind for each peer (or step of the turns), and each of them so many times over, by
  * sequence number: so a flag that an abort has raised is lowered again by a late peer only for
- * those that this peer has reached, and not for those behind. */
-#define PST__FLAG_RING 256u
+ * those that this peer has reached, and not for those behind, up to so many tickets. A host is a
+ * few steps ahead of a peer at most: of some hundred to a thousand tickets each. */
+#define PST__FLAG_RING 4096u
 
 typedef enum pst__flag_kind {
     PST__FLAG_READY = 0, /* by source: its memory of this collective may be read */

@@ -93,14 +93,39 @@ static pst_status accept_one(pst__link *link, int listener, uint64_t deadline_ns
     return PST_OK;
 }
 
-static pst_status connect_all(pst__link *link, int listener, const invitation *invitations,
-                              uint64_t deadline_ns) {
+static pst_status connect_below(pst__link *link, const invitation *invitations,
+                                uint64_t deadline_ns) {
     pst_status status = PST_OK;
     for (int peer = 0; status == PST_OK && peer < link->rank; peer++)
         status = connect_to(link, peer, &invitations[peer].address, deadline_ns);
+    return status;
+}
+
+static pst_status accept_above(pst__link *link, int listener, uint64_t deadline_ns) {
+    pst_status status = PST_OK;
     for (int peer = link->rank + 1; status == PST_OK && peer < link->size; peer++)
         status = accept_one(link, listener, deadline_ns);
     return status;
+}
+
+/* Told here, and to all ranks. */
+static pst_status settle(const pst__meeting_place *place, const pst__link *link,
+                         pst_status status) {
+    if (status != PST_OK)
+        (void)pst__fail(place->error, status,
+                        "rank %d, %s: no connection to all peers (%s); copy engines need ranks "
+                        "of one machine, one user and one network name space",
+                        link->rank, place->what, strerror(errno));
+    return pst__exchange_settle(place, status);
+}
+
+/* Nobody waits for a connection that a peer could not make: the listeners keep those that come
+ * before they are accepted. */
+static pst_status connect_all(const pst__meeting_place *place, pst__link *link, int listener,
+                              const invitation *invitations, uint64_t deadline_ns) {
+    pst_status status = settle(place, link, connect_below(link, invitations, deadline_ns));
+    if (status != PST_OK) return status;
+    return settle(place, link, accept_above(link, listener, deadline_ns));
 }
 
 static pst_status invite(const pst__meeting_place *place, int *listener, uint64_t deadline_ns,
@@ -124,15 +149,7 @@ pst_status pst__link_open(const pst__meeting_place *place, uint64_t deadline_ns,
     for (int rank = 0; rank < PST_CE_MAX_RANKS; rank++)
         link->sockets[rank] = -1;
     pst_status status = invite(place, &listener, deadline_ns, invitations);
-    if (status == PST_OK) {
-        status = connect_all(link, listener, invitations, deadline_ns);
-        if (status != PST_OK)
-            (void)pst__fail(place->error, status,
-                            "rank %d, %s: no connection to all peers (%s); copy engines need ranks "
-                            "of one machine, one user and one network name space",
-                            link->rank, place->what, strerror(errno));
-        status = pst__exchange_settle(place, status);
-    }
+    if (status == PST_OK) status = connect_all(place, link, listener, invitations, deadline_ns);
     close_socket(&listener);
     if (status != PST_OK) pst__link_close(link);
     return status;

@@ -97,11 +97,11 @@ static pst_status add(pst__ce *ce, const pst_collective *collective, const piece
 /* The lock keeps `combine` from waiting for an event while it is recorded anew. */
 static pst_status note_sums(pst__ce *ce, uint64_t ticket) {
     pst__ce_pieces *own = &ce->pieces;
-    ck_spinlock_lock(&ce->lock);
+    ck_spinlock_lock(&own->lock);
     pst__ce_sums *sums = &own->sums[own->count++ % PST__CE_SUMS_KNOWN];
     pst_status status = ops_of(ce)->event_record(ce->device, sums->end, own->adding);
     sums->ticket = ticket;
-    ck_spinlock_unlock(&ce->lock);
+    ck_spinlock_unlock(&own->lock);
     return status;
 }
 
@@ -129,12 +129,12 @@ pst_status pst__ce_wait_for_sums(pst__ce *ce, const pst_collective *collective,
                                  pst_stream *stream) {
     pst_status status = PST_ESTATE;
     int found = 0;
-    ck_spinlock_lock(&ce->lock);
+    ck_spinlock_lock(&ce->pieces.lock);
     for (int i = 0; i < PST__CE_SUMS_KNOWN && !found; i++) {
         found = ce->pieces.sums[i].ticket == collective->ticket;
         if (found) status = ops_of(ce)->stream_wait(ce->device, stream, ce->pieces.sums[i].end);
     }
-    ck_spinlock_unlock(&ce->lock);
+    ck_spinlock_unlock(&ce->pieces.lock);
     if (found) return status;
     return pst__ce_fail(ce, PST_ESTATE,
                         "'%s' (ticket %llu) was not started, or %d reduce-scatters were started "

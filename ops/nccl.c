@@ -280,7 +280,8 @@ static void log_made(pst__nccl *own) {
 /* After a failure on any rank. */
 static void discard(pst__nccl *own) {
     if (own == NULL) return;
-    if (!pst__load_acquire(&own->connecting) && own->handle == NULL) { /* see has_ended */
+    const int is_entered = pst__load_acquire(&own->connecting) || pst__nccl_is_closed(own);
+    if (!is_entered && own->handle == NULL) { /* see has_ended */
         nccl_free(own);
         return;
     }

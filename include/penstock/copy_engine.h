@@ -75,8 +75,8 @@ PST_API pst_status pst_ce_create(pst_runtime *runtime, pst_device *device,
  * The memory stays the caller's and is not freed before pst_ce_unregister or the communicator's
  * destroy, on all ranks. Blocks until all ranks are in it; one thread at a time, also while
  * collectives on other memory are in flight. PST_EINVAL, PST_ENOMEM (more than PST_CE_MAX_REGIONS),
- * PST_EMISMATCH (unequal sizes), PST_EPEER (a peer has aborted or ended), PST_ETIMEDOUT (a peer
- * does not answer), PST_EDEVICE. */
+ * PST_EMISMATCH (unequal sizes), PST_EDEVICE: the communicator goes on as it was. PST_EPEER (a peer
+ * has aborted or ended), PST_ETIMEDOUT (a peer does not answer): no rank can register any more. */
 PST_API pst_status pst_ce_register(pst_comm *comm, void *memory, size_t bytes);
 
 /* Gives the peers' views of a registration back. All ranks do it in the same order, each when no

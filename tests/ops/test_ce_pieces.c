@@ -127,8 +127,51 @@ static void a_combine_that_comes_too_late_is_named(void **state) {
     close_world(world);
 }
 
+/* As a device does that poisons its runtime, whose hook aborts: in the n-th record from now on. */
+static pst_comm *aborted;
+static int records;
+
+static pst_status abort_in_a_record(void *context, const char *call) {
+    (void)context;
+    if (aborted == NULL || strcmp(call, "event_record") != 0 || --records > 0) return PST_OK;
+    pst_comm *comm = aborted;
+    aborted = NULL;
+    (void)comm->ops->abort(comm, PST_EDEVICE);
+    return PST_EDEVICE;
+}
+
+static int start_while_it_fails(int record) {
+    ce_world *world = calloc(1, sizeof *world);
+    pst_reduce_piece piece;
+    void *request;
+    world->size = RANKS;
+    world->options.piece_bytes = PIECE;
+    world->sim.fault = abort_in_a_record;
+    ce_open(world);
+    ce_rank *rank = &world->ranks[0];
+    pst_collective collective = reduce_of(rank, &piece);
+    collective.ticket = ++rank->tickets;
+    aborted = rank->comm;
+    records = record;
+    pst_status status = rank->comm->ops->start(rank->comm, &collective, rank->pulls, &request);
+    const int has_failed = aborted == NULL;
+    assert_int_equal(status, has_failed ? PST_EDEVICE : PST_OK);
+    aborted = NULL;
+    close_world(world);
+    return has_failed;
+}
+
+static void an_abort_comes_from_within_any_record(void **state) {
+    (void)state;
+    int record = 1;
+    while (start_while_it_fails(record))
+        record++;
+    assert_true(record > 2 * CHUNK / PIECE);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_abort_comes_from_within_any_record),
         cmocka_unit_test(staging_has_room_for_two_pieces),
         cmocka_unit_test(combining_does_not_wait_for_what_comes_later),
         cmocka_unit_test(an_abort_ends_all_pieces),
