@@ -151,6 +151,8 @@ PYBIND11_MODULE(_C, module) {
     module.def(
         "make_released_tensor", &make_released_tensor,
         "A tensor with a shape and no memory: the engine gives it some while it is gathered.");
+    module.def("storages_of", &storages_of,
+               "A number that changes when one of the tensors gets another storage.");
 }
 
 } // namespace penstock

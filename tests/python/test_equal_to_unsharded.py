@@ -13,6 +13,8 @@ KINDS = [
     models.Twice,
     models.Unused,
     models.ChangedInPlace,
+    models.FrozenChangedInPlace,
+    models.Appended,
     models.OnOneRank,
     models.Checkpointed,
     models.CheckpointedReentrant,

@@ -144,6 +144,24 @@ def test_what_a_module_writes_to_its_gathered_parameters_is_refused(stage):
     penstock.close(model)
 
 
+class Replaced(nn.Linear):
+    def forward(self, x):
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.01)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_gathered_parameters_that_are_replaced_are_refused(stage):
+    model = make(Net)
+    up = model.blocks[1].up
+    model.blocks[1].up = Replaced(models.WIDTH, up.out_features)
+    penstock.shard(model, stage=stage)
+    refuses("ESTATE", "'blocks.1' were written.*outside of", loss_of, model, 0, 0)
+    model.blocks[1].up.forward = up.forward  # it stays so
+    refuses("ESTATE", "'blocks.1' were written.*outside of", loss_of, model, 0, 0)
+    penstock.close(model)
+
+
 class Momentum(nn.Module):
     """An encoder that follows another one, in the forward."""
 
@@ -209,6 +227,15 @@ def test_a_hook_that_cannot_be_called_is_refused():
     handle.remove()
     loss_of(model, 0, 0)
     penstock.close(model)
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_a_parameter_that_will_be_replaced_are_refused(kind):
+    model = make(Net)
+    handle = getattr(model.head.weight, kind)(lambda _: None)
+    refuses("EINVAL", "'head.weight' of Net has hooks.*after", penstock.shard, model)
+    handle.remove()
+    penstock.close(penstock.shard(model))
 
 
 def test_a_parameter_of_two_sharded_models_is_refused():

@@ -95,6 +95,30 @@ def accumulate_onto_changed_gradients(stage):
     finish(reference, sharded)
 
 
+def penalty_of(model):
+    """A graph that uses the shards themselves."""
+    norms = [p.square().sum() for p in model.parameters()]
+    return sum(x.full_tensor() if isinstance(x, DTensor) else x for x in norms)
+
+
+def add_a_penalty(stage, is_before):
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    for step in range(3):  # onto gradients of the step before
+        accumulate_reference(reference, step)
+        penalty_of(reference).backward()
+        penalty = penalty_of(sharded) if is_before else None
+        loss = loss_of(sharded, step, rank)
+        (loss + (penalty_of(sharded) if penalty is None else penalty)).backward()
+    finish(reference, sharded)
+
+
+@both_ways
+@pytest.mark.parametrize("is_before", [False, True], ids=["behind", "before"])
+def test_gradients_of_shards_themselves_are_added(worlds, stage, is_before):
+    worlds(2).run(add_a_penalty, stage, is_before)
+
+
 @both_ways
 def test_gradients_changed_by_the_caller_are_added_to(worlds, stage):
     worlds(2).run(accumulate_onto_changed_gradients, stage)

@@ -49,6 +49,10 @@ def _problem(parameter: nn.Parameter) -> str:
             "is in another sharded model too, which updates its shard alone: give each its own",
         ),
         (
+            bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks),
+            "has hooks, which are not its shard's: register them after penstock.shard(model)",
+        ),
+        (
             parameter.is_meta,
             "is on the meta device: give it memory (model.to_empty, then initialise) before shard",
         ),

@@ -68,6 +68,8 @@ class Backward:
         """Show the shards again if that backward was broken off: its caller may look at them."""
         if self._running and ending is self._ending:
             self._held.clear()
+            for group in self._engine.groups():
+                _give_back(group)
             for unit in self._engine.units:
                 unit.reset()
 
@@ -132,6 +134,7 @@ class Backward:
         self._running = False
         self._held.clear()
         for group in self._engine.groups():
+            group.old.clear()
             group.arrived.indices.clear()
             group.arrived.expected = 0
             for parameter in group.trainable:
@@ -190,26 +193,48 @@ def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
 # only, and here is a weak reference. So zero_grad(set_to_none=True) frees it.
 
 
+# While a backward runs no shard has a .grad: what a graph puts there that uses shards themselves (a
+# penalty over them) is a tensor of its own, and is added when the backward has ended.
+
+
 @torch.no_grad()
 def _show_gradient(engine: Engine, group: Group) -> None:
     flat = engine.native.take_gradient(group.index)
-    if flat is None:
-        return
-    group.gradient = StorageWeakRef(flat.untyped_storage())
-    for parameter in group.trainable:
-        if parameter.sharded.requires_grad and engine.native.has_gradient(parameter.index):
-            rows = flat.as_strided(*parameter.rows)
-            parameter.sharded.grad = as_sharded(rows, parameter.layout)
-            hooks = parameter.sharded._post_accumulate_grad_hooks or {}
-            for hook in list(hooks.values()):
-                hook(parameter.sharded)
+    if flat is not None:
+        group.gradient = StorageWeakRef(flat.untyped_storage())
+        for parameter in group.trainable:
+            if parameter.sharded.requires_grad and engine.native.has_gradient(parameter.index):
+                group.old.pop(parameter, None)  # is in it
+                rows = flat.as_strided(*parameter.rows)
+                _add_and_set(parameter, as_sharded(rows, parameter.layout))
+                hooks = parameter.sharded._post_accumulate_grad_hooks or {}
+                for hook in list(hooks.values()):
+                    hook(parameter.sharded)
+    _give_back(group)
+
+
+@torch.no_grad()
+def _give_back(group: Group) -> None:
+    """Show what was there before the backward, where it has brought nothing else."""
+    for parameter, gradient in group.old.items():
+        _add_and_set(parameter, gradient)
+    group.old.clear()
+
+
+def _add_and_set(parameter: Parameter, gradient: torch.Tensor) -> None:
+    if parameter.sharded.grad is not None:
+        gradient.add_(parameter.sharded.grad)
+    parameter.sharded.grad = gradient
 
 
 def _offer_old_gradient(engine: Engine, group: Group) -> None:
     """Let the next reduction add to the gradients that the parameters have, if any."""
-    old = [(p, local_of(p.sharded.grad)) for p in group.trainable if p.sharded.grad is not None]
-    if old:
-        _add_to(engine, group, old)
+    group.old = {p: p.sharded.grad for p in group.trainable if p.sharded.grad is not None}
+    if not group.old:
+        return
+    _add_to(engine, group, [(p, local_of(gradient)) for p, gradient in group.old.items()])
+    for parameter in group.old:
+        parameter.sharded.grad = None
 
 
 @torch.no_grad()

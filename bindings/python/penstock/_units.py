@@ -137,6 +137,8 @@ class Group:
         Which of its gradients are there and not reported yet, in this backward.
     complete : bool
         Whether all gradients of this use in the backward were reported.
+    old : dict of Parameter and torch.Tensor
+        While a backward runs: what ``parameter.grad`` was, which the engine adds to.
     """
 
     def __init__(self, name: str, unit: Unit, dtype: torch.dtype) -> None:
@@ -150,6 +152,7 @@ class Group:
         self.gradient: Any = None
         self.arrived = Arrived()
         self.complete = False
+        self.old: dict[Parameter, torch.Tensor] = {}
 
     @property
     def trainable(self) -> list[Parameter]:
@@ -200,6 +203,13 @@ class Unit:
         self.calls: list[Use] = []
         self._shown: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
         self._version = 0  # of all whole parameters, when they were shown last
+        self._whole: list[torch.Tensor] = []
+        self._storages = 0  # of all whole parameters, for ever
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether some of its parameters get no gradients now."""
+        return any(not whole.requires_grad for whole in self._whole)
 
     def seal(self) -> None:
         """Note where its parameters show: all of its groups have their shards."""
@@ -210,6 +220,8 @@ class Unit:
             for module, attribute in parameter.places
         ]
         self._version = self._whole_version()
+        self._whole = [parameter.full for group in self.groups for parameter in group.parameters]
+        self._storages = _C.storages_of(self._whole)
 
     def hold(self) -> None:
         """Begin a use: gather, wait, and show the whole parameters."""
@@ -233,7 +245,8 @@ class Unit:
 
     def refuse_written(self) -> None:
         """Raise if whole parameters were written since they were shown: the shards were not."""
-        if self._version == self._whole_version():
+        is_moved = _C.storages_of(self._whole) != self._storages
+        if self._version == self._whole_version() and not is_moved:
             return
         self._version = self._whole_version()
         raise PenstockError(
