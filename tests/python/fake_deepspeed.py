@@ -105,7 +105,11 @@ def put(folder: Path, *, version: str = "0.19.6", source: str | None = None) -> 
     _module(
         "deepspeed.runtime.zero.partition_parameters", GatheredParameters=_gathered_parameters()
     )
-    package.runtime.engine = _module("deepspeed.runtime.engine", DeepSpeedEngine=_engine(util))
+    package.runtime.engine = _module(
+        "deepspeed.runtime.engine",
+        DeepSpeedEngine=_engine(util),
+        deepcompile_backward_prologue=_backward_prologue(util),
+    )
     package.compile = sys.modules["deepspeed.compile"]
     package.compile.util = util
     package.compile.backend = sys.modules["deepspeed.compile.backend"]
@@ -145,6 +149,15 @@ class DeepSpeedZeroOptimizer_Stage3:  # noqa: N801
         self.__param_id_to_grad_partition = partitions
 
 
+def _backward_prologue(util: ModuleType) -> Any:
+    def deepcompile_backward_prologue(boundary: bool) -> None:
+        for hook in util.pre_backward_hooks:
+            hook(boundary)
+        util.dc_handle.start_backward(boundary)
+
+    return deepcompile_backward_prologue
+
+
 def _engine(util: ModuleType) -> type[Engine]:
     class DeepSpeedEngine(Engine):
         """Its hooks run in every engine's backward, as DeepSpeed's do."""
@@ -169,9 +182,7 @@ def _engine(util: ModuleType) -> type[Engine]:
             return super().forward(*inputs)
 
         def _backward_prologue(self) -> None:
-            for hook in util.pre_backward_hooks:
-                hook(self.boundary())
-            self.handle().start_backward(self.boundary())
+            sys.modules["deepspeed.runtime.engine"].deepcompile_backward_prologue(self.boundary())
 
         def _backward_epilogue(self) -> None:
             for hook in util.post_backward_hooks:

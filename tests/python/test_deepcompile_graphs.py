@@ -117,6 +117,26 @@ def test_parameters_that_no_graph_uses_do_no_harm(worlds, stage):
     worlds(2).run(train_both, Unused, stage=stage)
 
 
+class OverTwo(Twins):
+    """Each backward goes back over two forwards, and DeepSpeed says for each that it begins."""
+
+    def forward(self, size):
+        return super().forward(size) + super().forward(size + 1)
+
+
+def go_back_over_two_forwards(stage, sizes):
+    twins = OverTwo(Net, stage=stage, sizes=sizes)
+    for _ in range(3):
+        twins.step()
+    twins.close()
+
+
+@pytest.mark.parametrize("sizes", [(4,), (4, 4)], ids=str)
+@STAGES
+def test_backwards_over_two_forwards_equal_unsharded(worlds, stage, sizes):
+    worlds(2).run(go_back_over_two_forwards, stage, sizes)
+
+
 def evaluate_between(stage):
     twins = Twins(Net, stage=stage)
     for _ in range(2):

@@ -115,8 +115,8 @@ class Reducing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        partition, graph, numbers, release = ctx.what
-        partition.reduce(3, graph, numbers)
+        partition, graph, numbers, release, *step = ctx.what
+        partition.reduce(*step or [3], graph, numbers)
         if numbers:  # graphs that reduce nothing have no end_backward
             torch.ops.dc.end_backward([None], graph, release)
         return grad, None
@@ -166,6 +166,34 @@ def leave_out(stage):
 @STAGES
 def test_parameters_without_a_gradient_have_zeros(worlds, stage):
     worlds(2).run(leave_out, stage)
+
+
+def leave_out_at_the_boundary(stage, is_in_autograd):
+    """What only earlier micro-batches had belongs to this update, and to none behind it."""
+    partition = Partition(stage)
+
+    def backward(step, numbers):
+        if is_in_autograd:
+            x = torch.ones(2, device=DEVICE, requires_grad=True)
+            Reducing.apply(x, (partition, GRAPH, numbers, True, step)).sum().backward()
+        else:
+            partition.reduce(step, numbers=numbers)
+            torch.ops.dc.end_backward([None], GRAPH, True)
+
+    for _ in range(2):
+        dc.start_backward(False)
+        backward(0, ALL)
+        dc.start_backward(True)
+        backward(1, range(2))
+        partition.check(0, 1, numbers=range(2))
+        partition.check(0, numbers=range(2, len(SIZES)))
+    dc.cleanup()
+
+
+@STAGES
+@pytest.mark.parametrize("is_in_autograd", [False, True], ids=["by hand", "autograd"])
+def test_what_only_earlier_micro_batches_had_is_in_the_update(worlds, stage, is_in_autograd):
+    worlds(2).run(leave_out_at_the_boundary, stage, is_in_autograd)
 
 
 def several_graphs(stage):

@@ -126,7 +126,7 @@ class _Installed:
     """What is in place now."""
 
     native: Any = None
-    originals: dict[tuple[Any, str], Callable[..., Any]] = {}  # by class and name
+    originals: dict[tuple[Any, str], Callable[..., Any]] = {}  # by class or module, and name
     active: weakref.ref[Any] | None = None  # the engine whose state DeepSpeed's modules hold
 
 
@@ -188,12 +188,15 @@ class _EngineState:
     ----------
     context : int
         Its context in the runtime; 0 before its first compile.
+    backward : int
+        The pass of autograd that has begun a backward of it last.
     shared : dict
         Values of `_SHARED_STATE`, by module and name.
     """
 
     def __init__(self) -> None:
         self.context = 0
+        self.backward = -1
         self.shared: dict[tuple[str, str], Any] = {}
 
 
@@ -201,7 +204,8 @@ _ATTRIBUTE = "_penstock_state"
 
 
 def _wrap_all(native: Any) -> None:
-    engine = importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine
+    runtime = importlib.import_module("deepspeed.runtime.engine")
+    engine = runtime.DeepSpeedEngine
     zero = importlib.import_module("deepspeed.runtime.zero.partition_parameters")
     wrappers: dict[tuple[Any, str], Callable[..., Any]] = {
         **{(engine, name): _at_work() for name in _ENTRY_POINTS},
@@ -212,6 +216,7 @@ def _wrap_all(native: Any) -> None:
         (engine, "reload_states"): _at_work(_tell_of_moves),
         (engine, "destroy"): _around_destroy,
         (zero.GatheredParameters, "__exit__"): _around_modification,
+        (runtime, "deepcompile_backward_prologue"): _once_a_backward,
     }
     for cls, name in wrappers:
         if not hasattr(cls, name):
@@ -280,6 +285,26 @@ def _at_work(news: Callable[[Any, Any], None] | None = None) -> Callable[..., An
         return entry_point
 
     return around
+
+
+def _once_a_backward(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
+    """Wrap what DeepSpeed does for each forward that a backward goes back over.
+
+    ZeRO-1 takes new memory for gradients there, and forgets those that have come already.
+    """
+
+    @functools.wraps(original)
+    def prologue(*args: Any) -> None:
+        engine = _installed.active() if _installed.active is not None else None
+        backward = torch._C._current_graph_task_id()
+        if engine is not None and backward != -1:
+            state = engine.__dict__[_ATTRIBUTE]
+            if state.backward == backward:
+                return
+            state.backward = backward
+        original(*args)
+
+    return prologue
 
 
 def _finish_gradients(engine: Any, native: Any) -> None:

@@ -172,6 +172,20 @@ void Zero12::reduce_grad(const at::Tensor &grad, int64_t, int64_t id) {
     ends_with_autograd();
 }
 
+// Stage 1: what only backwards before the last one had. In one order on all ranks.
+void Zero12::send_held() {
+    std::vector<Parameter *> held;
+    for (auto &[id, parameter] : parameters_)
+        if (parameter.sum.defined()) held.push_back(&parameter);
+    std::sort(held.begin(), held.end(),
+              [](const Parameter *a, const Parameter *b) { return a->index < b->index; });
+    for (Parameter *parameter : held) {
+        const at::Tensor sum = std::move(parameter->sum);
+        parameter->sum.reset();
+        send(*parameter, sum);
+    }
+}
+
 // Autograd's end is the end of the last graph, whichever that is; whether there is an autograd.
 bool Zero12::ends_with_autograd() {
     if (!is_in_autograd()) return false;
@@ -183,6 +197,7 @@ bool Zero12::ends_with_autograd() {
         const StreamBridge bridge(*(*self)->context_.ranks);
         (*self)->is_queued_ = false;
         try {
+            if ((*self)->updates_) (*self)->send_held();
             (*self)->finish(true);
         } catch (const StatusError &error) {
             TORCH_CHECK(false, "dc::end_backward: ", error.text, " (",
@@ -202,6 +217,7 @@ void Zero12::finish(bool release) {
 // Between the graphs of one autograd pass gradients go on filling buckets.
 void Zero12::end_backward(int64_t, bool release_reduce_buckets) {
     if (partition_ == nullptr || (stage_ == 1 && !updates_)) return;
+    if (stage_ == 1 && !ends_with_autograd() && release_reduce_buckets) send_held();
     if (!release_reduce_buckets && has_reduced_ && ends_with_autograd()) return;
     finish(release_reduce_buckets);
 }

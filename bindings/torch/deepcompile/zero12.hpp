@@ -55,6 +55,7 @@ class Zero12 : public Stage {
     void bind(Parameter &parameter, at::Tensor grad_buffer, int64_t offset);
     at::Tensor add_up(Parameter &parameter, const at::Tensor &grad);
     void send(const Parameter &parameter, const at::Tensor &grad);
+    void send_held();
     bool ends_with_autograd();
     void finish(bool release);
     void check(pst_status status) const;
