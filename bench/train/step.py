@@ -254,7 +254,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--together", type=int, default=1, help="steps between synchronisations")
     parser.add_argument("--priority", type=int, default=0, help="of the stream to compute on")
     parser.add_argument("--tiny", action="store_true", help="a tiny model: does it run?")
-    parser.add_argument("--trace", help="write a Chrome trace of a few steps of the last penstock here")
+    parser.add_argument("--trace", help="write a Chrome trace of some steps of the last penstock")
     return parser.parse_args()
 
 

@@ -241,8 +241,8 @@ def _after_forward(
         _write_back(use)
     if use.marked is not None:
         marked, version = use.marked
-        # Changed in place, it has another node, and nothing tells when the backward gets there. What
-        # has frozen parameters is then held until the end: its last gradients are not its end.
+        # Changed in place, it has another node, and nothing tells when the backward gets there:
+        # what has frozen parameters is held until the end, as its last gradients are not its end.
         use.has_inputs = marked._version == version or unit.has_frozen
         use.marked = None
     if torch.is_grad_enabled():
