@@ -191,8 +191,7 @@ def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
 #
 # It lives as long as some parameter's .grad shows a part of it: the engine has it during a backward
 # only, and here is a weak reference. So zero_grad(set_to_none=True) frees it.
-
-
+#
 # While a backward runs no shard has a .grad: what a graph puts there that uses shards themselves (a
 # penalty over them) is a tensor of its own, and is added when the backward has ended.
 
