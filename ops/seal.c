@@ -15,9 +15,8 @@ static void name_buckets(pst_zero *engine) {
 
 /* ---- how large parts are --------------------------------------------------------------------- */
 
-/* Buckets and staging take 14 parts on four ranks, in which a step of the 8B shape holds less than
- * FSDP2's at any length; parts of 92 MiB are 1.6 % faster
- * (bench/results/train-2026-11-22-1114.txt). */
+/* A step of the 8B shape holds less than FSDP2's with it. It holds more with whole layers (92 MiB),
+ * which are 1.6 % faster (bench/results/train-2026-11-22-1114.txt). */
 #define MOST_PART_BYTES ((size_t)32 << 20)
 
 static size_t gradient_chunk(const pst__group *group) {
