@@ -69,6 +69,7 @@ size_t pst__backward_before(const pst__backward *backward, const pst__span *uses
     return uses[group].last == 0 ? 0 : count_until(backward, uses, uses[group].last);
 }
 
+/* With what the step before has: a budget holds for a caller that releases late, too. */
 static size_t alive_at(const pst__backward *backward, const size_t *bytes, size_t position) {
     size_t alive = 0;
     for (size_t i = 0; i <= position; i++)

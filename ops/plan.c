@@ -1,5 +1,7 @@
 #include "ops/plan.h"
 
+#include "mem/arena.h"
+
 #include <string.h>
 
 uint64_t pst__hash(uint64_t hash, const void *bytes, size_t count) {
@@ -190,12 +192,12 @@ static size_t alive_at(const simulation *sim, uint64_t now) {
     size_t alive = 0;
     for (size_t i = 0; i < sim->interval_count; i++)
         if (sim->intervals[i].first <= now && now <= sim->intervals[i].last)
-            alive += sim->intervals[i].bytes;
+            alive += pst__round_up(sim->intervals[i].bytes, PST_ARENA_ALIGNMENT);
     return alive;
 }
 
 /* The gathers of the backward's next step come right behind a release, and would wait for what
- * compute still does with that memory: where it costs nothing they get other memory. */
+ * compute still does with that memory: they get other memory where there is some. */
 static void leave_alone(simulation *sim) {
     size_t most = 0;
     for (size_t i = 0; i < sim->interval_count; i++) {
@@ -205,8 +207,8 @@ static void leave_alone(simulation *sim) {
     for (size_t i = 0; i < sim->interval_count; i++) {
         pst_interval *interval = &sim->intervals[i];
         int is_backward = interval->last >= sim->plan->step_count;
-        if (is_backward && alive_at(sim, interval->last + 1) + interval->bytes <= most)
-            interval->last++;
+        size_t bytes = pst__round_up(interval->bytes, PST_ARENA_ALIGNMENT);
+        if (is_backward && alive_at(sim, interval->last + 1) + bytes <= most) interval->last++;
     }
 }
 
@@ -283,13 +285,34 @@ static pst_status plan_alloc(const pst__plan_input *input, pst__plan **plan) {
     return fresh->steps == NULL || fresh->backward_offsets == NULL ? PST_ENOMEM : PST_OK;
 }
 
+static pst_status offsets_of(simulation *sim, pst_plan_result *result) {
+    return pst_plan_offsets(sim->input->runtime, sim->intervals, sim->interval_count, result);
+}
+
+/* With released memory left alone for a step, if that takes no more. */
+static pst_status find_offsets(simulation *sim, pst_plan_result *result) {
+    const size_t bytes = sim->interval_count * sizeof *sim->intervals;
+    pst_plan_result loose;
+    if (bytes == 0) return PST_OK;
+    pst_status status = offsets_of(sim, result);
+    if (status != PST_OK) return status;
+    pst_interval *tight = pst__heap_alloc(sim->input->heap, bytes);
+    if (tight == NULL) return PST_ENOMEM;
+    memcpy(tight, sim->intervals, bytes);
+    leave_alone(sim);
+    status = offsets_of(sim, &loose);
+    if (status == PST_OK && loose.peak <= result->peak)
+        *result = loose;
+    else
+        memcpy(sim->intervals, tight, bytes);
+    pst__heap_free(sim->input->heap, tight, bytes);
+    return status;
+}
+
 static pst_status place(simulation *sim) {
     pst__plan *plan = sim->plan;
     pst_plan_result result = {0, 0};
-    pst_status status = PST_OK;
-    if (sim->interval_count > 0)
-        status =
-            pst_plan_offsets(sim->input->runtime, sim->intervals, sim->interval_count, &result);
+    pst_status status = find_offsets(sim, &result);
     if (status != PST_OK) return status;
     for (size_t i = 0; i < plan->issue_count; i++)
         plan->issues[i].offset = sim->intervals[plan->issues[i].interval].offset;
@@ -332,7 +355,6 @@ static pst_status build(simulation *sim) {
     if (status == PST_OK) status = simulate(sim);
     if (status != PST_OK) return status;
     close_all(sim);
-    leave_alone(sim);
     status = place(sim);
     if (status == PST_OK) hash_plan(sim->plan);
     return status;

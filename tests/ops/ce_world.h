@@ -255,6 +255,7 @@ static inline void ce_close(ce_world *world) {
     for (int rank = 0; rank < world->size; rank++) {
         ce_rank *state = &world->ranks[rank];
         if (state->comm != NULL) state->comm->ops->destroy(state->comm);
+        state->comm = NULL;
         for (int side = 0; side < 2; side++)
             ce_close_group(&state->groups[side]);
         pst_comm_exchange_close(&state->exchange);

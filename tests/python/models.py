@@ -140,32 +140,6 @@ class FrozenChangedInPlace(Net):
         self.blocks = nn.ModuleList(FrozenFirst(11 + 2 * i) for i in range(3))
 
 
-class Appending(Block):
-    """Writes to a list and a dict that it is given."""
-
-    def forward(self, x: torch.Tensor, losses: list, seen: dict) -> torch.Tensor:
-        y = super().forward(x)
-        losses.append(y.square().mean())
-        seen["last"] = seen.get("last", 0) + 1
-        seen.pop("first", None)
-        return y
-
-
-class Appended(Net):
-    """Blocks that tell by their arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Appending(11 + 2 * i) for i in range(3))
-
-    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
-        losses, seen = [x.mean()], {"first": 1}
-        for block in self.blocks:
-            x = block(x, losses, seen)
-        assert seen == {"last": 3}
-        return x + sum(losses)
-
-
 class ChangedInPlace(Net):
     """Blocks that change their only input in place."""
 

@@ -196,6 +196,24 @@ def test_what_only_earlier_micro_batches_had_is_in_the_update(worlds, stage, is_
     worlds(2).run(leave_out_at_the_boundary, stage, is_in_autograd)
 
 
+def leave_out_all_at_the_boundary():
+    """Its graph has nothing to reduce, so that no end_backward comes."""
+    partition = Partition(1)
+    for step in range(2):
+        for last in (False, True):
+            x = torch.ones(2, device=DEVICE, requires_grad=True)
+            numbers = [] if last else ALL
+            y = Reducing.apply(x, (partition, GRAPH, numbers, True, step))
+            y.register_hook(lambda grad, last=last: dc.start_backward(last))
+            y.sum().backward()
+        partition.check(step)
+    dc.cleanup()
+
+
+def test_an_update_has_what_its_last_micro_batch_has_not(worlds):
+    worlds(2).run(leave_out_all_at_the_boundary)
+
+
 def several_graphs(stage):
     """Parameter 1 is in both graphs; the second one is another after each micro-batch."""
     partition = Partition(stage)

@@ -51,28 +51,3 @@ def shard_trained(dtype):
 @pytest.mark.parametrize("dtype", EIGHT_BITS[:2], ids=str)
 def test_trained_parameters_of_eight_bits_are_refused(worlds, dtype):
     worlds(2).run(shard_trained, dtype)
-
-
-class Cached(nn.Linear):
-    """Keeps what it has seen in a dict of the caller's, in a list of it."""
-
-    def forward(self, x: torch.Tensor, cache: dict) -> torch.Tensor:
-        cache["seen"].append(x)
-        cache["count"] = len(cache["seen"])
-        return super().forward(x)
-
-
-def test_what_an_evaluation_writes_to_its_arguments_reaches_the_caller():
-    model = nn.Sequential(Cached(4, 4), nn.Linear(4, 4)).to(DEVICE).eval()
-    block = penstock.shard(model, blocks=["0"], param_dtype=torch.bfloat16)[0]
-    x = torch.ones(2, 4, device=DEVICE)
-    cache = {"seen": [x], "count": 0}
-    seen = cache["seen"]
-    with torch.no_grad():
-        for _ in range(3):
-            block(x, cache)
-    assert cache["count"] == 4
-    assert cache["seen"] is seen
-    assert [one.dtype for one in seen] == [torch.float32] + 3 * [torch.bfloat16]
-    assert seen[0] is x
-    penstock.close(model)

@@ -14,7 +14,6 @@ KINDS = [
     models.Unused,
     models.ChangedInPlace,
     models.FrozenChangedInPlace,
-    models.Appended,
     models.OnOneRank,
     models.Checkpointed,
     models.CheckpointedReentrant,

@@ -119,6 +119,65 @@ def test_gradients_of_shards_themselves_are_added(worlds, stage, is_before):
     worlds(2).run(add_a_penalty, stage, is_before)
 
 
+def fail_in_a_hook(stage):
+    """Old gradients, and new ones, are there when a hook of one parameter fails."""
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    for step in range(2):
+        accumulate_reference(reference, step)
+    loss_of(sharded, 0, rank).backward()
+
+    def fail(parameter):
+        raise ValueError("once")
+
+    handle = sharded.head.weight.register_post_accumulate_grad_hook(fail)
+    with pytest.raises(ValueError, match="once"):
+        loss_of(sharded, 1, rank).backward()
+    handle.remove()
+    finish(reference, sharded)
+
+
+@both_ways
+def test_a_hook_that_fails_takes_no_gradients_along(worlds, stage):
+    worlds(2).run(fail_in_a_hook, stage)
+
+
+def fail_at_a_release(stage, name):
+    """What was there before is there as soon as a backward has failed, and not again."""
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    accumulate_reference(reference, 0)
+    loss_of(sharded, 0, rank).backward()
+    module = sharded.get_submodule(name)
+
+    @torch.no_grad()
+    def write(gradient):
+        module.bias.mul_(1.0)  # which its backward does not need
+
+    def watch(module, inputs, output):
+        output.register_hook(write)
+
+    handle = module.register_forward_hook(watch)
+    loss = loss_of(sharded, 1, rank)
+    handle.remove()
+    with pytest.raises(penstock.PenstockError, match="were written") as failure:
+        loss.backward()
+    assert_same_gradients(sharded, reference, equality.TOLERANCE)
+    for model in (reference, sharded):
+        model.zero_grad()
+    del failure
+    assert all(p.grad is None for p in sharded.parameters())
+    loss_of(sharded, 2, rank).backward()
+    accumulate_reference(reference, 2)
+    finish(reference, sharded)
+
+
+@both_ways
+@pytest.mark.parametrize("name", ["blocks.1.up", "embed"])
+def test_a_backward_that_fails_takes_no_gradients_along(worlds, stage, name):
+    worlds(2).run(fail_at_a_release, stage, name)
+
+
 @both_ways
 def test_gradients_changed_by_the_caller_are_added_to(worlds, stage):
     worlds(2).run(accumulate_onto_changed_gradients, stage)

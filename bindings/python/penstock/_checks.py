@@ -50,7 +50,8 @@ def _problem(parameter: nn.Parameter) -> str:
         ),
         (
             bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks),
-            "has hooks, which are not its shard's: register them after penstock.shard(model)",
+            "has hooks, which are not its shard's: use register_post_accumulate_grad_hook "
+            "after penstock.shard(model)",
         ),
         (
             parameter.is_meta,

@@ -55,14 +55,25 @@ class Backward:
             return
         self._running = True
         self._reduces = self._engine.sync
-        for group in self._engine.groups():
-            group.arrived.expected = sum(p.full.requires_grad for p in group.trainable)
-            if self._reduces:
-                _offer_old_gradient(self._engine, group)
-        self._engine.native.begin_backward(self._reduces)
+        with self._giving_back():
+            for group in self._engine.groups():
+                group.arrived.expected = sum(p.full.requires_grad for p in group.trainable)
+                if self._reduces:
+                    _offer_old_gradient(self._engine, group)
+            self._engine.native.begin_backward(self._reduces)
         ending = _Ending(self._end)
         self._ending = weakref.ref(ending, self._dropped)
         Variable._execution_engine.queue_callback(ending)
+
+    @contextmanager
+    def _giving_back(self) -> Iterator[None]:
+        """Where something fails, show what was there before the backward."""
+        try:
+            yield
+        except BaseException:
+            for group in self._engine.groups():
+                _give_back(group)
+            raise
 
     def _dropped(self, ending: weakref.ref[_Ending]) -> None:
         """Show the shards again if that backward was broken off: its caller may look at them."""
@@ -166,6 +177,12 @@ class Backward:
         self._engine.native.gradients(group.index, sources)
 
     def _end(self) -> None:
+        with self._giving_back():
+            self._finish()
+        if self._reduces:
+            _call_hooks(self._engine)
+
+    def _finish(self) -> None:
         groups = self._engine.groups()
         for group in groups:
             group.arrived.expected = 0
@@ -192,8 +209,8 @@ def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
 # It lives as long as some parameter's .grad shows a part of it: the engine has it during a backward
 # only, and here is a weak reference. So zero_grad(set_to_none=True) frees it.
 #
-# While a backward runs no shard has a .grad: what a graph puts there that uses shards themselves (a
-# penalty over them) is a tensor of its own, and is added when the backward has ended.
+# While a backward runs that reduces, no shard has a .grad: what a graph puts there that uses shards
+# themselves (a penalty over them) is a tensor of its own, and is added when the backward has ended.
 
 
 @torch.no_grad()
@@ -206,10 +223,17 @@ def _show_gradient(engine: Engine, group: Group) -> None:
                 group.old.pop(parameter, None)  # is in it
                 rows = flat.as_strided(*parameter.rows)
                 _add_and_set(parameter, as_sharded(rows, parameter.layout))
-                hooks = parameter.sharded._post_accumulate_grad_hooks or {}
-                for hook in list(hooks.values()):
-                    hook(parameter.sharded)
     _give_back(group)
+
+
+@torch.no_grad()
+def _call_hooks(engine: Engine) -> None:
+    for parameter in engine.parameters():
+        hooks = parameter.sharded._post_accumulate_grad_hooks
+        is_wanted = hooks and parameter.sharded.requires_grad
+        if is_wanted and engine.native.has_gradient(parameter.index):
+            for hook in list(hooks.values()):
+                hook(parameter.sharded)
 
 
 @torch.no_grad()

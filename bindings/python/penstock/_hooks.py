@@ -7,11 +7,10 @@ may be stopped half-way) the end of a forward ends nothing: only gradients do.
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,19 +39,9 @@ class Use:
         Whether some input gets a gradient, so that the end of the backward can be seen there.
     marked : (torch.Tensor, int), optional
         While the forward runs: the only such input, and its version.
-    containers : list of Container
-        While the forward runs: lists and dicts of its arguments, which it has as copies.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "containers",
-        "engine",
-        "has_inputs",
-        "marked",
-        "recomputed",
-        "unit",
-    )
+    __slots__ = ("__weakref__", "engine", "has_inputs", "marked", "recomputed", "unit")
 
     def __init__(self, engine: Engine, unit: Unit, recomputed: bool) -> None:
         self.engine = engine
@@ -60,15 +49,6 @@ class Use:
         self.recomputed = recomputed
         self.has_inputs = False
         self.marked: tuple[torch.Tensor, int] | None = None
-        self.containers: list[Container] = []
-
-
-class Container(NamedTuple):
-    """A list or dict that was given, the one in its place, and what that held at first."""
-
-    given: Any
-    copy: Any
-    before: Any
 
 
 class _Inputs(torch.autograd.Function):
@@ -158,42 +138,9 @@ def _before_forward(
         engine.enter(unit)
         unit.hold()
     unit.calls.append(use)
-    given = args, kwargs
     if engine.input_dtype is not None:
         args, kwargs = _map_tensors(partial(_cast, engine.input_dtype), (args, kwargs))
-    if torch.is_grad_enabled():
-        args, kwargs = _mark_inputs(use, args, kwargs)
-    for old, new in zip((*given[0], *given[1].values()), (*args, *kwargs.values()), strict=True):
-        if old is not new:
-            _note_containers(use, old, new)
-    return args, kwargs
-
-
-def _note_containers(use: Use, given: Any, copy: Any) -> None:
-    """Note the lists and dicts, at any depth, that a forward has as copies."""
-    if type(given) is not type(copy) or not isinstance(given, (list, tuple, dict)):
-        return
-    if isinstance(given, dict):
-        inner = [(given[key], copy[key]) for key in copy]
-    else:
-        inner = list(zip(given, copy, strict=True))
-    if not isinstance(given, tuple):
-        use.containers.append(Container(given, copy, copy.copy()))
-    for one, other in inner:
-        _note_containers(use, one, other)
-
-
-def _write_back(use: Use) -> None:
-    """Let the caller see what the forward has put into lists and dicts, or taken out of them."""
-    for given, copy, before in use.containers:
-        if isinstance(given, dict):
-            for key in before.keys() - copy.keys():
-                given.pop(key, None)
-            given.update({k: x for k, x in copy.items() if k not in before or before[k] is not x})
-        elif len(copy) != len(before) or any(map(operator.is_not, copy, before)):
-            original = {id(b): a for a, b in zip(given, before, strict=False)}
-            given[:] = [original.get(id(x), x) for x in copy]
-    use.containers.clear()
+    return _mark_inputs(use, args, kwargs) if torch.is_grad_enabled() else (args, kwargs)
 
 
 def _cast(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
@@ -237,8 +184,6 @@ def _after_forward(
     if not unit.calls:  # the forward never began: gathering failed
         return
     use = unit.calls.pop()
-    if use.containers:
-        _write_back(use)
     if use.marked is not None:
         marked, version = use.marked
         # Changed in place, it has another node, and nothing tells when the backward gets there:

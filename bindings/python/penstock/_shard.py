@@ -55,7 +55,8 @@ def shard(
     ----------
     model : nn.Module
         On the CPU or on one GPU, with values, not sharded yet. Blocks may not change inputs in
-        place where several of them get gradients. On a GPU the stream that is current now is the
+        place where several of them get gradients, and lists and dicts among their arguments may be
+        copies to them. On a GPU the stream that is current now is the
         one to train on; one of priority -1 is best, as sums and copies of gradients then take what
         the compute leaves.
     stage : int

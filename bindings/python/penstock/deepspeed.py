@@ -299,7 +299,7 @@ def _once_a_backward(original: Callable[..., Any], native: Any) -> Callable[...,
         backward = torch._C._current_graph_task_id()
         if engine is not None and backward != -1:
             state = engine.__dict__[_ATTRIBUTE]
-            if state.backward == backward:
+            if backward <= state.backward:  # they count up; one inside of it may have come since
                 return
             state.backward = backward
         original(*args)

@@ -130,6 +130,7 @@ void Zero12::start_backward(bool update) {
     updates_ = update;
     is_queued_ = has_reduced_ = false;
     check(pst_partition_begin_backward(partition_, update));
+    if (stage_ == 1 && update) ends_with_autograd(); // graphs that reduce nothing have no end
 }
 
 // The first gradient is the graph's own, so the second makes a sum of ours.
