@@ -43,18 +43,20 @@ static size_t usual_chunk(const pst_zero *engine) {
     return usual;
 }
 
-/* Where blocks go in parts there are more buckets: the host waits where the reduction of the bucket
- * that comes next is not launched yet. */
 static void choose_part(pst_zero *engine) {
     pst_zero_options *options = &engine->options;
+    if (options->part_bytes != 0) return;
     const size_t usual = pst__round_up(usual_chunk(engine), PST_ZERO_ALIGNMENT);
-    if (options->part_bytes == 0) {
-        options->part_bytes = usual < MOST_PART_BYTES ? usual : MOST_PART_BYTES;
-        if (options->part_bytes < options->bucket_bytes)
-            options->part_bytes = options->bucket_bytes;
-        if (options->part_bytes < PST_ZERO_ALIGNMENT) options->part_bytes = PST_ZERO_ALIGNMENT;
-    }
-    engine->bucket_count = usual > options->part_bytes ? PST__MOST_BUCKETS : 2;
+    options->part_bytes = usual < MOST_PART_BYTES ? usual : MOST_PART_BYTES;
+    if (options->part_bytes < options->bucket_bytes) options->part_bytes = options->bucket_bytes;
+    if (options->part_bytes < PST_ZERO_ALIGNMENT) options->part_bytes = PST_ZERO_ALIGNMENT;
+}
+
+/* More where blocks go in parts: the host waits where the reduction of the bucket that comes next
+ * is not launched yet. */
+static void choose_buckets(pst_zero *engine) {
+    const size_t usual = pst__round_up(usual_chunk(engine), PST_ZERO_ALIGNMENT);
+    engine->bucket_count = usual > engine->options.part_bytes ? PST__MOST_BUCKETS : 2;
 }
 
 static pst_status alloc_tables(pst_zero *engine) {
@@ -225,6 +227,7 @@ static pst_status alloc_all(pst_zero *engine) {
 /* What is as large as the parameters: only once the ranks agree on these. */
 static pst_status alloc_large(pst_zero *engine) {
     choose_part(engine);
+    choose_buckets(engine);
     pst_status status = alloc_sources(engine);
     if (status == PST_OK) status = alloc_copies(engine);
     if (status == PST_OK) status = alloc_resident(engine);

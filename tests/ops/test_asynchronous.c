@@ -63,6 +63,31 @@ static void train_while_nothing_moves(rank_state *state) {
     finish_compute(state);
 }
 
+static void count_buckets(rank_state *state) {
+    const size_t wanted = *(const size_t *)state->argument;
+    build_engine(state);
+    CHECK_FINE();
+    train(state, 2);
+    CHECK_FINE();
+    CHECK(stats_of(state).bucket_peak == wanted * 512); /* 128 bytes a rank */
+    finish_compute(state);
+}
+
+static void groups_in_parts_have_more_buckets(void **unused) {
+    (void)unused;
+    size_t whole = 2, in_parts = 4;
+    model model = empty_model(3);
+    model.bucket_bytes = 128;
+    add_shape(&model, 8, 16, 1); /* two rows a rank: 128 bytes */
+    close_group(&model);
+    run_ranks_async(4, &model, count_buckets, &whole);
+    model = empty_model(3);
+    model.bucket_bytes = model.part_bytes = 128;
+    add_shape(&model, 32, 16, 1); /* four of them */
+    close_group(&model);
+    run_ranks_async(4, &model, count_buckets, &in_parts);
+}
+
 static void planned_steps_do_not_wait_for_the_device(void **unused) {
     (void)unused;
     for (int stage = 1; stage <= 3; stage++)
@@ -517,6 +542,7 @@ static void destroying_waits_for_compute_and_for_readers(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(groups_in_parts_have_more_buckets),
         cmocka_unit_test(planned_steps_do_not_wait_for_the_device),
         cmocka_unit_test(slow_devices_get_the_same_values),
         cmocka_unit_test(accumulates_without_communication),
