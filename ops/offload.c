@@ -34,7 +34,8 @@ static pst_status create_lanes(pst_offload *offload) {
         pst_lane_options options = {.size = sizeof options,
                                     .name = pst__direction_name((pst__direction)i),
                                     .device = offload->device,
-                                    .order = PST_LANE_BY_SUBMISSION};
+                                    .order = PST_LANE_BY_SUBMISSION,
+                                    .takes_help = 1};
         if (offload->options.pumped) {
             options.mode = PST_LANE_PUMPED;
         } else if (first != NULL && offload->asynchronous) {

@@ -83,7 +83,8 @@ static pst_status create_lane(pst_zero *engine, const char *name, pst_lane *firs
     pst_lane_options options = {.size = sizeof options,
                                 .name = name,
                                 .device = engine->device,
-                                .order = PST_LANE_BY_SUBMISSION};
+                                .order = PST_LANE_BY_SUBMISSION,
+                                .takes_help = 1};
     if (in_one_order) {
         options.order_with = first;
     } else if (engine->options.pumped) {

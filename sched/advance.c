@@ -2,16 +2,23 @@
 
 #include "sched/growing.h"
 
-void pst__run_count(pst_graph *graph, pst__run *run, uint32_t launched, uint32_t finished) {
-    pst_runtime *runtime = graph->runtime;
-    /* Release: what the tasks did is seen by whoever finds the counters at zero (pst_graph_launch,
-     * the waits, pst_graph_destroy). `unfinished` comes last: at zero the graph may be destroyed.
-     */
-    if (launched > 0 && graph->kind == PST_GRAPH_SEALED)
-        (void)pst__sub_acq_rel(&run->unlaunched, launched);
-    if (finished > 0) (void)pst__sub_acq_rel(&run->unfinished, finished);
-    pst__runtime_wake_waiters(runtime);
+/* ---- counting --------------------------------------------------------------------------- */
+
+/* Acquire-release, here and below: what the owner did with the tasks is seen by whoever finds that
+ * nothing is open, and all shares are seen together. */
+static void count_open(pst__run *run, uint64_t what) {
+    (void)pst__sub_acq_rel(&run->open, what);
 }
+
+void pst__count_launched(pst_lane *lane, const pst__node *node, uint64_t number) {
+    lane->untold = 1;
+    if (node->flags & PST__NODE_GROWING) return;
+    pst__share *share = node->graph->share_of[lane->index];
+    if (pst__share_is_last(&share->unlaunched, share))
+        count_open(pst__graph_run(node->graph, number), PST__RUN_UNLAUNCHED);
+}
+
+/* ---- edges ------------------------------------------------------------------------------ */
 
 /* The device on whose streams a successor may be early; NULL: there is none. */
 static const pst_device *early_device(const pst__node *node) {
@@ -81,13 +88,7 @@ void pst__node_become(pst__node *node, uint64_t number, pst__task_state state, p
     pst__store_release(&node->word, pst__word(number, state, status));
 }
 
-static void count(const pst__advance *advance, pst_graph *graph, pst__run *run, uint32_t launched,
-                  uint32_t finished) {
-    if (advance->lane == NULL)
-        pst__run_count(graph, run, launched, finished);
-    else
-        pst__lane_count(advance->lane, graph, run, launched, finished);
-}
+/* ---- the end ---------------------------------------------------------------------------- */
 
 /* Acquire-release only because it is one operation for all: the run's counters publish it. */
 static void keep_first_error(pst__run *run, pst_status status) {
@@ -95,32 +96,79 @@ static void keep_first_error(pst__run *run, pst_status status) {
     (void)pst__cas_acq_rel(&run->status, &none, (int)status);
 }
 
-/* The last task's callback may launch the graph again: let that see that all are launched. */
-static void call_back(const pst__advance *advance, const pst__node *node, pst__run *run,
-                      uint32_t *launched, pst_status status) {
-    count(advance, node->graph, run, *launched, 0);
-    *launched = 0;
-    if (advance->lane != NULL) pst__lane_count_flush(advance->lane);
-    node->detail->done(node->detail->done_argument, status);
+/* Only the thread that serves its lane ends a task. */
+static void end_task(pst__advance *advance, pst__node *node, const pst__end *end) {
+    pst_lane *lane = advance->lane;
+    lane->untold = 1;
+    if (node->flags & PST__NODE_GROWING) {
+        pst__share_count_grown(&pst__grown_share(node)->ended);
+    } else {
+        pst__run *run = pst__graph_run(node->graph, end->number);
+        pst__share *share = node->graph->share_of[lane->index];
+        /* Relaxed: whoever ends a task owns the lane, as who launched it did. */
+        if (pst__word_state(pst__load_relaxed(&node->word)) != PST__TASK_LAUNCHED &&
+            pst__share_is_last(&share->unlaunched, share))
+            count_open(run, PST__RUN_UNLAUNCHED);
+        if (pst__share_is_last(&share->unended[end->number & 1], share))
+            count_open(run, PST__RUN_UNENDED);
+    }
+    if (node->detail != NULL && node->detail->done != NULL) {
+        advance->end = *end;
+        advance->call = PST__CALL_DONE;
+        advance->node = node;
+        node->detail->done(node->detail->done_argument, end->status);
+        advance->node = NULL;
+    }
+    pst__node_finish(advance, node, end);
+}
+
+void pst__node_finish(pst__advance *advance, pst__node *node, const pst__end *end) {
+    pst__share *share;
+    pst__node_become(node, end->number, end->state, end->status);
+    pst__advance_release(advance, node, end->phase, end->status);
+    /* When the node is dropped it is another task's, and when it is counted the graph may go. */
+    if (node->flags & PST__NODE_GROWING) {
+        share = pst__grown_share(node);
+        pst__grown_drop(node);
+        pst__share_count_grown(&share->left);
+    } else {
+        pst__run *run = pst__graph_run(node->graph, end->number);
+        share = node->graph->share_of[advance->lane->index];
+        if (pst__share_is_last(&share->unleft[end->number & 1], share))
+            (void)pst__sub_acq_rel(&run->unleft, 1);
+    }
+    pst__runtime_wake_seen_waiters(advance->lane->runtime);
+}
+
+/* Any thread may end a gate, and as soon as that is counted others may begin the next launch and
+ * open the gate in it: then its state is theirs. */
+static void end_gate(pst__advance *advance, pst__node *gate, const pst__end *end) {
+    pst_graph *graph = gate->graph;
+    pst_runtime *runtime = graph->runtime;
+    uint32_t open = pst__word(end->number, PST__TASK_OPEN, PST_OK);
+    /* Before the end is counted: the graph stays until this thread has gone. Release: pairs with
+     * the acquire in pst_graph_destroy. */
+    (void)pst__add_acq_rel(&graph->passing, 1);
+    count_open(pst__graph_run(graph, end->number), PST__RUN_UNENDED + PST__RUN_UNLAUNCHED);
+    /* Release: pairs with the acquire in pst__look. */
+    (void)pst__cas_acq_rel(&gate->word, &open, pst__word(end->number, end->state, end->status));
+    pst__advance_release(advance, gate, end->phase, end->status);
+    if (gate->flags & PST__NODE_GROWING) pst__grown_drop(gate);
+    (void)pst__sub_acq_rel(&graph->passing, 1);
+    pst__runtime_wake_waiters(runtime);
 }
 
 void pst__node_end(pst__advance *advance, pst__node *node, uint64_t number, pst__task_state state,
                    pst_status status, pst__phase phase) {
-    pst_graph *graph = node->graph;
-    pst__run *run = pst__graph_run(graph, number);
-    /* Relaxed: whoever ends a task owns the lane, as who launched it did. Gates are never LAUNCHED.
-     */
-    uint32_t launched = pst__word_state(pst__load_relaxed(&node->word)) != PST__TASK_LAUNCHED;
-    if (status < 0) keep_first_error(run, status);
-    if (node->detail != NULL && node->detail->done != NULL)
-        call_back(advance, node, run, &launched, status);
-    pst__node_become(node, number, state, status);
-    pst__runtime_wake_seen_waiters(graph->runtime);
-    pst__advance_release(advance, node, phase, status);
-    /* From the drop on a growing node is another task's, and from the count on a graph may go. */
-    if (node->flags & PST__NODE_GROWING) pst__grown_drop(node);
-    count(advance, graph, run, launched, 1);
+    const pst__end end = {number, state, status, phase};
+    if (status < 0) keep_first_error(pst__graph_run(node->graph, number), status);
+    if (node->lane == NULL)
+        end_gate(advance, node, &end);
+    else
+        end_task(advance, node, &end);
 }
+
+/* ---- gates ------------------------------------------------------------------------------ */
 
 /* Has the gate successors that only its end releases? */
 static int has_late_successors(const pst__node *gate) {

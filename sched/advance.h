@@ -4,17 +4,32 @@
 
 #include "sched/graph.h"
 
-/* One thread's walk along the edges. */
-typedef struct pst__advance {
-    pst_lane *lane;  /* the lane that the thread owns; NULL: none */
-    pst__fifo gates; /* gates that have become ready and are still to be passed */
-} pst__advance;
-
 typedef enum pst__phase {
     PST__WHEN_LAUNCHED, /* successors whose streams wait for this task's event, or follow it */
     PST__WHEN_DONE,     /* the others */
     PST__ALL            /* both: the task ended without having been in flight */
 } pst__phase;
+
+typedef enum pst__call { PST__CALL_START, PST__CALL_TEST, PST__CALL_DONE } pst__call;
+
+/* How a node ends. */
+typedef struct pst__end {
+    uint64_t number;
+    pst__task_state state;
+    pst_status status; /* one that can be kept */
+    pst__phase phase;
+} pst__end;
+
+/* One thread's walk along the edges; on a lane, its turn. */
+typedef struct pst__advance {
+    pst_lane *lane;  /* the lane that the thread owns; NULL: none */
+    pst__fifo gates; /* gates that have become ready and are still to be passed */
+    /* A turn: the call of the user's code that it is in; see calls.h. */
+    struct pst__advance *outer;
+    pst__node *node; /* NULL: none */
+    pst__call call;
+    pst__end end; /* of `node`, in its callback */
+} pst__advance;
 
 /* `count` predecessors of `node` have come, with `status` if it is an error. */
 void pst__advance_arrive(pst__advance *advance, pst__node *node, uint32_t count, pst_status status);
@@ -30,12 +45,18 @@ void pst__advance_finish(pst__advance *advance);
  * a stream can only wait for events of its own device. */
 int pst__is_early(const pst__node *node, const pst_lane *to);
 
+/* The lane, whose owner calls, has launched the node: counted before anybody can see it. */
+void pst__count_launched(pst_lane *lane, const pst__node *node, uint64_t number);
+
 /* The node's next state in launch `number`. */
 void pst__node_become(pst__node *node, uint64_t number, pst__task_state state, pst_status status);
 
-/* The node has ended: its callback, its state, its successors, its run's count, in this order.
- * `status` is one that can be kept. */
+/* The node has ended: its run's count, its callback, its state, its successors, in this order; then
+ * the graph may go. `status` is one that can be kept. */
 void pst__node_end(pst__advance *advance, pst__node *node, uint64_t number, pst__task_state state,
                    pst_status status, pst__phase phase);
+
+/* The part of that behind a task's callback. */
+void pst__node_finish(pst__advance *advance, pst__node *node, const pst__end *end);
 
 #endif

@@ -1,7 +1,8 @@
 #include "sched/graph.h"
 
 #include "base/options.h"
-#include "sched/advance.h"
+#include "sched/calls.h"
+#include "sched/wait.h"
 
 #define DETAILS_PER_CHUNK 256u
 
@@ -68,11 +69,19 @@ void pst__graph_free_sealed_arrays(pst_graph *graph) {
     pst__heap_free(heap, graph->edges, graph->pair_count * sizeof *graph->edges);
     pst__heap_free(heap, graph->cross_first, (count + 1) * sizeof *graph->cross_first);
     pst__heap_free(heap, graph->cross, graph->cross_count * sizeof *graph->cross);
-    pst__heap_free(heap, graph->batches, graph->batch_count * sizeof *graph->batches);
     pst__heap_free(heap, graph->batch_indices,
                    graph->batch_index_count * sizeof *graph->batch_indices);
     graph->edges = graph->cross_first = graph->cross = graph->batch_indices = NULL;
-    graph->batches = NULL;
+}
+
+static void free_shares(pst_graph *graph) {
+    const pst__heap *heap = &graph->runtime->heap;
+    while (graph->shares != NULL) {
+        pst__share *next = graph->shares->next;
+        pst__heap_free(heap, graph->shares, sizeof *next);
+        graph->shares = next;
+    }
+    pst__heap_free(heap, graph->share_of, graph->share_room * sizeof *graph->share_of);
 }
 
 void pst__graph_free(pst_graph *graph) {
@@ -81,6 +90,7 @@ void pst__graph_free(pst_graph *graph) {
     pst__slab_each(&graph->details, destroy_event, NULL);
     pst__slab_free(&graph->details);
     pst__grown_free_all(graph);
+    free_shares(graph);
     pst__heap_free(heap, graph->nodes, graph->node_capacity * sizeof *graph->nodes);
     pst__heap_free(heap, graph->pairs, graph->pair_capacity * sizeof *graph->pairs);
     pst__heap_free(heap, graph->outer, graph->outer_capacity * sizeof *graph->outer);
@@ -89,15 +99,42 @@ void pst__graph_free(pst_graph *graph) {
     pst__heap_free(heap, graph, sizeof *graph);
 }
 
+uint32_t pst__graph_count_unfinished(pst_graph *graph) {
+    uint32_t count = 0;
+    if (graph->kind == PST_GRAPH_GROWING) return pst__run_unended(graph, &graph->runs[0]);
+    for (size_t i = 0; i < graph->node_count; i++) {
+        const pst__question asked = {graph, &graph->nodes[i], pst__graph_number(graph), 0};
+        pst_status status;
+        count += !pst__task_has_ended(pst__look(&asked, &status));
+    }
+    return count;
+}
+
+static int nobody_is_in(const void *argument) {
+    const pst_graph *graph = argument;
+    /* Acquire: pairs with the last subtraction in end_gate (advance.c). */
+    return pst__graph_is_over(graph) && pst__load_acquire(&graph->passing) == 0;
+}
+
 pst_status pst_graph_destroy(pst_graph *graph) {
     if (graph == NULL) return PST_OK;
-    /* After pst__run_count no lane knows the graph. */
-    const uint32_t unfinished = pst__graph_unfinished(graph);
-    if (unfinished != 0)
-        return pst__runtime_fail(graph->runtime, PST_EBUSY,
+    pst_runtime *runtime = graph->runtime;
+    if (pst__calls_are_in(graph))
+        return pst__runtime_fail(runtime, PST_ESTATE,
+                                 "graph %s cannot be destroyed in a start, test or callback of "
+                                 "one of its tasks",
+                                 graph->name);
+    if (!pst__graph_has_ended(graph))
+        return pst__runtime_fail(runtime, PST_EBUSY,
                                  "graph %s has %u unfinished tasks or gates: wait for them or "
                                  "cancel the launch before it is destroyed",
-                                 graph->name, unfinished);
+                                 graph->name, pst__graph_count_unfinished(graph));
+    /* A callback may be running, or a lane be on its way out of the last task. */
+    if (pst__wait_aside(runtime, nobody_is_in, graph) != PST_OK)
+        return pst__runtime_fail(runtime, PST_ETIMEDOUT,
+                                 "graph %s is not destroyed: a callback of its tasks has not "
+                                 "returned in %.3f s",
+                                 graph->name, (double)runtime->deadline_ns / 1e9);
     delist(graph);
     pst__graph_free(graph);
     return PST_OK;
@@ -105,6 +142,28 @@ pst_status pst_graph_destroy(pst_graph *graph) {
 
 size_t pst_graph_size(const pst_graph *graph) {
     return graph == NULL ? 0 : graph->node_count;
+}
+
+/* ---- shares ----------------------------------------------------------------------------- */
+
+static pst__share *add_share(pst_graph *graph, pst_lane *lane) {
+    pst__share *share = pst__heap_alloc(&graph->runtime->heap, sizeof *share);
+    if (share == NULL) return NULL;
+    share->lane = lane;
+    share->item = (pst__node){.graph = graph, .lane = lane, .flags = PST__NODE_BATCH};
+    share->next = graph->shares;
+    /* Release: whoever adds up the shares finds it complete. */
+    pst__store_release(&graph->shares, share);
+    return graph->share_of[lane->index] = share;
+}
+
+pst__share *pst__graph_share(pst_graph *graph, pst_lane *lane) {
+    if (lane->index >= graph->share_room &&
+        pst__heap_grow(&graph->runtime->heap, (void **)&graph->share_of, &graph->share_room,
+                       lane->index + 1u, sizeof(pst__share *)) != PST_OK)
+        return NULL;
+    pst__share *share = graph->share_of[lane->index];
+    return share != NULL ? share : add_share(graph, lane);
 }
 
 /* ---- checks ----------------------------------------------------------------------------- */
@@ -226,6 +285,9 @@ pst_status pst_graph_add(pst_graph *graph, const pst_task_options *given, pst_ta
     status = pst__graph_check_building(graph, options->name);
     if (status == PST_OK) status = reserve(graph, options->after_count, options->name);
     if (status != PST_OK) return status;
+    pst__share *share = pst__graph_share(graph, options->lane);
+    if (share == NULL || pst__graph_share(graph, options->lane->leader) == NULL)
+        return fail(graph, PST_ENOMEM, options->name, "no memory");
     pst__detail *detail = NULL;
     if (wants_detail(options)) {
         detail = pst__slab_take(&graph->details);
@@ -238,6 +300,7 @@ pst_status pst_graph_add(pst_graph *graph, const pst_task_options *given, pst_ta
     node->argument = options->work.argument;
     node->lane = options->lane;
     node->detail = detail;
+    share->tasks++;
     for (size_t i = 0; i < options->after_count; i++)
         append_pair(graph, (uint32_t)options->after[i].id, (uint32_t)added.id);
     if (task != NULL) *task = added;

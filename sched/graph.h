@@ -3,24 +3,8 @@
 #define PST_SCHED_GRAPH_H
 
 #include "sched/lane.h"
+#include "sched/share.h"
 #include "sched/slab.h"
-
-/* One launch of a graph. Two are kept: launch k+1 may begin while tasks of k are launched and not
- * done. A growing graph uses the first. */
-struct pst__run {
-    uint64_t number;
-    uint32_t unlaunched; /* sealed graphs only */
-    uint32_t unfinished; /* without the tasks that graph->added counts: see pst__run_unfinished */
-    int status;          /* the first error */
-};
-
-/* What a lane gets of a launch: the tasks that it can start with (BY_READINESS), or all its tasks
- * in the order in which they were added (BY_SUBMISSION). Queued like a node. */
-typedef struct pst__batch {
-    pst__node item;
-    const uint32_t *indices;
-    uint32_t count, cursor;
-} pst__batch;
 
 typedef struct pst__pair {
     uint32_t from, to;
@@ -33,8 +17,6 @@ typedef struct pst__outer {
 } pst__outer;
 
 typedef struct pst__grown pst__grown;
-
-#define PST__LAST_TASKS 16u
 
 struct pst_graph {
     pst_runtime *runtime;
@@ -64,12 +46,15 @@ struct pst_graph {
      * when there are none */
     uint32_t *cross_first, *cross;
     size_t cross_count;
-    /* tasks without successors; none when they are too many to look at */
-    uint32_t last[PST__LAST_TASKS], last_count;
-    pst__batch *batches;
-    size_t batch_count;
-    uint32_t *batch_indices;
+    uint32_t *batch_indices; /* of all shares */
     size_t batch_index_count;
+    uint32_t parts; /* shares with tasks, and gates: what a run counts down */
+    int is_ordered; /* several queues launch in the order of adding */
+
+    pst__share *shares; /* newest first; published by the thread that builds or adds */
+    /* The same by lane->index, for that thread, and of a sealed graph for the lanes' owners. */
+    pst__share **share_of;
+    size_t share_room;
 
     /* growing */
     pst__slab tasks;
@@ -79,6 +64,7 @@ struct pst_graph {
 
     /* what lanes write, apart from what every task reads */
     _Alignas(PST__CACHE_LINE) pst__run runs[2];
+    uint32_t passing;    /* threads that are in a gate's end */
     ck_stack_t released; /* blocks of a growing graph that any thread has given back */
 };
 
@@ -93,24 +79,48 @@ static inline uint64_t pst__graph_number(const pst_graph *graph) {
     return pst__load_acquire(&graph->number);
 }
 
-/* Tasks and gates of the run that have not ended. Of a growing graph `unfinished` counts down from
- * 0 and `added` up, so that the adding thread and the lanes write to different lines. Acquire:
- * pairs with pst__run_count. `added` is looked at later, and so includes whatever has ended by
- * then. */
-static inline uint32_t pst__run_unfinished(const pst_graph *graph, const pst__run *run) {
-    const uint32_t unfinished = pst__load_acquire(&run->unfinished);
-    return unfinished + pst__load_relaxed(&graph->added);
+/* Of a growing graph what is added, gates too, less the tasks that have ended, or are left. */
+uint32_t pst__grown_unended(const pst_graph *graph);
+uint32_t pst__grown_unleft(const pst_graph *graph);
+
+/* 0 when all of the run has ended: of a sealed graph, its parts that have not, of a growing one,
+ * its tasks and gates. Acquire: pairs with the counting in share.h and advance.c. */
+static inline uint32_t pst__run_unended(const pst_graph *graph, const pst__run *run) {
+    const uint32_t unended = (uint32_t)pst__load_acquire(&run->open);
+    return graph->kind == PST_GRAPH_SEALED ? unended : unended + pst__grown_unended(graph);
 }
 
-/* The same of both runs. */
-static inline uint32_t pst__graph_unfinished(const pst_graph *graph) {
-    const uint32_t second = pst__load_acquire(&graph->runs[1].unfinished); /* of sealed graphs */
-    return second + pst__run_unfinished(graph, &graph->runs[0]);
+/* 0 when no lane touches anything of the run any more, and so every callback has returned. */
+static inline uint32_t pst__run_unleft(const pst_graph *graph, const pst__run *run) {
+    if (graph->kind == PST_GRAPH_SEALED) return pst__load_acquire(&run->unleft);
+    return (uint32_t)pst__load_acquire(&run->open) + pst__grown_unleft(graph);
+}
+
+static inline int pst__run_is_over(const pst_graph *graph, const pst__run *run) {
+    return pst__run_unended(graph, run) == 0 && pst__run_unleft(graph, run) == 0;
+}
+
+/* The same for all runs that can be in flight. */
+static inline int pst__graph_has_ended(const pst_graph *graph) {
+    return pst__run_unended(graph, &graph->runs[0]) == 0 &&
+           (graph->kind == PST_GRAPH_GROWING || pst__run_unended(graph, &graph->runs[1]) == 0);
+}
+
+static inline int pst__graph_is_over(const pst_graph *graph) {
+    return pst__run_is_over(graph, &graph->runs[0]) &&
+           (graph->kind == PST_GRAPH_GROWING || pst__run_is_over(graph, &graph->runs[1]));
 }
 
 static inline uint32_t pst__node_index(const pst__node *node) {
     return (uint32_t)(node - node->graph->nodes);
 }
+
+/* The graph's share on that lane, made when it is not there; NULL without memory. For the thread
+ * that builds the graph or adds to it. */
+pst__share *pst__graph_share(pst_graph *graph, pst_lane *lane);
+
+/* Tasks and gates that have not ended, for a text. */
+uint32_t pst__graph_count_unfinished(pst_graph *graph);
 
 /* PST_ESTATE, naming `task`, unless the graph is one that is built and not sealed yet. */
 pst_status pst__graph_check_building(pst_graph *graph, const char *task);

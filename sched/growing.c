@@ -244,7 +244,7 @@ static pst_status begin_adding(pst_graph *graph) {
     pst_status poison = pst_runtime_status(graph->runtime);
     if (poison != PST_OK) return poison; /* the text says already why */
     pst__run *run = &graph->runs[0];
-    if (pst__load_relaxed(&graph->stop) == PST_OK || pst__run_unfinished(graph, run) != 0)
+    if (pst__load_relaxed(&graph->stop) == PST_OK || !pst__run_is_over(graph, run))
         return PST_OK;
     /* A poison sets its status before it takes this lock to stop the graph, so that one which came
      * since the look above is seen here and its stop stays. */
@@ -253,6 +253,26 @@ static pst_status begin_adding(pst_graph *graph) {
     if (poison == PST_OK) forget_cancel(graph, run);
     ck_spinlock_unlock(&graph->lock);
     return poison;
+}
+
+/* Acquires: pair with the releases in add_share (graph.c) and share.h. */
+static const pst__share *shares_of(const pst_graph *graph) {
+    return pst__load_acquire(&graph->shares);
+}
+
+/* What is added is looked at last, and so includes whatever has ended by then. */
+uint32_t pst__grown_unended(const pst_graph *graph) {
+    uint32_t ended = 0;
+    for (const pst__share *share = shares_of(graph); share != NULL; share = share->next)
+        ended += pst__load_acquire(&share->ended);
+    return pst__load_relaxed(&graph->added) - ended;
+}
+
+uint32_t pst__grown_unleft(const pst_graph *graph) {
+    uint32_t left = 0;
+    for (const pst__share *share = shares_of(graph); share != NULL; share = share->next)
+        left += pst__load_acquire(&share->left);
+    return pst__load_relaxed(&graph->added) - left;
 }
 
 /* Before the task is anybody's. Relaxed: who has seen it end has seen it added. */
@@ -275,14 +295,33 @@ static void fill(pst_graph *graph, pst__grown *task, const pst_task_options *opt
     task->references = references;
 }
 
+/* A launch comes to all its queues at once. Whoever adds a task behind one of the launch's, to be
+ * before another, has found the launch's push, and so the lock that was taken before. */
+static void await_launch(const pst_runtime *runtime) {
+    while (ck_spinlock_locked((ck_spinlock_t *)(uintptr_t)&runtime->launching))
+        ck_pr_stall();
+}
+
+/* Ahead of its predecessors. To a graph that is stopped: the lane is to look for it, if it has
+ * looked before; the fence orders the push with the look at `stop`, and pairs with the addition in
+ * pst__runtime_note_stop. */
+static void push_in_order(const pst_graph *graph, pst__grown *task) {
+    pst_lane *lane = task->node.lane->leader;
+    await_launch(graph->runtime);
+    pst__arrivals_push(&lane->arrivals, &task->node);
+    pst__fence_store_load();
+    if (pst__load_relaxed(&graph->stop) == PST_OK) return;
+    pst__runtime_note_stop(graph->runtime);
+    pst__lane_notify(lane);
+}
+
 /* From the first push on the task is everybody's, and after the arrival it may be gone. */
 static void submit(pst_graph *graph, pst__grown *task, const pst_task_options *options) {
     pst__advance advance = {.lane = NULL};
     pst_status status = PST_OK;
     uint32_t arrived = 1;
     count_added(graph);
-    if (options->lane->order == PST_LANE_BY_SUBMISSION)
-        pst__arrivals_push(&options->lane->leader->arrivals, &task->node);
+    if (options->lane->order == PST_LANE_BY_SUBMISSION) push_in_order(graph, task);
     for (size_t i = 0; i < options->after_count; i++)
         arrived +=
             connect(&task->links[i], (pst__grown *)(uintptr_t)options->after[i].id, task, &status);
@@ -292,8 +331,10 @@ static void submit(pst_graph *graph, pst__grown *task, const pst_task_options *o
 pst_status pst__grown_add(pst_graph *graph, const pst_task_options *options, pst_task *handle) {
     pst_status status = begin_adding(graph);
     if (status != PST_OK) return status;
-    pst__grown *task = take_block(graph);
+    pst__share *share = pst__graph_share(graph, options->lane);
+    pst__grown *task = share == NULL ? NULL : take_block(graph);
     if (task == NULL) return refuse(graph, options->name, PST_ENOMEM);
+    task->share = share;
     const uint32_t references = handle == NULL ? 1 : 2;
     status = reserve_links(graph, task, options->after_count);
     if (status == PST_OK)

@@ -1,4 +1,5 @@
 #include "base/options.h"
+#include "sched/wait.h"
 #include "sched/worker.h"
 
 /* ---- creation --------------------------------------------------------------------------- */
@@ -77,10 +78,12 @@ static pst_status fill(pst_lane *lane, const pst_lane_options *options) {
     lane->device = options->device == NULL ? runtime->host : options->device;
     lane->mode = options->mode;
     lane->order = options->order;
+    lane->takes_help = options->takes_help;
     lane->leader = lane;
     if (options->order_with != NULL) {
         lane->leader = options->order_with->leader;
         lane->mode = lane->leader->mode == PST_LANE_PUMPED ? PST_LANE_PUMPED : PST_LANE_SHARED;
+        lane->takes_help = lane->leader->takes_help;
     }
     lane->name = pst__heap_text(&runtime->heap, options->name);
     if (lane->name == NULL)
@@ -99,22 +102,23 @@ static void adopt_borrowed(pst_runtime *runtime, pst__worker *worker) {
             pst__worker_adopt(worker, lane);
 }
 
-/* Joins the order as the owner of its leader, whose turns may go on meanwhile. */
+/* Joins the order, whose turns may go on meanwhile. The caller holds the runtime's lock. */
 static void follow(pst_lane *lane) {
     pst_lane *leader = lane->leader;
-    while (!pst__lane_try_own(leader))
-        ck_pr_stall();
     lane->worker = leader->worker;
     lane->follower = leader->follower;
-    leader->follower = lane;
-    pst__lane_disown(leader, 0, NULL);
+    /* Release: a turn that walks along the followers finds the lane complete (turn.c, order.c). */
+    pst__store_release(&leader->follower, lane);
 }
 
 /* Puts the lane under the thread that is to serve it, if there is one. The caller holds the
  * runtime's lock. */
 static void find_worker(pst_lane *lane, const pst_lane_options *options) {
     pst_runtime *runtime = lane->runtime;
-    if (lane->leader != lane) return; /* its leader's */
+    if (lane->leader != lane) {
+        follow(lane);
+        return;
+    }
     if (lane->mode == PST_LANE_WORKER) {
         pst__worker *worker = lane->worker;
         worker->next = runtime->workers;
@@ -130,8 +134,8 @@ static void find_worker(pst_lane *lane, const pst_lane_options *options) {
 
 static void enlist(pst_lane *lane, const pst_lane_options *options) {
     pst_runtime *runtime = lane->runtime;
-    if (lane->leader != lane) follow(lane);
     ck_spinlock_lock(&runtime->lock);
+    lane->index = runtime->lane_count++;
     lane->next = runtime->lanes;
     pst__store_release(&runtime->lanes, lane); /* pairs with the acquire in pst__runtime_lanes */
     find_worker(lane, options);
@@ -245,13 +249,26 @@ static pst_event *owned_event_of(const pst_lane *lane, const pst__node *node) {
     return detail->event;
 }
 
-pst_event *pst__lane_event_of(pst_lane *lane, pst__node *node) {
+static int try_to_own(const void *leader) {
+    return pst__lane_try_own((pst_lane *)(uintptr_t)leader);
+}
+
+pst_status pst__lane_event_of(pst_lane *lane, pst__node *node, pst_event **event) {
+    *event = NULL;
     /* Acquire: pairs with the release in pst__node_become. */
-    if (!lane->asynchronous && pst__task_has_ended(pst__word_state(pst__load_acquire(&node->word))))
-        return lane->runtime->done_event;
-    while (!pst__lane_try_own(lane->leader))
-        ck_pr_stall();
-    pst_event *event = owned_event_of(lane, node);
+    const pst__task_state state = pst__word_state(pst__load_acquire(&node->word));
+    if (!lane->asynchronous && pst__task_has_ended(state)) {
+        *event = lane->runtime->done_event;
+        return PST_OK;
+    }
+    if (node->flags & PST__NODE_EVENT) { /* recorded with the launch */
+        *event = node->detail->event;
+        return PST_OK;
+    }
+    /* The lane's owner may be in a task, which may take its time. */
+    const pst_status status = pst__wait_aside(lane->runtime, try_to_own, lane->leader);
+    if (status != PST_OK) return status;
+    *event = owned_event_of(lane, node);
     pst__lane_disown(lane->leader, 0, NULL);
-    return event;
+    return *event == NULL ? PST_EDEVICE : PST_OK;
 }

@@ -2,19 +2,10 @@
 #ifndef PST_SCHED_LANE_H
 #define PST_SCHED_LANE_H
 
+#include "sched/budget.h"
 #include "sched/levels.h"
 #include "sched/recent.h"
 #include "sched/runtime.h"
-
-typedef struct pst__run pst__run;
-
-/* Tasks launched and ended that their run does not know of yet: counted by a lane while it has
- * work, so that not every task costs an atomic operation. */
-typedef struct pst__tally {
-    pst_graph *graph;
-    pst__run *run;
-    uint32_t launched, finished;
-} pst__tally;
 
 /* Whose turn it is, in two words that any thread may write:
  *
@@ -33,6 +24,8 @@ struct pst_lane {
     pst_device *device;
     pst_stream *stream;
     int owns_stream;
+    uint32_t index;   /* among the runtime's lanes, from 0 */
+    int takes_help;
     int asynchronous; /* the device keeps the stream's order itself */
     pst_lane_mode mode;
     pst_lane_order order;
@@ -51,6 +44,8 @@ struct pst_lane {
 
     /* the owner's */
     _Alignas(PST__CACHE_LINE) pst__fifo ready; /* BY_PRIORITY: still to be put on its level */
+    pst__fifo stopped;                         /* see pst__order_drain */
+    uint64_t stops_seen;                       /* of the runtime, when that was last looked for */
     pst__node *current;                        /* a host device's launch that is pending */
     pst__node *flight_first, *flight_last; /* launched and not done, on an asynchronous device */
     pst__node *watched;    /* the oldest in flight that has an event: the one that is polled */
@@ -60,8 +55,9 @@ struct pst_lane {
     pst_event *tail_event; /* completion of the last tasks, which need no event themselves */
     unsigned texts;        /* the runtime's error texts before the latest launch or test */
     uint32_t unasked;      /* launches since in-flight tasks were last asked about */
+    pst__pace pace;        /* how long its launches take */
     int needs_poll;        /* something launched, or a wait, is to be asked again */
-    pst__tally tally;
+    int untold; /* something was launched or has ended since those who wait were woken */
     pst__levels levels; /* BY_PRIORITY */
     uint64_t ends;      /* of tasks that were in flight or pending */
     uint64_t beats;     /* turns and launches so far; read by the watchdog at any time */
@@ -89,10 +85,10 @@ static inline void pst__lane_beat(pst_lane *lane) {
     pst__store_relaxed(&lane->beats, lane->beats + 1);
 }
 
-/* One turn of the lane, which the caller owns, and of its followers: arrivals, completions, then at
- * most `budget` launches. Never blocks. 1 when something was done: then the caller takes another
- * turn at once, or flushes what the lane has counted. */
-int pst__lane_turn(pst_lane *lane, uint32_t budget);
+/* One turn of the lane, which the caller owns, and of its followers: arrivals, completions, then
+ * launches within the budget. Never blocks. 1 when something was done: then the caller takes
+ * another turn at once, or tells those who wait. */
+int pst__lane_turn(pst_lane *lane, const pst__budget *budget);
 
 /* Wakes whoever serves the lane. */
 void pst__lane_notify(pst_lane *lane);
@@ -109,33 +105,18 @@ static inline const char *pst__device_text(pst_device *device) {
     return text == NULL ? "" : text;
 }
 
-/* Counts tasks of a run. The graph may be gone when this returns: the caller holds nothing of it.
- */
-void pst__run_count(pst_graph *graph, pst__run *run, uint32_t launched, uint32_t finished);
-
-/* The same of what the lane has counted, for the lane's owner. */
-static inline void pst__lane_count_flush(pst_lane *lane) {
-    pst__tally tally = lane->tally;
-    if (tally.run == NULL) return;
-    lane->tally = (pst__tally){NULL, NULL, 0, 0};
-    pst__run_count(tally.graph, tally.run, tally.launched, tally.finished);
-}
-
-static inline void pst__lane_count(pst_lane *lane, pst_graph *graph, pst__run *run,
-                                   uint32_t launched, uint32_t finished) {
-    if (lane->tally.run != run) {
-        pst__lane_count_flush(lane);
-        lane->tally.graph = graph;
-        lane->tally.run = run;
-    }
-    lane->tally.launched += launched;
-    lane->tally.finished += finished;
+/* Wakes those who wait, if the lane's turns have done something since the last time. The owner's,
+ * before it hands the lane back or does something else. */
+static inline void pst__lane_tell(pst_lane *lane) {
+    if (!lane->untold) return;
+    lane->untold = 0;
+    pst__runtime_wake_waiters(lane->runtime);
 }
 
 /* The event that stands for a node of this lane that is launched or has ended; recorded now if
- * nobody foresaw the question. NULL: no memory, or the device failed. May spin until the lane's
- * owner ends its turn. */
-pst_event *pst__lane_event_of(pst_lane *lane, pst__node *node);
+ * nobody foresaw the question, for which the caller waits until the lane's owner ends its turn.
+ * PST_EDEVICE (no memory, or the device failed), PST_ETIMEDOUT. */
+pst_status pst__lane_event_of(pst_lane *lane, pst__node *node, pst_event **event);
 
 void pst__lane_destroy(pst_lane *lane);
 

@@ -2,58 +2,30 @@
 #include "sched/growing.h"
 
 #include <inttypes.h>
-#include <sched.h>
 
 /* ---- starting --------------------------------------------------------------------------- */
 
-/* Every task leads to one without successors, and that is launched after it. Acquire: pairs with
- * the release in pst__node_become; all that the lanes did with the tasks before is seen. */
-static int last_are_launched(const pst_graph *graph) {
-    for (uint32_t i = 0; i < graph->last_count; i++) {
-        const uint32_t word = pst__load_acquire(&graph->nodes[graph->last[i]].word);
-        if (pst__word_number(word) != (graph->number & PST__NUMBER_MASK) ||
-            pst__word_state(word) < PST__TASK_LAUNCHED)
-            return 0;
-    }
-    return graph->last_count > 0;
-}
-
-/* By the lanes' counts, which come late, or by the last tasks themselves, if they are few. Acquire:
- * pairs with pst__run_count. */
-static int is_launched(pst_graph *graph) {
-    return pst__load_acquire(&pst__graph_run(graph, graph->number)->unlaunched) == 0 ||
-           last_are_launched(graph);
-}
-
-/* The run whose place the next one takes. Acquire: as above. */
-static int place_is_free(pst_graph *graph) {
-    return pst__load_acquire(&pst__graph_run(graph, graph->number + 1)->unfinished) == 0;
-}
-
-#define PLACE_PATIENCE 20000 /* looks: some milliseconds */
-
-/* A lane counts the ends in a run before its first launch in the next one, but shows that launch
- * first: who has seen it may be some instructions too early. */
-static void await_place(pst_graph *graph) {
-    if (place_is_free(graph) || !is_launched(graph)) return;
-    for (int i = 0; i < PLACE_PATIENCE && !place_is_free(graph); i++)
-        (void)sched_yield();
+/* All of the latest run is launched, and the run whose place the next one takes is over. A lane
+ * launches a task when it has left the same task of the run before, and so the second holds when
+ * the first does, but for gates. Acquires: pair with the counting in share.h and advance.c. */
+static int may_begin(pst_graph *graph) {
+    const pst__run *latest = pst__graph_run(graph, graph->number);
+    return pst__load_acquire(&latest->open) >> 32 == 0 &&
+           pst__run_is_over(graph, pst__graph_run(graph, graph->number + 1));
 }
 
 /* The caller holds the graph's lock: a poison or cancel comes wholly before or wholly after. */
 static pst_status begin_run(pst_graph *graph) {
     pst_runtime *runtime = graph->runtime;
     pst__run *run = pst__graph_run(graph, graph->number + 1);
-    const int may_begin = is_launched(graph) && place_is_free(graph);
     pst_status poison = pst_runtime_status(runtime);
     if (poison != PST_OK) return poison;
-    if (!may_begin) return PST_EBUSY;
+    if (!may_begin(graph)) return PST_EBUSY;
     /* Relaxed: the number's release publishes them. */
-    const uint32_t count = (uint32_t)graph->node_count;
     pst__store_relaxed(&run->number, graph->number + 1);
     pst__store_relaxed(&run->status, PST_OK);
-    pst__store_relaxed(&run->unlaunched, count);
-    pst__store_relaxed(&run->unfinished, count);
+    pst__store_relaxed(&run->open, (PST__RUN_UNENDED + PST__RUN_UNLAUNCHED) * graph->parts);
+    pst__store_relaxed(&run->unleft, graph->parts - (uint32_t)graph->gate_count);
     pst__store_relaxed(&graph->stop, PST_OK);
     /* Release: a thread that learns the number finds the run set up. */
     pst__store_release(&graph->number, graph->number + 1);
@@ -69,25 +41,39 @@ static pst_status refuse(const pst_graph *graph, pst_status status) {
                              text);
 }
 
+static void push_batches(pst_graph *graph) {
+    for (pst__share *share = graph->shares; share != NULL; share = share->next)
+        if (share->count > 0) pst__arrivals_push(&share->lane->arrivals, &share->item);
+}
+
+/* With the last push the run may end, but not the graph: it is its caller's. */
+static void hand_over(pst_graph *graph) {
+    pst_runtime *runtime = graph->runtime;
+    for (pst__share *share = graph->shares; share != NULL; share = share->next)
+        share->cursor = 0;
+    if (graph->is_ordered) {
+        ck_spinlock_lock(&runtime->launching);
+        push_batches(graph);
+        ck_spinlock_unlock(&runtime->launching);
+    } else {
+        push_batches(graph);
+    }
+    for (pst__share *share = graph->shares; share != NULL; share = share->next)
+        if (share->count > 0) pst__lane_notify(share->lane);
+}
+
 pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch) {
     if (launch != NULL) *launch = (pst_launch){NULL, 0};
     if (graph == NULL) return PST_EINVAL;
     if (graph->kind != PST_GRAPH_SEALED || !graph->sealed) return refuse(graph, PST_ESTATE);
-    await_place(graph);
     ck_spinlock_lock(&graph->lock);
     pst_status status = begin_run(graph);
+    const uint64_t number = graph->number;
     ck_spinlock_unlock(&graph->lock);
     if (status == PST_EBUSY) return status; /* to be asked again and again: no text */
     if (status != PST_OK) return refuse(graph, status);
-    if (launch != NULL) *launch = (pst_launch){graph, graph->number};
-    for (size_t b = 0; b < graph->batch_count; b++) {
-        pst__batch *batch = &graph->batches[b];
-        if (batch->count == 0) continue;
-        batch->cursor = 0;
-        pst_lane *lane = batch->item.lane;
-        pst__arrivals_push(&lane->arrivals, &batch->item);
-        pst__lane_notify(lane);
-    }
+    if (launch != NULL) *launch = (pst_launch){graph, number};
+    hand_over(graph);
     return PST_OK;
 }
 
@@ -95,11 +81,11 @@ pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch) {
 
 /* The caller holds the graph's lock. */
 static void cancel_latest(pst_graph *graph, pst_status status) {
-    /* Acquire: pairs with pst__run_count. */
-    pst__run *run = pst__graph_run(graph, graph->number);
-    if (pst__run_unfinished(graph, run) == 0) return;
+    /* A callback that poisons is of a task that has ended: what is added meanwhile is to meet it. */
+    if (pst__run_is_over(graph, pst__graph_run(graph, graph->number))) return;
     /* Relaxed: tasks that are being launched at this moment may see it or not. */
     if (pst__load_relaxed(&graph->stop) == PST_OK) pst__store_relaxed(&graph->stop, status);
+    pst__runtime_note_stop(graph->runtime);
     pst__gates_cancel(graph, status);
 }
 

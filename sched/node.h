@@ -42,7 +42,7 @@ typedef struct pst__detail {
 enum {
     PST__NODE_GATE = 1u << 0,
     PST__NODE_GROWING = 1u << 1, /* the node is the head of a pst__grown */
-    PST__NODE_BATCH = 1u << 2,   /* the node is the head of a pst__batch and no task */
+    PST__NODE_BATCH = 1u << 2,   /* the node is the head of a pst__share and no task */
     PST__NODE_LOCAL = 1u << 3, /* all predecessors are on its own lane: `pending` has one writer */
     PST__NODE_LATE = 1u << 4,  /* some successors start when it is done, not when launched */
     PST__NODE_EVENT = 1u << 5, /* record an event after the launch */

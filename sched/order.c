@@ -1,28 +1,98 @@
 #include "sched/order.h"
 
-static int serve(pst_lane *lane, pst_lane *leader, uint32_t budget) {
-    const int changed = pst__lane_serve(lane, leader, budget);
-    pst__lane_count_flush(lane); /* a callback on another lane finds it counted */
+#include "sched/calls.h"
+#include "sched/growing.h"
+
+/* ---- a turn ----------------------------------------------------------------------------- */
+
+static int serve(pst_lane *lane, pst_lane *leader, pst__spending *spending, uint32_t most) {
+    const int changed = pst__lane_serve(lane, leader, spending, most);
+    leader->untold |= lane->untold;
     return changed;
 }
 
-static int launch_in_order(pst_lane *leader, uint32_t budget) {
+static int launch_in_order(pst_lane *leader, pst__spending *spending) {
     int changed = 0;
-    for (const pst__node *head; budget-- > 0 && (head = pst__lane_first(leader)) != NULL;) {
+    for (const pst__node *head; !spending->is_over && (head = pst__lane_first(leader)) != NULL;) {
         pst__lane_beat(leader);
-        if (!serve(head->lane, leader, 1)) break;
+        if (!serve(head->lane, leader, spending, 1)) break;
         changed = 1;
     }
     return changed;
 }
 
-int pst__order_turn(pst_lane *leader, uint32_t budget) {
+/* Acquire: pairs with the release in follow (lane.c). */
+static pst_lane *next_of(const pst_lane *lane) {
+    return pst__load_acquire(&lane->follower);
+}
+
+int pst__order_turn(pst_lane *leader, pst__spending *spending) {
     int changed = 0, needs_poll = 0;
-    for (pst_lane *lane = leader; lane != NULL; lane = lane->follower)
-        changed |= serve(lane, leader, 0);
-    changed |= launch_in_order(leader, budget);
-    for (pst_lane *lane = leader; lane != NULL; lane = lane->follower)
+    for (pst_lane *lane = leader; lane != NULL; lane = next_of(lane))
+        changed |= serve(lane, leader, spending, 0);
+    changed |= launch_in_order(leader, spending);
+    for (pst_lane *lane = leader; lane != NULL; lane = next_of(lane))
         needs_poll |= lane->needs_poll;
     leader->needs_poll = needs_poll;
+    return changed;
+}
+
+/* ---- what is stopped -------------------------------------------------------------------- */
+
+int pst__order_set_aside(pst_lane *leader) {
+    /* Acquire: pairs with the release in pst__runtime_note_stop; what was stopped by then is seen.
+     */
+    const uint64_t stops = pst__load_acquire(&leader->runtime->stops);
+    if (leader->stops_seen == stops) return 0;
+    leader->stops_seen = stops;
+    pst__fifo kept = {NULL, NULL};
+    int found = 0;
+    for (pst__node *item = leader->ready.first, *next; item != NULL; item = next) {
+        next = pst__fifo_next(item);
+        const int is_stopped = pst__load_relaxed(&item->graph->stop) < 0;
+        pst__fifo_append(is_stopped ? &leader->stopped : &kept, item);
+        found |= is_stopped;
+    }
+    leader->ready = kept;
+    return found;
+}
+
+/* In flight from the launch before, it has to end there first. */
+static int may_end(const pst__node *node) {
+    return pst__node_is_ready(node) && pst__word_state(node->word) != PST__TASK_LAUNCHED;
+}
+
+static void end(pst__node *node) {
+    __attribute__((cleanup(pst__calls_leave))) pst__advance advance = {.lane = node->lane};
+    pst__calls_enter(&advance);
+    const pst_status inherited = pst__pending_status(pst__load_relaxed(&node->pending));
+    const pst_status stop = (pst_status)pst__load_relaxed(&node->graph->stop);
+    pst__node_dequeued(node);
+    pst__node_end(&advance, node, node->graph->number, PST__TASK_CANCELED,
+                  inherited < 0 ? inherited : stop, PST__ALL);
+    pst__advance_finish(&advance);
+}
+
+/* 1 when the last node of the item has ended: then the item is another launch's. */
+static int end_some(pst__node *item, int *changed) {
+    for (int was_last = 0; !was_last;) {
+        pst__node *node = pst__item_first(item);
+        if (!may_end(node)) return 0;
+        was_last = pst__item_take_first(item);
+        end(node);
+        *changed = 1;
+    }
+    return 1;
+}
+
+int pst__order_end_stopped(pst_lane *leader) {
+    pst__fifo items = leader->stopped, left = {NULL, NULL};
+    int changed = 0;
+    leader->stopped = left;
+    while (items.first != NULL) {
+        pst__node *item = items.first;
+        pst__fifo_remove_first(&items);
+        if (!end_some(item, &changed)) pst__fifo_append(&leader->stopped, item);
+    }
     return changed;
 }

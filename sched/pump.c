@@ -10,7 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define PUMP_BUDGET 64u
+static const pst__budget pump_budget = {.launches = 64, .nanoseconds = PST__TURN_NS};
 
 void pst__pump_init(pst__pump *pump) {
     *pump = (pst__pump){.descriptor = -1};
@@ -76,37 +76,38 @@ pst_status pst_fd(pst_runtime *runtime, int *descriptor) {
 
 /* ---- turns ------------------------------------------------------------------------------ */
 
-/* Turns of those lanes that have a worker, or have none. */
-static int help(pst_runtime *runtime, int have_worker, uint32_t budget, int *pending) {
-    int changed = 0;
+/* Whom the calling thread serves beside the workers. Relaxed: a lane that gets its worker now is
+ * polled once too often. */
+static int is_meant(const pst_lane *lane, pst__helped which) {
+    if (pst__load_relaxed(&lane->worker) == NULL) return (which & PST__HELP_PUMPED) != 0;
+    return lane->takes_help && (which & PST__HELP_WORKERS) != 0;
+}
+
+/* The lane goes back also when a task of the user's does not return. */
+static void hand_back(pst__help *help) {
+    pst_lane *lane = help->lane;
+    pst__lane_tell(lane);
+    pst__lane_disown(lane, help->did, NULL);
+}
+
+static void help_lane(pst_lane *lane, const pst__budget *budget, pst__help *all) {
+    __attribute__((cleanup(hand_back))) pst__help help = {.lane = lane, .did = 1};
+    help.did = pst__lane_turn(lane, budget);
+    all->did |= help.did;
+    all->is_slow |= lane->pace.between == 1;
+    all->pending |= lane->needs_poll && pst__load_relaxed(&lane->worker) == NULL;
+}
+
+pst__help pst__runtime_help(pst_runtime *runtime, pst__helped which, const pst__budget *budget) {
+    pst__help help = {0};
     for (pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next) {
-        if (lane->leader != lane) continue; /* its leader's turn is its own */
-        /* Relaxed: a lane that gets its worker now is polled once too often. */
-        if ((pst__load_relaxed(&lane->worker) != NULL) != have_worker) continue;
-        if (!pst__lane_try_own(lane)) {
-            *pending = 1; /* another thread has it: nobody knows what it leaves */
-            continue;
-        }
-        const int did = pst__lane_turn(lane, budget);
-        pst__lane_count_flush(lane);
-        *pending |= lane->needs_poll;
-        pst__lane_disown(lane, did, NULL);
-        changed |= did;
+        if (lane->leader != lane || !is_meant(lane, which)) continue; /* its leader's turn is its own */
+        if (pst__lane_try_own(lane))
+            help_lane(lane, budget, &help);
+        else if (pst__load_relaxed(&lane->worker) == NULL)
+            help.pending = 1; /* another thread has it: nobody knows what it leaves */
     }
-    return changed;
-}
-
-int pst__runtime_help_some(pst_runtime *runtime, int have_worker, uint32_t budget) {
-    int pending = 0;
-    return help(runtime, have_worker, budget, &pending);
-}
-
-int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending) {
-    int again = 0, of_workers = 0;
-    int changed = help(runtime, 0, budget, &again);
-    changed |= help(runtime, 1, budget, &of_workers);
-    if (pending != NULL) *pending = again;
-    return changed;
+    return help;
 }
 
 static uint32_t next_poll(uint32_t poll, int changed, int pending) {
@@ -128,17 +129,16 @@ static void set_poll(pst__pump *pump, uint64_t seen, int changed, int pending) {
 pst_status pst_run_once(pst_runtime *runtime, int *idle) {
     if (runtime == NULL) return PST_EINVAL;
     const uint64_t poll = pst__load_relaxed(&runtime->pump.poll); /* see set_poll */
-    int pending;
-    int changed = pst__runtime_help(runtime, PUMP_BUDGET, &pending);
-    if (!changed && take_back(&runtime->pump))
-        changed = pst__runtime_help(runtime, PUMP_BUDGET, &pending);
-    set_poll(&runtime->pump, poll, changed, pending);
+    pst__help help = pst__runtime_help(runtime, PST__HELP_ALL, &pump_budget);
+    if (!help.did && take_back(&runtime->pump))
+        help = pst__runtime_help(runtime, PST__HELP_ALL, &pump_budget);
+    set_poll(&runtime->pump, poll, help.did, help.pending);
     pst__watchdog_pump(runtime);
-    if (pending) pst__lookouts_take(runtime);
-    if (changed && idle == NULL) return PST_OK;
+    if (help.pending) pst__lookouts_take(runtime);
+    if (help.did && idle == NULL) return PST_OK;
     const int is_idle = pst__runtime_is_idle(runtime);
     if (idle != NULL) *idle = is_idle;
-    return changed || is_idle ? PST_OK : PST_PENDING;
+    return help.did || is_idle ? PST_OK : PST_PENDING;
 }
 
 int64_t pst_timeout(const pst_runtime *runtime) {

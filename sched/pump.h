@@ -2,7 +2,9 @@
 #ifndef PST_SCHED_PUMP_H
 #define PST_SCHED_PUMP_H
 
-#include <penstock/runtime.h>
+#include "sched/budget.h"
+
+#include <penstock/graph.h>
 
 /* `signalled` is 1 from a notification until a turn for which it was taken back has found nothing
  * to do. The descriptor is readable then; it may be readable once too often, never too seldom. */
@@ -20,10 +22,21 @@ void pst__pump_close(pst__pump *pump);
  * fence lies between that and this call. Any thread, never blocks. */
 void pst__pump_signal(pst__pump *pump);
 
-/* One turn over all lanes that nobody owns; 1 when something was done. *pending (may be NULL) gets
- * 1 when a lane without a worker is to be asked again soon. */
-int pst__runtime_help(pst_runtime *runtime, uint32_t budget, int *pending);
-/* The same over the lanes that have a worker (1) or those that have none (0). */
-int pst__runtime_help_some(pst_runtime *runtime, int have_worker, uint32_t budget);
+/* Lanes that a thread serves which is not their worker. */
+typedef enum pst__helped {
+    PST__HELP_PUMPED = 1 << 0, /* those that have no worker: they live by it */
+    PST__HELP_WORKERS = 1 << 1, /* those that have one, and take help */
+    PST__HELP_ALL = PST__HELP_PUMPED | PST__HELP_WORKERS
+} pst__helped;
+
+typedef struct pst__help {
+    pst_lane *lane;
+    int did;     /* something was done */
+    int pending; /* a lane without a worker is to be asked again soon */
+    int is_slow; /* the launches of some lane take long */
+} pst__help;
+
+/* One turn over those of the lanes that nobody owns. */
+pst__help pst__runtime_help(pst_runtime *runtime, pst__helped which, const pst__budget *budget);
 
 #endif

@@ -148,7 +148,7 @@ pst_status pst__report_launch_timeout(const pst_launch *launch) {
     describe_oldest(graph, cause);
     return pst__runtime_fail(graph->runtime, PST_ETIMEDOUT,
                              "graph %s: %u tasks have not ended in %.3f s: they wait for %s",
-                             graph->name, pst__run_unfinished(graph, &graph->runs[0]),
+                             graph->name, pst__graph_count_unfinished(graph),
                              seconds_of(graph->runtime), cause);
 }
 

@@ -9,7 +9,6 @@
 #define DEFAULT_SPIN          2000u
 #define DEFAULT_TRACE_RECORDS 65536u
 #define DEFAULT_TASK_CAPACITY 1024u
-#define DRAIN_BUDGET          64u
 #define DRAIN_SLEEP_NS        200000u
 
 /* ---- creation --------------------------------------------------------------------------- */
@@ -25,6 +24,7 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
     runtime->task_capacity =
         options->task_capacity == 0 ? DEFAULT_TASK_CAPACITY : options->task_capacity;
     ck_spinlock_init(&runtime->lock);
+    ck_spinlock_init(&runtime->launching);
     ck_spinlock_init(&runtime->hooks.lock);
     ck_spinlock_init(&runtime->lookouts.lock);
     ck_ec_init(&runtime->waiting.count, 0);
@@ -151,7 +151,7 @@ int pst__runtime_is_idle(pst_runtime *runtime) {
     int idle = 1;
     ck_spinlock_lock(&runtime->lock);
     for (pst_graph *graph = runtime->graphs; graph != NULL && idle; graph = graph->next)
-        idle = pst__graph_unfinished(graph) == 0;
+        idle = pst__graph_is_over(graph);
     ck_spinlock_unlock(&runtime->lock);
     return idle;
 }
@@ -161,7 +161,9 @@ static void drain(pst_runtime *runtime) {
     while (!pst__runtime_is_idle(runtime)) {
         const uint32_t count = pst__park_count(&runtime->waiting);
         (void)pst__add_acq_rel(&runtime->waiters, 1);
-        if (!pst__runtime_help(runtime, DRAIN_BUDGET, NULL) && !pst__runtime_is_idle(runtime))
+        const pst__budget budget = {.launches = 64, .nanoseconds = PST__TURN_NS};
+        if (!pst__runtime_help(runtime, PST__HELP_ALL, &budget).did &&
+            !pst__runtime_is_idle(runtime))
             pst__park_wait(&runtime->waiting, count, DRAIN_SLEEP_NS);
         (void)pst__sub_acq_rel(&runtime->waiters, 1);
     }

@@ -29,10 +29,14 @@ struct pst_runtime {
     size_t task_capacity;
 
     ck_spinlock_t lock;   /* of the lists below; held for list surgery and for a cancel's walk */
+    uint32_t lane_count;
     pst_lane *lanes;      /* newest first; lanes are only added, so readers walk without the lock */
     pst__worker *workers; /* newest first; only the lock's holder looks at them */
     pst_graph *graphs;
     uint64_t graph_ids;
+
+    uint64_t stops;          /* how often something was stopped that may stand in a lane's queue */
+    ck_spinlock_t launching; /* held while a launch comes to several queues that have an order */
 
     int poison;         /* the first pst_runtime_poison's status */
     uint64_t poison_at; /* pst__now() then */
@@ -61,8 +65,8 @@ uint64_t pst__runtime_deadline(const pst_runtime *runtime); /* ns; 0: no limit *
  * registers first and then looks for what was published. */
 void pst__runtime_wake_waiters(pst_runtime *runtime);
 
-/* The same for each task of a turn, without the fence: a waiter that this look misses is woken when
- * the lane flushes its count. */
+/* The same for each task of a turn, without the fence: a waiter that this look misses is woken by
+ * pst__lane_tell. */
 static inline void pst__runtime_wake_seen_waiters(pst_runtime *runtime) {
     if (pst__load_relaxed(&runtime->waiters) != 0) pst__runtime_wake_waiters(runtime);
 }
@@ -71,6 +75,12 @@ static inline void pst__runtime_wake_seen_waiters(pst_runtime *runtime) {
  * so that each lane is found complete. */
 static inline pst_lane *pst__runtime_lanes(const pst_runtime *runtime) {
     return pst__load_acquire(&runtime->lanes);
+}
+
+/* Something was stopped that may stand in a lane's queue. Release: pairs with the acquire in
+ * pst__order_set_aside. The caller notifies the lanes. */
+static inline void pst__runtime_note_stop(pst_runtime *runtime) {
+    (void)pst__add_acq_rel(&runtime->stops, 1);
 }
 
 /* 1 when no graph has unfinished tasks. */

@@ -47,16 +47,6 @@ static pst_status make_cross(pst_graph *graph) {
     return PST_OK;
 }
 
-static void find_last(pst_graph *graph) {
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < graph->node_count && count <= PST__LAST_TASKS; i++) {
-        if (graph->nodes[i].first_edge != graph->nodes[i + 1].first_edge) continue;
-        if (count < PST__LAST_TASKS) graph->last[count] = i;
-        count++;
-    }
-    graph->last_count = count <= PST__LAST_TASKS ? count : 0;
-}
-
 /* ---- flags and events ------------------------------------------------------------------- */
 
 static void flag_nodes(pst_graph *graph) {
@@ -111,71 +101,52 @@ static int starts_in_batch(const pst__node *node) {
            (node->lane->order == PST_LANE_BY_SUBMISSION || node->predecessors == 0);
 }
 
-/* Lanes with one order have one queue, and so one batch. */
-static pst__batch *batch_of(const pst_graph *graph, const pst_lane *lane) {
-    for (size_t i = 0; i < graph->batch_count; i++)
-        if (graph->batches[i].item.lane == lane->leader) return &graph->batches[i];
-    return NULL;
-}
-
-static size_t count_lanes(const pst_lane *first) {
-    size_t count = 0;
-    for (const pst_lane *lane = first; lane != NULL; lane = lane->next)
-        count++;
-    return count;
-}
-
-/* A batch for every lane of the runtime, empty where the graph has no task on it. */
-static pst_status make_batches(pst_graph *graph) {
-    const pst__heap *heap = &graph->runtime->heap;
-    pst_lane *lane = pst__runtime_lanes(graph->runtime); /* later ones have no task of the graph */
-    graph->batch_count = count_lanes(lane);
-    graph->batch_index_count = 0;
-    for (size_t i = 0; i < graph->node_count; i++)
-        graph->batch_index_count += (size_t)starts_in_batch(&graph->nodes[i]);
-    graph->batches = pst__heap_alloc(heap, graph->batch_count * sizeof *graph->batches);
-    graph->batch_indices =
-        pst__heap_alloc(heap, graph->batch_index_count * sizeof *graph->batch_indices);
-    if (graph->batches == NULL || graph->batch_indices == NULL) return PST_ENOMEM;
-    for (size_t b = 0; b < graph->batch_count; b++, lane = lane->next) {
-        pst__node *item = &graph->batches[b].item;
-        item->graph = graph;
-        item->lane = lane;
-        item->flags = PST__NODE_BATCH;
-    }
-    return PST_OK;
+/* Lanes with one order have one queue, and so one batch: that of the first of them. */
+static pst__share *batch_of(const pst_graph *graph, const pst__node *node) {
+    return graph->share_of[node->lane->leader->index];
 }
 
 static void count_batches(pst_graph *graph) {
-    pst__batch *batch = NULL;
+    graph->batch_index_count = graph->parts = 0;
+    for (pst__share *share = graph->shares; share != NULL; share = share->next) {
+        share->count = share->cursor = 0;
+        share->unlaunched = share->tasks;
+        share->unended[0] = share->unended[1] = share->unleft[0] = share->unleft[1] = share->tasks;
+        graph->parts += share->tasks > 0;
+    }
+    graph->parts += (uint32_t)graph->gate_count;
     for (size_t i = 0; i < graph->node_count; i++) {
-        const pst__node *node = &graph->nodes[i];
-        if (!starts_in_batch(node)) continue;
-        if (batch == NULL || batch->item.lane != node->lane->leader)
-            batch = batch_of(graph, node->lane);
-        batch->count++;
+        if (!starts_in_batch(&graph->nodes[i])) continue;
+        batch_of(graph, &graph->nodes[i])->count++;
+        graph->batch_index_count++;
     }
-}
-
-/* Gives each batch its part of the indices. */
-static void place_batches(pst_graph *graph) {
-    const uint32_t *next = graph->batch_indices;
-    for (size_t b = 0; b < graph->batch_count; b++) {
-        graph->batches[b].indices = next;
-        next += graph->batches[b].count;
-    }
+    int ordered = 0;
+    for (const pst__share *share = graph->shares; share != NULL; share = share->next)
+        ordered += share->count > 0 && share->lane->order == PST_LANE_BY_SUBMISSION;
+    graph->is_ordered = ordered > 1;
 }
 
 /* The cursors count what is filled in; each launch sets them back. */
 static void fill_batches(pst_graph *graph) {
-    pst__batch *batch = NULL;
-    for (uint32_t i = 0; i < graph->node_count; i++) {
-        const pst__node *node = &graph->nodes[i];
-        if (!starts_in_batch(node)) continue;
-        if (batch == NULL || batch->item.lane != node->lane->leader)
-            batch = batch_of(graph, node->lane);
-        graph->batch_indices[(size_t)(batch->indices - graph->batch_indices) + batch->cursor++] = i;
+    uint32_t *next = graph->batch_indices;
+    for (pst__share *share = graph->shares; share != NULL; share = share->next) {
+        share->indices = next;
+        next += share->count;
     }
+    for (uint32_t i = 0; i < graph->node_count; i++) {
+        if (!starts_in_batch(&graph->nodes[i])) continue;
+        pst__share *share = batch_of(graph, &graph->nodes[i]);
+        graph->batch_indices[(size_t)(share->indices - graph->batch_indices) + share->cursor++] = i;
+    }
+}
+
+static pst_status make_batches(pst_graph *graph) {
+    count_batches(graph);
+    graph->batch_indices = pst__heap_alloc(
+        &graph->runtime->heap, graph->batch_index_count * sizeof *graph->batch_indices);
+    if (graph->batch_indices == NULL) return PST_ENOMEM;
+    fill_batches(graph);
+    return PST_OK;
 }
 
 /* ---- the call --------------------------------------------------------------------------- */
@@ -189,17 +160,11 @@ static pst_status make_arrays(pst_graph *graph) {
     if (status == PST_OK) status = make_edges(graph);
     if (status == PST_OK) status = make_cross(graph);
     if (status != PST_OK) return status;
-    find_last(graph);
     flag_nodes(graph);
     flag_ends_of_edges(graph);
     flag_what_is_waited_for(graph);
     status = make_events(graph);
-    if (status == PST_OK) status = make_batches(graph);
-    if (status != PST_OK) return status;
-    count_batches(graph);
-    place_batches(graph);
-    fill_batches(graph);
-    return PST_OK;
+    return status == PST_OK ? make_batches(graph) : status;
 }
 
 pst_status pst_graph_seal(pst_graph *graph) {

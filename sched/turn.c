@@ -1,4 +1,5 @@
 /* A lane's turn: what has arrived, what can be launched, what the host's work has done. */
+#include "sched/calls.h"
 #include "sched/failed.h"
 #include "sched/flights.h"
 #include "sched/growing.h"
@@ -25,8 +26,9 @@ static pst__node *most_urgent(pst_lane *lane) {
 static pst__node *head_of(pst_lane *lane) {
     if (lane->order == PST_LANE_BY_PRIORITY) return most_urgent(lane);
     pst__node *node = pst__lane_first(lane);
-    if (node == NULL) return NULL;
-    return lane->order == PST_LANE_BY_READINESS || pst__node_is_ready(node) ? node : NULL;
+    if (node == NULL || lane->order == PST_LANE_BY_READINESS) return node;
+    if (!pst__node_is_ready(node) && pst__order_set_aside(lane)) node = pst__lane_first(lane);
+    return node != NULL && pst__node_is_ready(node) ? node : NULL;
 }
 
 static void take_head(pst_lane *lane) {
@@ -78,11 +80,16 @@ static pst_status wait_before(const pst__node *node, const pst_lane *lane) {
                                            : wait_cross_events(node, lane);
 }
 
-static pst_status call_launch(const pst__node *node, const pst_lane *lane) {
+static pst_status call_launch(pst__advance *advance, pst__node *node) {
+    const pst_lane *lane = advance->lane;
     if (node->start == NULL) return PST_OK;
     const pst_work work = {node->start, node->detail == NULL ? NULL : node->detail->test,
                            node->argument};
-    return lane->device->ops->launch(lane->device, lane->stream, &work);
+    advance->call = PST__CALL_START;
+    advance->node = node;
+    const pst_status status = lane->device->ops->launch(lane->device, lane->stream, &work);
+    advance->node = NULL;
+    return status;
 }
 
 /* The device has it. Its event is recorded before successors may ask their streams to wait. */
@@ -100,8 +107,8 @@ static void launched_on_device(pst__advance *advance, pst__node *node, uint64_t 
     }
     node->detail->event_recorded = (node->flags & PST__NODE_EVENT) != 0;
     pst__flights_add(lane, node);
+    pst__count_launched(lane, node, number);
     pst__node_become(node, number, PST__TASK_LAUNCHED, PST_OK);
-    pst__lane_count(lane, node->graph, pst__graph_run(node->graph, number), 1, 0);
     pst__runtime_wake_seen_waiters(lane->runtime);
     pst__advance_release(advance, node, PST__WHEN_LAUNCHED, PST_OK);
 }
@@ -110,8 +117,8 @@ static void launched_on_device(pst__advance *advance, pst__node *node, uint64_t 
 static void launched_pending(pst__advance *advance, pst__node *node, uint64_t number) {
     pst_lane *lane = advance->lane;
     lane->current = node;
+    pst__count_launched(lane, node, number);
     pst__node_become(node, number, PST__TASK_LAUNCHED, PST_OK);
-    pst__lane_count(lane, node->graph, pst__graph_run(node->graph, number), 1, 0);
 }
 
 /* Not inlined, so that tasks without a name do not pay for it. */
@@ -135,7 +142,7 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
         if (node->detail->name != NULL) note_recent(lane, node);
     }
     if (begin != 0) pst__hook_launching(lane, node);
-    pst_status status = call_launch(node, lane);
+    pst_status status = call_launch(advance, node);
     const uint64_t end = begin == 0 ? 0 : pst__hook_launched(lane, node, number, begin);
     if (status == PST_PENDING &&
         (lane->asynchronous || node->detail == NULL || node->detail->test == NULL))
@@ -170,10 +177,7 @@ static int advance_head(pst__advance *advance, pst_lane *queue) {
     }
     take_head(queue);
     const uint64_t number = node->graph->number;
-    /* Relaxed: armed before the launch is published, and the next one's arrivals come after that.
-     */
-    pst__store_relaxed(&node->pending, node->predecessors);
-    if (node->flags & PST__NODE_GROWING) pst__grown_forget_predecessors(node);
+    pst__node_dequeued(node);
     if (stop < 0)
         pst__node_end(advance, node, number, PST__TASK_CANCELED, stop, PST__ALL);
     else if (waits < 0)
@@ -191,7 +195,10 @@ static int end_current(pst__advance *advance) {
     pst_lane *lane = advance->lane;
     pst__node *node = lane->current;
     pst__note_texts(lane);
+    advance->call = PST__CALL_TEST;
+    advance->node = node;
     pst_status status = lane->device->ops->progress(lane->device, lane->stream);
+    advance->node = NULL;
     if (status == PST_PENDING && pst__is_abandoned(lane->runtime))
         status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
     if (status == PST_PENDING) {
@@ -223,10 +230,14 @@ static void gates_into_flight(pst_lane *lane) {
     }
 }
 
-static uint32_t launch_some(pst__advance *advance, pst_lane *queue, uint32_t budget) {
+static uint32_t launch_some(pst__advance *advance, pst_lane *queue, pst__spending *spending,
+                            uint32_t most) {
     uint32_t launched = 0;
-    while (launched < budget && advance->lane->current == NULL && advance_head(advance, queue))
+    while (launched < most && !spending->is_over && advance->lane->current == NULL &&
+           advance_head(advance, queue)) {
         launched++;
+        pst__spending_count(spending);
+    }
     return launched;
 }
 
@@ -238,16 +249,17 @@ static int ask_after_launches(pst__advance *advance, uint32_t launched) {
     return launched == 0 ? pst__flights_end(advance) : pst__flights_end_marked(advance);
 }
 
-int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
-    pst__advance advance = {.lane = lane};
+int pst__lane_serve(pst_lane *lane, pst_lane *queue, pst__spending *spending, uint32_t most) {
+    __attribute__((cleanup(pst__calls_leave))) pst__advance advance = {.lane = lane};
     int changed = 0;
+    pst__calls_enter(&advance);
     lane->needs_poll = 0;
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
     if (lane->current != NULL) changed |= end_current(&advance);
     if (lane->mode == PST_LANE_BORROWED) {
         changed |= pst__flights_end(&advance);
     } else {
-        const uint32_t launched = launch_some(&advance, queue, budget);
+        const uint32_t launched = launch_some(&advance, queue, spending, most);
         changed |= ask_after_launches(&advance, launched) | (launched > 0);
         pst__flights_mark_tail(&advance);
         if (lane->current != NULL) lane->needs_poll = 1;
@@ -256,9 +268,14 @@ int pst__lane_serve(pst_lane *lane, pst_lane *queue, uint32_t budget) {
     return changed;
 }
 
-int pst__lane_turn(pst_lane *lane, uint32_t budget) {
+int pst__lane_turn(pst_lane *lane, const pst__budget *budget) {
+    pst__spending spending = pst__spending_begin(budget, &lane->pace);
+    int changed = 0;
     pst__lane_beat(lane);
     if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
-    return lane->follower == NULL ? pst__lane_serve(lane, lane, budget)
-                                  : pst__order_turn(lane, budget);
+    if (lane->stopped.first != NULL) changed = pst__order_end_stopped(lane);
+    /* Acquire: pairs with the release in pst_lane_create; see order.h. */
+    return changed | (pst__load_acquire(&lane->follower) == NULL
+                          ? pst__lane_serve(lane, lane, &spending, UINT32_MAX)
+                          : pst__order_turn(lane, &spending));
 }

@@ -1,16 +1,38 @@
 #include "sched/wait.h"
 
 #include "base/clock.h"
+#include "sched/calls.h"
 #include "sched/poll.h"
 #include "sched/report.h"
 
 #include <inttypes.h>
 
-#define HELP_BUDGET 8u  /* launches of a lane between two looks at what is waited for */
-#define VAIN_TURNS  32u /* in vain, from one look at the workers' lanes to the next */
-#define BUSY_TURNS  64u /* that did something, until the clock and the watchdog have their look */
+#define VAIN_TURNS 32u /* in vain, from one look at the workers' lanes to the next */
+#define BUSY_TURNS 64u /* that did something, until the clock and the watchdog have their look */
 
 /* ---- waiting ---------------------------------------------------------------------------- */
+
+#define ASIDE_SPIN     200u
+#define ASIDE_SLEEP_NS 200000u
+
+/* Without the fence of the waits below: a wake-up that is missed costs one short sleep. */
+pst_status pst__wait_aside(pst_runtime *runtime, int (*holds)(const void *argument),
+                           const void *argument) {
+    for (uint32_t i = 0; i < ASIDE_SPIN; i++) {
+        if (holds(argument)) return PST_OK;
+        ck_pr_stall();
+    }
+    const uint64_t begin = pst__now();
+    while (!holds(argument)) {
+        if (runtime->deadline_ns != 0 && pst__now() - begin > runtime->deadline_ns)
+            return PST_ETIMEDOUT;
+        const uint32_t count = pst__park_count(&runtime->waiting);
+        (void)pst__add_acq_rel(&runtime->waiters, 1);
+        if (!holds(argument)) pst__park_wait(&runtime->waiting, count, ASIDE_SLEEP_NS);
+        (void)pst__sub_acq_rel(&runtime->waiters, 1);
+    }
+    return PST_OK;
+}
 
 /* Such lanes live by those who wait. Relaxed: a lane that gets its worker now is looked at once too
  * often. */
@@ -26,61 +48,72 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Turns and looks, then one sleep if nothing was done. 1 when there is no reason to sleep again. A
- * lane that has a worker is first of all its worker's: each look of ours takes the lane's line from
- * the worker's cache. So we look there now and then, and go on as long as the worker leaves us
- * something. */
-static int help_or_spin(pst_runtime *runtime, int (*holds)(const void *), const void *argument) {
+typedef enum spun { SPUN_CAME, SPUN_BUSY, SPUN_IN_VAIN } spun;
+
+/* Looks, and turns meanwhile: until it has come, until the outer loop has to look at the clock, or
+ * until turns were in vain for long. A lane that has a worker is first of all its worker's: each
+ * look of ours takes the lane's line from the worker's cache. So we look there now and then, and go
+ * on as long as the worker leaves us something. */
+static spun help_or_spin(pst_runtime *runtime, const pst__budget *budget) {
     int worker_is_away = 0;
-    for (uint32_t vain = 0, busy = 0; vain < runtime->spin && busy < BUSY_TURNS; vain++) {
-        if (holds(argument) || pst_runtime_status(runtime) != PST_OK) return 1;
-        const int did = pst__runtime_help_some(runtime, 0, HELP_BUDGET);
+    for (uint32_t vain = 0, busy = 0; vain < runtime->spin; vain++) {
+        if (budget->is_enough(budget->argument) || pst_runtime_status(runtime) != PST_OK)
+            return SPUN_CAME;
         const int looks = worker_is_away || vain % VAIN_TURNS == VAIN_TURNS - 1;
-        worker_is_away = looks && pst__runtime_help_some(runtime, 1, HELP_BUDGET);
-        if (did || worker_is_away) {
-            vain = 0;
-            busy++;
-        } else {
+        const pst__help help =
+            pst__runtime_help(runtime, looks ? PST__HELP_ALL : PST__HELP_PUMPED, budget);
+        worker_is_away = looks && help.did;
+        if (!help.did) {
             ck_pr_stall();
+            continue;
         }
+        vain = 0;
+        if (help.is_slow || ++busy == BUSY_TURNS) return SPUN_BUSY;
     }
-    return 0;
+    return SPUN_IN_VAIN;
+}
+
+static void unregister(pst_runtime **runtime) {
+    (void)pst__sub_acq_rel(&(*runtime)->waiters, 1);
 }
 
 /* 0 when there was no reason to sleep. */
-static int sleep_until(pst_runtime *runtime, int (*holds)(const void *), const void *argument,
-                       uint64_t timeout_ns) {
+static int sleep_until(pst_runtime *runtime, const pst__budget *budget, uint64_t timeout_ns) {
     /* Registered first, then the fence, then the last looks: pairs with the fence in
      * pst__runtime_wake_waiters. */
     const uint32_t count = pst__park_count(&runtime->waiting);
-    (void)pst__add_acq_rel(&runtime->waiters, 1);
+    __attribute__((cleanup(unregister))) pst_runtime *registered = runtime;
+    (void)pst__add_acq_rel(&registered->waiters, 1);
     pst__fence_store_load();
-    const int in_vain = !holds(argument) && pst_runtime_status(runtime) == PST_OK &&
-                        !pst__runtime_help(runtime, HELP_BUDGET, NULL);
-    if (in_vain) pst__park_wait(&runtime->waiting, count, timeout_ns);
-    (void)pst__sub_acq_rel(&runtime->waiters, 1);
-    return in_vain;
+    if (budget->is_enough(budget->argument) || pst_runtime_status(runtime) != PST_OK ||
+        pst__runtime_help(runtime, PST__HELP_ALL, budget).did)
+        return 0;
+    pst__park_wait(&runtime->waiting, count, timeout_ns);
+    return 1;
 }
 
 pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argument),
                            const void *argument) {
+    const pst__budget budget = {PST__LAUNCHES_A_TURN, PST__TURN_NS, holds, argument};
     const uint64_t begin = runtime->deadline_ns == 0 ? 0 : pst__now();
     uint64_t poll_ns = PST__POLL_FIRST_NS;
     for (;;) {
-        const int woken = help_or_spin(runtime, holds, argument);
+        const spun spun = help_or_spin(runtime, &budget);
         pst__watchdog_pump(runtime);
         pst__lookouts_take(runtime);
         const pst_status poison = pst_runtime_status(runtime);
         if (poison != PST_OK) return poison;
-        if (woken) return PST_OK;
+        if (spun == SPUN_CAME) return PST_OK;
         uint64_t timeout = has_pumped_lane(runtime) ? poll_ns : PST__FOREVER;
         if (runtime->deadline_ns != 0) {
             const uint64_t spent = pst__now() - begin;
             if (spent >= runtime->deadline_ns) return PST_ETIMEDOUT;
             timeout = least(timeout, runtime->deadline_ns - spent);
         }
-        const int slept = sleep_until(runtime, holds, argument, timeout);
-        poll_ns = slept ? pst__poll_longer(poll_ns) : PST__POLL_FIRST_NS;
+        if (spun == SPUN_IN_VAIN && sleep_until(runtime, &budget, timeout))
+            poll_ns = pst__poll_longer(poll_ns);
+        else
+            poll_ns = PST__POLL_FIRST_NS;
     }
 }
 
@@ -169,7 +202,9 @@ pst_event *pst_task_event(pst_launch launch, pst_task task) {
     if (asked.node->lane == NULL) return event_of_gate(&asked);
     const pst__task_state state = pst__look(&asked, &status);
     if (state < PST__TASK_LAUNCHED) return NULL;
-    return pst__lane_event_of(asked.node->lane, asked.node);
+    pst_event *event;
+    (void)pst__lane_event_of(asked.node->lane, asked.node, &event);
+    return event;
 }
 
 /* ---- the waits -------------------------------------------------------------------------- */
@@ -212,11 +247,14 @@ static pst_status wait_for_opening(const pst__question *asked, pst_lane *borrowe
 static pst_status stream_waits(const pst__question *asked, pst_lane *borrowed) {
     pst__node *node = asked->node;
     if (node->lane == NULL) return wait_for_opening(asked, borrowed);
-    pst_event *event = pst__lane_event_of(node->lane, node);
-    if (event != NULL) return give_wait(asked, borrowed, event);
-    return pst__runtime_fail(asked->graph->runtime, PST_EDEVICE,
+    pst_event *event;
+    const pst_status status = pst__lane_event_of(node->lane, node, &event);
+    if (status == PST_OK) return give_wait(asked, borrowed, event);
+    return pst__runtime_fail(asked->graph->runtime, status,
                              "lane %s: no event could be recorded for task %s: %s", borrowed->name,
-                             pst__node_name(node), pst__device_text(borrowed->device));
+                             pst__node_name(node),
+                             status == PST_ETIMEDOUT ? "its lane's thread is in a task"
+                                                     : pst__device_text(borrowed->device));
 }
 
 /* The deadline has passed, and not because the watchdog has said so already. */
@@ -244,9 +282,15 @@ static pst_status wait_until_come(const pst__question *asked) {
     return status;
 }
 
+/* Of a thread that is to block. */
+static pst_status may_wait(const pst__question *asked) {
+    return pst__calls_refuse(asked->graph->runtime, "a wait for", pst__node_name(asked->node));
+}
+
 pst_status pst__task_wait_launch(pst_launch launch, pst_task task) {
     pst__question asked;
-    const pst_status status = ask(&launch, task, &asked);
+    pst_status status = ask(&launch, task, &asked);
+    if (status == PST_OK) status = may_wait(&asked);
     if (status != PST_OK) return status;
     asked.launched_suffices = asked.node->lane != NULL && asked.node->lane->asynchronous;
     return wait_until_come(&asked);
@@ -256,6 +300,7 @@ pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed) {
     pst__question asked;
     pst_status status = ask(&launch, task, &asked);
     if (status == PST_OK) status = check_borrowed(&asked, borrowed);
+    if (status == PST_OK) status = may_wait(&asked);
     if (status != PST_OK) return status;
     const int by_stream = borrowed != NULL && borrowed->asynchronous;
     const pst_lane *lane = asked.node->lane;
@@ -271,15 +316,17 @@ static int run_is_over(const void *argument) {
     const pst_launch *launch = argument;
     const pst__run *run = pst__graph_run(launch->graph, launch->number);
     /* A later launch in its place means the same. Relaxed: a number to compare. */
-    return pst__run_unfinished(launch->graph, run) == 0 ||
+    return pst__run_is_over(launch->graph, run) ||
            pst__load_relaxed(&run->number) != launch->number;
 }
 
 pst_status pst_launch_wait(pst_launch launch) {
     if (launch.graph == NULL) return PST_EINVAL;
-    pst_status status = check_number(&launch);
-    if (status != PST_OK) return status;
     pst_graph *graph = launch.graph;
+    pst_status status = check_number(&launch);
+    if (status == PST_OK)
+        status = pst__calls_refuse(graph->runtime, "a wait for all of graph", graph->name);
+    if (status != PST_OK) return status;
     status = pst__wait_until(graph->runtime, run_is_over, &launch);
     if (is_in_vain(graph->runtime, status)) return pst__report_launch_timeout(&launch);
     if (status != PST_OK) return status;

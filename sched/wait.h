@@ -17,6 +17,11 @@ typedef struct pst__question {
 pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argument),
                            const void *argument);
 
+/* The same for what other threads are about to do, the user's callbacks at most: the caller serves
+ * no lane meanwhile, and a poison does not end it. PST_OK or PST_ETIMEDOUT. */
+pst_status pst__wait_aside(pst_runtime *runtime, int (*holds)(const void *argument),
+                           const void *argument);
+
 /* The state of the node in the launch asked about. A node that is in a later launch has ended in
  * this one, and only the launch's own status is still known. */
 pst__task_state pst__look(const pst__question *asked, pst_status *status);

@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define TURN_BUDGET 256u /* launches of a lane before the worker looks at the next one */
-
 typedef struct look {
     int changed; /* something was done */
     int pending; /* something is to be asked again soon */
@@ -23,13 +21,22 @@ static int try_own(pst_lane *lane) {
     return pst__lane_try_own(lane);
 }
 
-/* Its next turn comes at once, and not behind what another lane does: it may count then. Relaxed: a
+/* Its next turn comes at once, and not behind what another lane does: it may tell then. Relaxed: a
  * lane that is adopted at this moment is known in the next round. */
 static int is_only_lane(const pst__worker *self, const pst_lane *lane) {
     return lane->next_of_worker == NULL && pst__load_relaxed(&self->lanes) == lane;
 }
 
+/* Its own lane's launches as many as there are; several lanes take turns. */
+static pst__budget budget_of(const pst__worker *self) {
+    const pst_lane *lane = pst__load_relaxed(&self->lanes);
+    const int has_several = lane != NULL && lane->next_of_worker != NULL;
+    return (pst__budget){.launches = PST__LAUNCHES_A_TURN,
+                         .nanoseconds = has_several ? PST__TURN_NS : 0};
+}
+
 static look serve(pst__worker *self) {
+    const pst__budget budget = budget_of(self);
     look seen = {0, 0};
     /* Acquire: pairs with the release in pst__worker_adopt. */
     for (pst_lane *lane = pst__load_acquire(&self->lanes); lane != NULL;
@@ -38,8 +45,8 @@ static look serve(pst__worker *self) {
             seen.pending = 1; /* a helper has it: nobody knows what it leaves */
             continue;
         }
-        const int changed = pst__lane_turn(lane, TURN_BUDGET);
-        if (!changed || !is_only_lane(self, lane)) pst__lane_count_flush(lane);
+        const int changed = pst__lane_turn(lane, &budget);
+        if (!changed || !is_only_lane(self, lane)) pst__lane_tell(lane);
         seen.changed |= changed;
         seen.pending |= lane->needs_poll;
         pst__lane_disown(lane, 0, self);

@@ -56,6 +56,11 @@ typedef struct pst_lane_options {
      * lanes can join, and they are served together, as that lane is: `mode` and `share_with` stay
      * zero. */
     pst_lane *order_with;
+    /* WORKER and SHARED: threads that wait or pump serve the lane, too, when its worker is not at it:
+     * so a launch need not wait until the worker wakes up. Its tasks then run on any thread that
+     * waits for something of this runtime, one at a time, and beside those of other lanes of the
+     * same worker. 0: they run on the worker alone. */
+    int takes_help;
 } pst_lane_options;
 
 /* A lane lives until its runtime is destroyed. Any thread; with `order_with` the call waits for the

@@ -1,6 +1,7 @@
 #include "explorer.h"
 
 #include "memory.h"
+#include "sched/calls.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -31,6 +32,7 @@ typedef struct thread {
     store buffer[BUFFER_STORES];
     size_t buffered;
     jmp_buf where;
+    pst__advance *calls; /* what pst__calls_of_thread points to, while another thread runs */
 } thread;
 
 /* Stacks are entered once, and from then on begun again. */
@@ -65,6 +67,7 @@ static _Alignas(4096) unsigned char stacks[MAX_THREADS][STACK_BYTES];
 /* ---- choices ---------------------------------------------------------------------------- */
 
 static void leave(void) {
+    *pst__calls_of_thread() = NULL;
     _longjmp(now.home, 1);
 }
 
@@ -138,8 +141,10 @@ static void enter_stack(int index) {
 }
 
 static void resume(int next) {
+    self()->calls = *pst__calls_of_thread();
     note_switch(next);
     thread *t = self();
+    *pst__calls_of_thread() = t->calls;
     if (t->entered) _longjmp(t->where, 1);
     t->entered = 1;
     if (beginnings[next].entered) _longjmp(beginnings[next].begin, 1);

@@ -14,7 +14,7 @@ endfunction()
 
 # ---- launches --------------------------------------------------------------------------------
 penstock_model_plant(launch_over_unlaunched sched/launch.c launch_over_launch
-  "is_launched(graph) && place_is_free(graph);" "place_is_free(graph);")
+  "return pst__load_acquire(&latest->open) >> 32 == 0 &&" "(void)latest; return")
 penstock_model_plant(launch_after_poison sched/launch.c poison_and_launch
   "    pst_status poison = pst_runtime_status(runtime);\n    if (poison != PST_OK) return poison;\n" "")
 penstock_model_plant(poisoned_graph_restarted sched/growing.c poison_and_add

@@ -61,7 +61,7 @@ void open_runtime(void) {
 
 void open_lane(pst_lane_mode mode, pst_lane_order order) {
     const pst_lane_options options = {
-        .size = sizeof options, .name = "lane", .mode = mode, .order = order};
+        .size = sizeof options, .name = "lane", .mode = mode, .order = order, .takes_help = 1};
     check_ok(pst_lane_create(world.runtime, &options, &world.lane), "no lane");
 }
 

@@ -17,14 +17,14 @@ endfunction()
 
 # ---- launched once, ended once ---------------------------------------------------------------
 penstock_plant(two_owners sched/pump.c "" 5000
-  "if (!pst__lane_try_own(lane)) {"
-  "int busy = (int)pst__load_relaxed(&lane->owned); pst__store_relaxed(&lane->owned, 1); if (busy) {")
+  "if (pst__lane_try_own(lane))"
+  "int busy = (int)pst__load_relaxed(&lane->owned); pst__store_relaxed(&lane->owned, 1); if (!busy)")
 penstock_plant(gate_opened_twice sched/gate.c "" 5000
   "} while (!pst__cas_acq_rel(&gate->word, &seen, open));"
   "} while (pst__load_relaxed(&gate->word) != seen); pst__store_release(&gate->word, open);")
-penstock_plant(no_callback_of_canceled sched/advance.c "not all callbacks have come" 5000
-  "if (node->detail != NULL && node->detail->done != NULL)"
-  "if (node->detail != NULL && node->detail->done != NULL && state != PST__TASK_CANCELED)")
+penstock_plant(no_callback_of_canceled sched/advance.c "" 5000
+  "if (node->detail != NULL && node->detail->done != NULL) {"
+  "if (node->detail != NULL && node->detail->done != NULL && end->state != PST__TASK_CANCELED) {")
 penstock_plant(canceled_while_in_flight sched/turn.c "" 5000
   "is_in_flight(node) ? PST_PENDING" "stop >= 0 && is_in_flight(node) ? PST_PENDING")
 penstock_plant(block_too_early sched/growing.c "" 5000
@@ -35,8 +35,7 @@ penstock_plant(release_at_start sched/turn.c "" 5000
   "    lane->current = node;"
   "    lane->current = node; pst__advance_release(advance, node, PST__ALL, PST_OK);")
 penstock_plant(head_not_asked sched/turn.c "before its predecessor" 5000
-  "return lane->order == PST_LANE_BY_READINESS || pst__node_is_ready(node) ? node : NULL;"
-  "return node;")
+  "return node != NULL && pst__node_is_ready(node) ? node : NULL;" "return node;")
 penstock_plant(no_wait_between_lanes sched/turn.c "before its predecessor" 5000
   "if (!pst__is_early(from, lane)) continue;" "continue;")
 penstock_plant(no_wait_of_grown_task sched/growing.c "before its predecessor" 5000

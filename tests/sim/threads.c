@@ -1,6 +1,7 @@
 #include "threads.h"
 
 #include "random.h"
+#include "sched/calls.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -38,6 +39,7 @@ typedef struct thread {
     store stores[STORES];
     unsigned store_count;
     void *values[SIM_KEYS];
+    pst__advance *calls; /* what pst__calls_of_thread points to, while another thread runs */
 } thread;
 
 /* One run at a time: the process has one simulated world. */
@@ -74,6 +76,7 @@ _Noreturn void sim_fail(const char *format, ...) {
     va_end(arguments);
     world.report->failed = 1;
     world.current = NULL;
+    *pst__calls_of_thread() = NULL;
     sim_delayed = 0;
     _longjmp(world.outside, 1);
 }
@@ -210,6 +213,9 @@ static thread *choose_next(void) {
 }
 
 static void go_to(thread *next) {
+    pst__advance **calls = pst__calls_of_thread();
+    if (world.current != NULL) world.current->calls = *calls;
+    *calls = next == NULL ? NULL : next->calls;
     world.current = next;
     if (next == NULL) _longjmp(world.outside, 1);
     sim_delayed = next->store_count;

@@ -1,0 +1,56 @@
+#include "sched/calls.h"
+
+#include "sched/failed.h"
+
+static _Thread_local pst__advance *innermost;
+
+pst__advance **pst__calls_of_thread(void) {
+    return &innermost;
+}
+
+/* ---- code that does not return ---------------------------------------------------------- */
+
+/* The code has left its task to the stack's unwinding: the task ends, and the lane goes on with
+ * whoever takes it next. */
+static void complete(pst__advance *turn) {
+    pst_lane *lane = turn->lane;
+    pst__node *node = turn->node;
+    turn->node = NULL;
+    if (turn->call == PST__CALL_DONE) {
+        pst__node_finish(turn, node, &turn->end);
+    } else {
+        (void)pst__runtime_fail(lane->runtime, PST_EINVAL,
+                                "an exception, or the end of its thread, has left task %s: work "
+                                "must return",
+                                pst__node_name(node));
+        const uint64_t number = turn->call == PST__CALL_TEST ? pst__word_number(node->word)
+                                                             : node->graph->number;
+        if (turn->call == PST__CALL_TEST) lane->current = NULL;
+        pst__fail_node(turn, node, number, PST_EINVAL, PST__ALL);
+    }
+    pst__advance_finish(turn);
+}
+
+void pst__calls_leave(pst__advance *turn) {
+    innermost = turn->outer;
+    if (turn->node != NULL) complete(turn);
+}
+
+/* ---- what must not be done in a task ---------------------------------------------------- */
+
+pst_status pst__calls_refuse(pst_runtime *runtime, const char *what, const char *name) {
+    for (const pst__advance *turn = innermost; turn != NULL; turn = turn->outer) {
+        if (turn->node == NULL || turn->lane->runtime != runtime) continue;
+        return pst__runtime_fail(runtime, PST_ESTATE,
+                                 "lane %s: task %s calls %s (%s) in its start, test or callback, "
+                                 "which must not wait: put what follows into a task behind it",
+                                 turn->lane->name, pst__node_name(turn->node), what, name);
+    }
+    return PST_OK;
+}
+
+int pst__calls_are_in(const pst_graph *graph) {
+    for (const pst__advance *turn = innermost; turn != NULL; turn = turn->outer)
+        if (turn->node != NULL && turn->node->graph == graph) return 1;
+    return 0;
+}
