@@ -1,6 +1,7 @@
 /* An exchange over a communicator of the host device. */
 #include "base/clock.h"
 #include "sched/runtime.h"
+#include "sched/wait.h"
 
 #include <penstock/exchange.h>
 #include <sched.h>
@@ -53,12 +54,23 @@ static gather *gather_create(const comm_exchange *own, const void *mine, size_t 
     return fresh;
 }
 
+/* The caller's hook may find that it is in vain, and poison. */
+static void tell(const comm_exchange *own, pst_waiting *waiting, uint64_t waited_ns) {
+    pst__wait_tell(own->runtime, waiting, waited_ns);
+    const pst_status poison = pst_runtime_status(own->runtime);
+    if (poison != PST_OK) (void)own->comm->ops->abort(own->comm, poison);
+}
+
 /* Asks until it is over or `until` is past; 0: no limit. */
-static pst_status ask(pst_comm *comm, void *request, uint64_t until) {
+static pst_status ask(const comm_exchange *own, void *request, uint64_t until) {
+    const uint64_t begin = pst__now();
+    pst_waiting waiting = {.lane = "", .task = "exchange", .ticket = own->ticket};
     pst_status status = PST_PENDING;
-    while (status == PST_PENDING && (until == 0 || pst__now() < until)) {
+    for (uint64_t now = begin; status == PST_PENDING && (until == 0 || now < until);
+         now = pst__now()) {
+        tell(own, &waiting, now - begin);
         (void)sched_yield();
-        status = comm->ops->test(comm, request);
+        status = own->comm->ops->test(own->comm, request);
     }
     return status;
 }
@@ -69,10 +81,10 @@ static pst_status run(const comm_exchange *own, const gather *gather) {
     void *request = NULL;
     pst_status status = comm->ops->start(comm, &gather->collective, NULL, &request);
     if (status != PST_PENDING) return status;
-    status = ask(comm, request, deadline == 0 ? 0 : pst__now() + deadline);
+    status = ask(own, request, deadline == 0 ? 0 : pst__now() + deadline);
     if (status != PST_PENDING) return status;
     (void)comm->ops->abort(comm, PST_ETIMEDOUT);
-    return ask(comm, request, pst__now() + deadline); /* now it ends with that, and soon */
+    return ask(own, request, pst__now() + deadline); /* now it ends with that, and soon */
 }
 
 static int may_still_write(pst_comm *comm, pst_status status) {

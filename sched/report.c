@@ -178,6 +178,11 @@ static int is_alive(const pst_runtime *runtime, uint64_t graph_id) {
     return graph != NULL;
 }
 
+static int read_recent(const pst_lane *lane, uint64_t back, pst__recent_launch *launch) {
+    return pst__recent_read(&lane->recent, back, launch) &&
+           is_alive(lane->runtime, launch->graph_id);
+}
+
 static void append_recent(const pst_lane *lane, char *text, size_t size) {
     pst_runtime *runtime = lane->runtime;
     pst__recent_launch launch;
@@ -185,14 +190,30 @@ static void append_recent(const pst_lane *lane, char *text, size_t size) {
     int count = 0;
     ck_spinlock_lock(&runtime->lock);
     for (uint64_t back = 0; back < PST__RECENT && used < size; back++) {
-        if (!pst__recent_read(&lane->recent, back, &launch) || !is_alive(runtime, launch.graph_id))
-            continue;
+        if (!read_recent(lane, back, &launch)) continue;
         const int wrote = snprintf(text + used, size - used, "%s %s (ticket %" PRIu64 ")",
                                    count++ == 0 ? "; the lane's last launches, latest first:" : ",",
                                    launch.name, launch.ticket);
         used += wrote < 0 ? 0 : (size_t)wrote;
     }
     ck_spinlock_unlock(&runtime->lock);
+}
+
+size_t pst_runtime_recent(pst_runtime *runtime, pst_recent *launches, size_t capacity) {
+    if (runtime == NULL || launches == NULL) return 0;
+    pst__recent_launch launch;
+    size_t count = 0;
+    ck_spinlock_lock(&runtime->lock);
+    for (const pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next)
+        for (uint64_t back = 0; back < PST__RECENT && count < capacity; back++) {
+            if (!read_recent(lane, back, &launch)) continue;
+            pst_recent *found = &launches[count++];
+            found->ticket = launch.ticket;
+            (void)snprintf(found->lane, sizeof found->lane, "%s", lane->name);
+            (void)snprintf(found->task, sizeof found->task, "%s", launch.name);
+        }
+    ck_spinlock_unlock(&runtime->lock);
+    return count;
 }
 
 void pst__report_overdue(const pst_lane *lane, const pst__node *oldest, char *text, size_t size) {

@@ -21,6 +21,8 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
     runtime->grace_ns = options->deadline_ns;
     if (runtime->grace_ns == 0 && options->watchdog_poisons)
         runtime->grace_ns = options->watchdog_ns;
+    runtime->tell = options->waiting;
+    runtime->tell_context = options->waiting_context;
     runtime->task_capacity =
         options->task_capacity == 0 ? DEFAULT_TASK_CAPACITY : options->task_capacity;
     ck_spinlock_init(&runtime->lock);

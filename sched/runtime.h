@@ -48,6 +48,8 @@ struct pst_runtime {
     pst__pump pump;    /* where those who pump are called */
 
     pst__watchdog watchdog;
+    void (*tell)(void *context, const pst_waiting *waiting); /* see pst_runtime_options.waiting */
+    void *tell_context;
     uint64_t late_launches, late_launch_ns; /* see pst_runtime_stats */
 };
 

@@ -7,6 +7,7 @@
 
 #include <inttypes.h>
 
+#define TELL_NS    50000000u
 #define VAIN_TURNS 32u /* in vain, from one look at the workers' lanes to the next */
 #define BUSY_TURNS 64u /* that did something, until the clock and the watchdog have their look */
 
@@ -46,6 +47,12 @@ static int has_pumped_lane(const pst_runtime *runtime) {
 
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
+}
+
+/* How long a wait that has taken `spent` may sleep at once. */
+static uint64_t bound_of(const pst_runtime *runtime, uint64_t spent) {
+    const uint64_t rest = runtime->deadline_ns == 0 ? PST__FOREVER : runtime->deadline_ns - spent;
+    return runtime->tell == NULL ? rest : least(rest, TELL_NS);
 }
 
 typedef enum spun { SPUN_CAME, SPUN_BUSY, SPUN_IN_VAIN } spun;
@@ -92,10 +99,17 @@ static int sleep_until(pst_runtime *runtime, const pst__budget *budget, uint64_t
     return 1;
 }
 
+void pst__wait_tell(pst_runtime *runtime, pst_waiting *waiting, uint64_t waited_ns) {
+    if (runtime->tell == NULL || waited_ns - waiting->waited_ns < TELL_NS) return;
+    waiting->waited_ns = waited_ns;
+    runtime->tell(runtime->tell_context, waiting);
+}
+
 pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argument),
-                           const void *argument) {
+                           const void *argument, pst_waiting waiting) {
     const pst__budget budget = {PST__LAUNCHES_A_TURN, PST__TURN_NS, holds, argument};
-    const uint64_t begin = runtime->deadline_ns == 0 ? 0 : pst__now();
+    const int is_timed = runtime->deadline_ns != 0 || runtime->tell != NULL;
+    const uint64_t begin = is_timed ? pst__now() : 0;
     uint64_t poll_ns = PST__POLL_FIRST_NS;
     for (;;) {
         const spun spun = help_or_spin(runtime, &budget);
@@ -105,10 +119,11 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
         if (poison != PST_OK) return poison;
         if (spun == SPUN_CAME) return PST_OK;
         uint64_t timeout = has_pumped_lane(runtime) ? poll_ns : PST__FOREVER;
-        if (runtime->deadline_ns != 0) {
+        if (is_timed) {
             const uint64_t spent = pst__now() - begin;
-            if (spent >= runtime->deadline_ns) return PST_ETIMEDOUT;
-            timeout = least(timeout, runtime->deadline_ns - spent);
+            if (runtime->deadline_ns != 0 && spent >= runtime->deadline_ns) return PST_ETIMEDOUT;
+            pst__wait_tell(runtime, &waiting, spent);
+            timeout = least(timeout, bound_of(runtime, spent));
         }
         if (spun == SPUN_IN_VAIN && sleep_until(runtime, &budget, timeout))
             poll_ns = pst__poll_longer(poll_ns);
@@ -262,13 +277,20 @@ static int is_in_vain(const pst_runtime *runtime, pst_status status) {
     return status == PST_ETIMEDOUT && pst_runtime_status(runtime) == PST_OK;
 }
 
+static pst_waiting waiting_for(const pst__question *asked) {
+    const pst__node *node = asked->node;
+    return (pst_waiting){0, node->lane == NULL ? "" : node->lane->name, pst__node_name(node),
+                         pst__node_ticket(node)};
+}
+
 /* The stream's wait should cost nothing: a task that is not launched by then is counted. */
 static pst_status wait_for_launch(const pst__question *asked) {
     pst_runtime *runtime = asked->graph->runtime;
+    const pst_waiting waiting = waiting_for(asked);
     if (!asked->launched_suffices || has_come(asked))
-        return pst__wait_until(runtime, has_come, asked);
+        return pst__wait_until(runtime, has_come, asked, waiting);
     const uint64_t begin = pst__now();
-    const pst_status status = pst__wait_until(runtime, has_come, asked);
+    const pst_status status = pst__wait_until(runtime, has_come, asked, waiting);
     /* Relaxed: figures for pst_runtime_get_stats. */
     (void)pst__add_relaxed(&runtime->late_launches, 1);
     (void)pst__add_relaxed(&runtime->late_launch_ns, pst__now() - begin);
@@ -327,7 +349,8 @@ pst_status pst_launch_wait(pst_launch launch) {
     if (status == PST_OK)
         status = pst__calls_refuse(graph->runtime, "a wait for all of graph", graph->name);
     if (status != PST_OK) return status;
-    status = pst__wait_until(graph->runtime, run_is_over, &launch);
+    status = pst__wait_until(graph->runtime, run_is_over, &launch,
+                             (pst_waiting){.lane = "", .task = ""});
     if (is_in_vain(graph->runtime, status)) return pst__report_launch_timeout(&launch);
     if (status != PST_OK) return status;
     const pst__run *run = pst__graph_run(graph, launch.number);

@@ -29,6 +29,13 @@ typedef struct pst_allocator {
     void *context;
 } pst_allocator;
 
+/* A wait that is under way: what for, and for how long. */
+typedef struct pst_waiting {
+    uint64_t waited_ns;
+    const char *lane, *task; /* "" where it is for several tasks, or for a gate's lane */
+    uint64_t ticket;
+} pst_waiting;
+
 typedef struct pst_runtime_options {
     size_t size;             /* sizeof(pst_runtime_options) */
     pst_allocator allocator; /* all NULL: the built-in metadata heap */
@@ -51,6 +58,12 @@ typedef struct pst_runtime_options {
     uint64_t watchdog_ns;
     int watchdog_poisons; /* a report also poisons the runtime with PST_ETIMEDOUT, which ends every
                              wait and calls the poison hooks: communicators are aborted */
+    /* NULL: none. Called about every 50 ms by a thread that waits, in pst_task_wait and its kin or
+     * in an exchange between ranks, without locks: for what should not wait so long, as a signal's
+     * handler in an interpreter. It may block, and call this library, but not wait or destroy. To
+     * end the wait it poisons the runtime. */
+    void (*waiting)(void *context, const pst_waiting *waiting);
+    void *waiting_context;
 } pst_runtime_options;
 
 /* Creates a runtime with its host device; options may be NULL. On error nothing is left to destroy
@@ -131,6 +144,17 @@ typedef struct pst_runtime_stats {
 
 /* Since the runtime was created. Any thread, never blocks. */
 PST_API void pst_runtime_get_stats(const pst_runtime *runtime, pst_runtime_stats *stats);
+
+/* A launch of a task that has a name; names are cut. */
+typedef struct pst_recent {
+    char lane[32], task[64];
+    uint64_t ticket;
+} pst_recent;
+
+/* Fills in the last launches of each lane, at most eight a lane, the latest of a lane first;
+ * returns how many (at most `capacity`). Whether they have ended is not told. Any thread, never
+ * blocks. */
+PST_API size_t pst_runtime_recent(pst_runtime *runtime, pst_recent *launches, size_t capacity);
 
 #ifdef __cplusplus
 }

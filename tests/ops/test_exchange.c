@@ -21,6 +21,7 @@ typedef struct rank_state {
     pst_status status[4];
     char text[256];
     uint64_t word, words[RANKS];
+    int gives_up; /* at the first look at what it waits for */
 } rank_state;
 
 typedef struct fixture {
@@ -28,6 +29,12 @@ typedef struct fixture {
     pst_local_world *world;
     rank_state ranks[RANKS];
 } fixture;
+
+static void look(void *context, const pst_waiting *waiting) {
+    const rank_state *rank = context;
+    if (rank->gives_up && strcmp(waiting->task, "exchange") == 0)
+        pst_runtime_poison(rank->runtime, PST_ECANCELED, "a signal came");
+}
 
 static int set_up(void **state) {
     static fixture f;
@@ -39,8 +46,12 @@ static int set_up(void **state) {
         rank_state *rank = &f.ranks[i];
         rank->rank = i;
         rank->world = f.world;
-        pst_runtime_options options = {
-            .size = sizeof options, .rank = i, .world_size = RANKS, .deadline_ns = 2000000000};
+        pst_runtime_options options = {.size = sizeof options,
+                                       .rank = i,
+                                       .world_size = RANKS,
+                                       .deadline_ns = 2000000000,
+                                       .waiting = look,
+                                       .waiting_context = rank};
         if (pst_runtime_create(&options, &rank->runtime) != PST_OK) return -1;
         if (pst_local_comm_create(f.world, rank->runtime, i, 0, &rank->comm) != PST_OK) return -1;
         if (pst_comm_exchange_open(rank->runtime, rank->comm, &rank->exchange) != PST_OK) return -1;
@@ -142,6 +153,15 @@ static void a_rank_that_does_not_come_ends_with_the_deadline(void **state) {
     }
 }
 
+static void a_rank_that_gives_up_does_not_wait_for_the_deadline(void **state) {
+    fixture *f = *state;
+    for (int i = 0; i < RANKS - 1; i++)
+        f->ranks[i].gives_up = 1;
+    on_ranks(f, RANKS - 1, settle);
+    for (int i = 0; i < RANKS - 1; i++)
+        assert_int_equal(f->ranks[i].status[0], PST_ECANCELED);
+}
+
 static void an_exchange_that_cannot_be_is_refused(void **state) {
     fixture *f = *state;
     pst__meeting_place place = f->ranks[0].place;
@@ -162,6 +182,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_difference_is_named_on_all_ranks, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_failure_of_one_rank_is_known_to_all, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_rank_that_does_not_come_ends_with_the_deadline, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(a_rank_that_gives_up_does_not_wait_for_the_deadline, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(an_exchange_that_cannot_be_is_refused, set_up, tear_down),
     };
