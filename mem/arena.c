@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/options.h"
 #include "mem/pool.h"
+#include "sched/device/needs.h"
 #include "sched/runtime.h"
 #include "tracing/trace.h"
 
@@ -49,6 +50,12 @@ static pst_status check_options(pst_runtime *runtime, const pst_arena_options *g
         return pst__fail(error, PST_EINVAL,
                          "arena %s: set both of segment_alloc and segment_free, or none",
                          options->name);
+    const char *slot = options->segment_alloc != NULL
+                           ? NULL
+                           : pst__device_lacks(options->device, PST__NEEDS_MEMORY);
+    if (slot != NULL)
+        return pst__fail(error, PST_EINVAL, "arena %s: device %s has no '%s', which it needs",
+                         options->name, options->device->ops->name, slot);
     return PST_OK;
 }
 

@@ -2,6 +2,7 @@
 #include "ops/offload.h"
 
 #include "base/options.h"
+#include "sched/device/needs.h"
 #include "sched/runtime.h"
 
 #include <inttypes.h>
@@ -19,6 +20,10 @@ static pst_status check_options(pst_runtime *runtime, const pst_offload_options 
     if (options->name == NULL) options->name = "offload";
     if (options->device == NULL) options->device = pst_runtime_host(runtime);
     if (options->piece_bytes == 0) options->piece_bytes = PIECE_BYTES;
+    const char *slot = pst__device_lacks(options->device, PST__NEEDS_ALL);
+    if (slot != NULL)
+        return pst__fail(error, PST_EINVAL, "offload '%s': device %s has no '%s', which it needs",
+                         options->name, options->device->ops->name, slot);
     unsigned caps = options->device->ops->caps;
     if (options->compute == NULL && !(caps & PST_DEVICE_STREAM_IS_WORKER))
         return pst__fail(error, PST_EINVAL,

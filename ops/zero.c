@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/options.h"
+#include "sched/device/needs.h"
 #include "sched/runtime.h"
 
 #include <stdio.h>
@@ -66,6 +67,10 @@ static pst_status check_options(pst_runtime *runtime, const pst_zero_options *gi
     if (options->part_bytes != 0 && options->part_bytes < PST_ZERO_ALIGNMENT)
         return pst__fail(error, PST_EINVAL, "engine '%s': part_bytes is %zu, less than %u",
                          options->name, options->part_bytes, PST_ZERO_ALIGNMENT);
+    const char *slot = pst__device_lacks(options->device, PST__NEEDS_ALL);
+    if (slot != NULL)
+        return pst__fail(error, PST_EINVAL, "engine '%s': device %s has no '%s', which it needs",
+                         options->name, options->device->ops->name, slot);
     unsigned caps = options->device->ops->caps;
     if (options->compute == NULL && !(caps & PST_DEVICE_STREAM_IS_WORKER))
         return pst__fail(error, PST_EINVAL,

@@ -300,7 +300,7 @@ pst_status pst_graph_add(pst_graph *graph, const pst_task_options *given, pst_ta
     node->argument = options->work.argument;
     node->lane = options->lane;
     node->detail = detail;
-    share->tasks++;
+    pst__store_relaxed(&share->tasks, share->tasks + 1); /* pst_lane_destroy looks at it */
     for (size_t i = 0; i < options->after_count; i++)
         append_pair(graph, (uint32_t)options->after[i].id, (uint32_t)added.id);
     if (task != NULL) *task = added;

@@ -321,6 +321,7 @@ static void submit(pst_graph *graph, pst__grown *task, const pst_task_options *o
     pst_status status = PST_OK;
     uint32_t arrived = 1;
     count_added(graph);
+    pst__store_relaxed(&task->share->tasks, task->share->tasks + 1); /* see pst_lane_destroy */
     if (options->lane->order == PST_LANE_BY_SUBMISSION) push_in_order(graph, task);
     for (size_t i = 0; i < options->after_count; i++)
         arrived +=

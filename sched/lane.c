@@ -1,4 +1,6 @@
+/* A lane's creation, and whose turn it is. */
 #include "base/options.h"
+#include "sched/device/needs.h"
 #include "sched/wait.h"
 #include "sched/worker.h"
 
@@ -66,6 +68,11 @@ static pst_status open_device(pst_lane *lane, const pst_lane_options *options) {
         return pst__runtime_fail(lane->runtime, PST_EUNSUPPORTED,
                                  "lane %s: device %s has interface version %u, this library %u",
                                  lane->name, ops->name, ops->api_version, PST_DEVICE_API_VERSION);
+    const char *slot = pst__device_lacks(lane->device, PST__NEEDS_STREAMS);
+    if (slot != NULL)
+        return pst__runtime_fail(lane->runtime, PST_EINVAL,
+                                 "lane %s: device %s has no '%s', which lanes need", lane->name,
+                                 ops->name == NULL ? "" : ops->name, slot);
     lane->asynchronous = !(ops->caps & PST_DEVICE_STREAM_IS_WORKER);
     pst_status status = get_stream(lane, options);
     if (status != PST_OK) return lacks(lane, status, "its stream");
@@ -76,15 +83,7 @@ static pst_status open_device(pst_lane *lane, const pst_lane_options *options) {
 static pst_status fill(pst_lane *lane, const pst_lane_options *options) {
     pst_runtime *runtime = lane->runtime;
     lane->device = options->device == NULL ? runtime->host : options->device;
-    lane->mode = options->mode;
     lane->order = options->order;
-    lane->takes_help = options->takes_help;
-    lane->leader = lane;
-    if (options->order_with != NULL) {
-        lane->leader = options->order_with->leader;
-        lane->mode = lane->leader->mode == PST_LANE_PUMPED ? PST_LANE_PUMPED : PST_LANE_SHARED;
-        lane->takes_help = lane->leader->takes_help;
-    }
     lane->name = pst__heap_text(&runtime->heap, options->name);
     if (lane->name == NULL)
         return pst__runtime_fail(runtime, PST_ENOMEM, "lane %s: no memory", options->name);
@@ -92,20 +91,23 @@ static pst_status fill(pst_lane *lane, const pst_lane_options *options) {
     if (status == PST_OK)
         status = pst__track_create(runtime->trace, PST__TRACK_LANE, lane->name, &lane->track);
     if (status != PST_OK || lane->mode != PST_LANE_WORKER) return status;
-    return pst__worker_create(runtime, lane->name, &lane->worker);
+    return pst__worker_start(runtime, lane->name, &lane->worker);
 }
 
-/* A borrowed lane of an asynchronous device has events to poll: any worker may do it. */
-static void adopt_borrowed(pst_runtime *runtime, pst__worker *worker) {
-    for (pst_lane *lane = runtime->lanes; lane != NULL; lane = lane->next)
-        if (lane->mode == PST_LANE_BORROWED && lane->asynchronous && lane->worker == NULL)
+void pst__lane_adopt_borrowed(pst_runtime *runtime) {
+    pst__worker *worker = runtime->workers;
+    while (worker != NULL && pst__load_relaxed(&worker->stop))
+        worker = worker->next;
+    for (pst_lane *lane = runtime->lanes; worker != NULL && lane != NULL; lane = lane->next)
+        if (lane->mode == PST_LANE_BORROWED && lane->worker == NULL &&
+            (pst__load_relaxed(&lane->asked) & PST__ASKED_HAS_TURNS))
             pst__worker_adopt(worker, lane);
 }
 
 /* Joins the order, whose turns may go on meanwhile. The caller holds the runtime's lock. */
 static void follow(pst_lane *lane) {
     pst_lane *leader = lane->leader;
-    lane->worker = leader->worker;
+    lane->worker = pst__load_relaxed(&leader->worker);
     lane->follower = leader->follower;
     /* Release: a turn that walks along the followers finds the lane complete (turn.c, order.c). */
     pst__store_release(&leader->follower, lane);
@@ -124,22 +126,57 @@ static void find_worker(pst_lane *lane, const pst_lane_options *options) {
         worker->next = runtime->workers;
         runtime->workers = worker;
         pst__worker_adopt(worker, lane);
-        adopt_borrowed(runtime, worker);
+        pst__lane_adopt_borrowed(runtime);
     } else if (lane->mode == PST_LANE_SHARED) {
         pst__worker_adopt(options->share_with->worker, lane);
-    } else if (lane->mode == PST_LANE_BORROWED && runtime->workers != NULL) {
-        adopt_borrowed(runtime, runtime->workers);
+    } else if (lane->mode == PST_LANE_BORROWED) {
+        pst__lane_adopt_borrowed(runtime);
     }
 }
 
-static void enlist(pst_lane *lane, const pst_lane_options *options) {
+static uint32_t asked_of(const pst_lane *lane, const pst_lane_options *options) {
+    const int has_turns = lane->asynchronous || lane->mode != PST_LANE_BORROWED;
+    const int takes_help = lane->leader == lane
+                               ? options->takes_help
+                               : (pst__load_relaxed(&lane->leader->asked) & PST__ASKED_TAKES_HELP) != 0;
+    return (has_turns ? PST__ASKED_HAS_TURNS : 0u) | (takes_help ? PST__ASKED_TAKES_HELP : 0u);
+}
+
+static void enlist(pst_lane *lane, const pst_lane_options *options, int is_new) {
     pst_runtime *runtime = lane->runtime;
     ck_spinlock_lock(&runtime->lock);
-    lane->index = runtime->lane_count++;
-    lane->next = runtime->lanes;
-    pst__store_release(&runtime->lanes, lane); /* pairs with the acquire in pst__runtime_lanes */
-    find_worker(lane, options);
+    pst__store_relaxed(&lane->asked, asked_of(lane, options));
+    if (is_new) {
+        lane->index = runtime->lane_count++;
+        lane->next = runtime->lanes;
+        pst__store_release(&runtime->lanes, lane); /* pairs with the acquire in pst__runtime_lanes */
+        find_worker(lane, options);
+    } else {
+        if (lane->mode == PST_LANE_BORROWED) pst__lane_adopt_borrowed(runtime);
+        lane->is_taken = 0;
+        pst__store_release(&lane->owned, 0); /* pairs with the acquire in pst__lane_is_gone */
+        pst__lane_notify(lane);
+    }
     ck_spinlock_unlock(&runtime->lock);
+}
+
+static pst_lane *take_place(pst_runtime *runtime, const pst_lane_options *options) {
+    pst_lane *lane = pst__place_take(runtime, options);
+    if (lane != NULL) return lane;
+    lane = pst__heap_alloc(&runtime->heap, sizeof *lane);
+    if (lane == NULL) {
+        (void)pst__runtime_fail(runtime, PST_ENOMEM, "lane %s: no memory", options->name);
+        return NULL;
+    }
+    lane->runtime = runtime;
+    lane->leader = lane;
+    lane->mode = options->mode;
+    if (options->order_with != NULL) {
+        lane->leader = options->order_with->leader;
+        lane->mode = lane->leader->mode == PST_LANE_PUMPED ? PST_LANE_PUMPED : PST_LANE_SHARED;
+    }
+    ck_stack_init(&lane->arrivals.stack);
+    return lane;
 }
 
 static pst_status create(pst_runtime *runtime, const pst_lane_options *options,
@@ -147,17 +184,18 @@ static pst_status create(pst_runtime *runtime, const pst_lane_options *options,
     pst_status status = check_options(runtime, options);
     if (status == PST_OK) status = check_order(runtime, options);
     if (status != PST_OK) return status;
-    pst_lane *lane = pst__heap_alloc(&runtime->heap, sizeof *lane);
-    if (lane == NULL)
-        return pst__runtime_fail(runtime, PST_ENOMEM, "lane %s: no memory", options->name);
-    lane->runtime = runtime;
-    ck_stack_init(&lane->arrivals.stack);
+    pst_lane *lane = take_place(runtime, options);
+    if (lane == NULL) return PST_ENOMEM;
+    const int is_new = !pst__lane_is_gone(lane);
     status = fill(lane, options);
     if (status != PST_OK) {
-        pst__lane_destroy(lane);
+        if (is_new)
+            pst__lane_free(lane);
+        else
+            pst__place_give_back(lane);
         return status;
     }
-    enlist(lane, options);
+    enlist(lane, options, is_new);
     *created = lane;
     return PST_OK;
 }
@@ -174,7 +212,7 @@ pst_status pst_lane_create(pst_runtime *runtime, const pst_lane_options *given,
     return create(runtime, &options, created);
 }
 
-void pst__lane_destroy(pst_lane *lane) {
+void pst__lane_close(pst_lane *lane) {
     pst_runtime *runtime = lane->runtime;
     if (lane->device != NULL) {
         const pst_device_ops *ops = lane->device->ops;
@@ -183,7 +221,15 @@ void pst__lane_destroy(pst_lane *lane) {
             ops->stream_destroy(lane->device, lane->stream);
     }
     pst__heap_free_text(&runtime->heap, lane->name);
-    pst__heap_free(&runtime->heap, lane, sizeof *lane);
+    lane->tail_event = NULL;
+    lane->stream = NULL;
+    lane->owns_stream = 0;
+    lane->name = NULL;
+}
+
+void pst__lane_free(pst_lane *lane) {
+    pst__lane_close(lane);
+    pst__heap_free(&lane->runtime->heap, lane, sizeof *lane);
 }
 
 pst_stream *pst_lane_stream(const pst_lane *lane) {

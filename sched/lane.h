@@ -10,6 +10,7 @@
 /* Whose turn it is, in two words that any thread may write:
  *
  *   owned  missed
+ *     2            the lane is destroyed; its place waits for a new one (see place.c)
  *     0      0     nobody serves the lane; pst__lane_try_own takes it
  *     1      0     its owner takes turns; pst__lane_disown hands it back
  *     1      1     and the worker has come in vain: pst__lane_disown wakes it
@@ -18,14 +19,14 @@
  *
  * What a turn does with a task is in states.h. */
 struct pst_lane {
-    /* fixed after creation */
+    /* fixed after creation; of a new lane in this place: what only its owner looks at */
     pst_runtime *runtime;
     char *name;
     pst_device *device;
     pst_stream *stream;
     int owns_stream;
+    int is_taken;     /* gone, and a new lane is being made in its place; under the runtime's lock */
     uint32_t index;   /* among the runtime's lanes, from 0 */
-    int takes_help;
     int asynchronous; /* the device keeps the stream's order itself */
     pst_lane_mode mode;
     pst_lane_order order;
@@ -40,6 +41,7 @@ struct pst_lane {
     /* any thread */
     _Alignas(PST__CACHE_LINE) pst__arrivals arrivals;
     uint32_t owned;  /* 1 while a thread serves the lane */
+    uint32_t asked;  /* what those look at who do not own it: see pst__asked */
     uint32_t missed; /* 1 when the worker found it owned and went on: it wants to be told */
 
     /* the owner's */
@@ -66,6 +68,20 @@ struct pst_lane {
     /* the watchdog's */
     pst__still task_still, owner_still;
 };
+
+#define PST__LANE_GONE 2u
+
+/* Bits of `asked`. Relaxed, all of it: who finds them old looks once too often or too seldom, as if
+ * it had looked a moment before. */
+enum pst__asked {
+    PST__ASKED_HAS_TURNS = 1u << 0,  /* not only a name for the calling thread */
+    PST__ASKED_TAKES_HELP = 1u << 1, /* those who wait serve it beside its worker */
+};
+
+static inline int pst__lane_is_gone(const pst_lane *lane) {
+    /* Acquire: pairs with the release in pst_lane_destroy. */
+    return pst__load_acquire(&lane->owned) == PST__LANE_GONE;
+}
 
 /* Takes the lane, which is a leader, if nobody owns it; its followers come with it. */
 static inline int pst__lane_try_own(pst_lane *lane) {
@@ -118,6 +134,21 @@ static inline void pst__lane_tell(pst_lane *lane) {
  * PST_EDEVICE (no memory, or the device failed), PST_ETIMEDOUT. */
 pst_status pst__lane_event_of(pst_lane *lane, pst__node *node, pst_event **event);
 
-void pst__lane_destroy(pst_lane *lane);
+/* Gives back what the lane has, but not its place. */
+void pst__lane_close(pst_lane *lane);
+/* The same with its place, when no thread can find it. */
+void pst__lane_free(pst_lane *lane);
+
+/* A borrowed lane of an asynchronous device has events to poll: any worker may do it. Gives those
+ * that have none to one. The caller holds the runtime's lock. */
+void pst__lane_adopt_borrowed(pst_runtime *runtime);
+
+/* ---- places (place.c) ------------------------------------------------------------------- */
+
+/* The place of a lane that was destroyed and was served like the one to be created; owned. NULL:
+ * there is none. */
+pst_lane *pst__place_take(pst_runtime *runtime, const pst_lane_options *options);
+/* Closes the lane and gives the place back: it could not be created, or is destroyed. */
+void pst__place_give_back(pst_lane *lane);
 
 #endif

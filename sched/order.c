@@ -29,7 +29,7 @@ static pst_lane *next_of(const pst_lane *lane) {
 int pst__order_turn(pst_lane *leader, pst__spending *spending) {
     int changed = 0, needs_poll = 0;
     for (pst_lane *lane = leader; lane != NULL; lane = next_of(lane))
-        changed |= serve(lane, leader, spending, 0);
+        if (!pst__lane_is_gone(lane)) changed |= serve(lane, leader, spending, 0);
     changed |= launch_in_order(leader, spending);
     for (pst_lane *lane = leader; lane != NULL; lane = next_of(lane))
         needs_poll |= lane->needs_poll;

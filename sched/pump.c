@@ -79,8 +79,10 @@ pst_status pst_fd(pst_runtime *runtime, int *descriptor) {
 /* Whom the calling thread serves beside the workers. Relaxed: a lane that gets its worker now is
  * polled once too often. */
 static int is_meant(const pst_lane *lane, pst__helped which) {
+    const uint32_t asked = pst__load_relaxed(&lane->asked);
+    if (!(asked & PST__ASKED_HAS_TURNS)) return 0;
     if (pst__load_relaxed(&lane->worker) == NULL) return (which & PST__HELP_PUMPED) != 0;
-    return lane->takes_help && (which & PST__HELP_WORKERS) != 0;
+    return (asked & PST__ASKED_TAKES_HELP) && (which & PST__HELP_WORKERS);
 }
 
 /* The lane goes back also when a task of the user's does not return. */

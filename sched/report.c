@@ -206,7 +206,7 @@ size_t pst_runtime_recent(pst_runtime *runtime, pst_recent *launches, size_t cap
     ck_spinlock_lock(&runtime->lock);
     for (const pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next)
         for (uint64_t back = 0; back < PST__RECENT && count < capacity; back++) {
-            if (!read_recent(lane, back, &launch)) continue;
+            if (pst__lane_is_gone(lane) || !read_recent(lane, back, &launch)) continue;
             pst_recent *found = &launches[count++];
             found->ticket = launch.ticket;
             (void)snprintf(found->lane, sizeof found->lane, "%s", lane->name);
@@ -234,4 +234,23 @@ void pst__report_stuck_thread(const pst_lane *lane, char *text, size_t size) {
                    "start, test or callback, none of which may block",
                    lane->name, watchdog_seconds(lane));
     append_recent(lane, text, size);
+}
+
+/* ---- what a destroy leaves behind ------------------------------------------------------------ */
+
+pst_status pst__report_left_behind(pst_runtime *runtime) {
+    char text[PST__REPORT_BYTES] = "";
+    for (const pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next) {
+        const size_t used = strlen(text);
+        /* Relaxed: for a text. */
+        if (pst__load_relaxed(&lane->owned) != 1 || sizeof text - used < 64) continue;
+        (void)snprintf(text + used, sizeof text - used, "%slane %s", used == 0 ? "" : "; ",
+                       lane->name);
+        append_recent(lane, text, sizeof text);
+    }
+    return pst__runtime_fail(runtime, PST_ETIMEDOUT,
+                             "the runtime is not destroyed: %s has not come back from a task, a "
+                             "callback or a hook: %s. Its threads and memory are left; destroy it "
+                             "again when that has ended",
+                             text[0] == '\0' ? "a thread" : "the thread of a lane", text);
 }

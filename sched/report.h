@@ -8,6 +8,10 @@
 pst_status pst__report_timeout(const pst__question *asked);
 pst_status pst__report_launch_timeout(const pst_launch *launch);
 
+/* The runtime could not be destroyed: the text names the lanes whose threads have not come back.
+ * Returns PST_ETIMEDOUT. */
+pst_status pst__report_left_behind(pst_runtime *runtime);
+
 #define PST__REPORT_BYTES 896
 
 /* The watchdog's text on the lane's oldest launched task; the caller owns the lane. */

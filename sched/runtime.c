@@ -2,14 +2,17 @@
 
 #include "base/clock.h"
 #include "base/options.h"
+#include "sched/calls.h"
 #include "sched/device/host.h"
 #include "sched/graph.h"
+#include "sched/report.h"
 #include "sched/worker.h"
 
 #define DEFAULT_SPIN          2000u
 #define DEFAULT_TRACE_RECORDS 65536u
 #define DEFAULT_TASK_CAPACITY 1024u
 #define DRAIN_SLEEP_NS        200000u
+#define NOTICE_NS             100000000u
 
 /* ---- creation --------------------------------------------------------------------------- */
 
@@ -159,22 +162,39 @@ int pst__runtime_is_idle(pst_runtime *runtime) {
 }
 
 /* Without the fence of the other waits: a wake-up that is missed costs one short sleep. */
-static void drain(pst_runtime *runtime) {
+static void help_or_sleep(pst_runtime *runtime) {
+    static const pst__budget budget = {.launches = 64, .nanoseconds = PST__TURN_NS};
+    const uint32_t count = pst__park_count(&runtime->waiting);
+    if (pst__runtime_help(runtime, PST__HELP_ALL, &budget).did) return;
+    (void)pst__add_acq_rel(&runtime->waiters, 1);
+    if (!pst__runtime_is_idle(runtime))
+        pst__park_wait(&runtime->waiting, count, DRAIN_SLEEP_NS);
+    (void)pst__sub_acq_rel(&runtime->waiters, 1);
+}
+
+/* What is in flight is abandoned after the grace, which its lane's thread notices soon, unless it is
+ * in a task. */
+static pst_status drain(pst_runtime *runtime) {
+    const uint64_t begin = pst__now();
     while (!pst__runtime_is_idle(runtime)) {
-        const uint32_t count = pst__park_count(&runtime->waiting);
-        (void)pst__add_acq_rel(&runtime->waiters, 1);
-        const pst__budget budget = {.launches = 64, .nanoseconds = PST__TURN_NS};
-        if (!pst__runtime_help(runtime, PST__HELP_ALL, &budget).did &&
-            !pst__runtime_is_idle(runtime))
-            pst__park_wait(&runtime->waiting, count, DRAIN_SLEEP_NS);
-        (void)pst__sub_acq_rel(&runtime->waiters, 1);
+        help_or_sleep(runtime);
+        if (runtime->grace_ns != 0 && pst__now() - begin > runtime->grace_ns + NOTICE_NS)
+            return PST_ETIMEDOUT;
     }
+    return PST_OK;
 }
 
 /* Threads before what they work on. */
-static void destroy_parts(pst_runtime *runtime) {
+static pst_status end_threads(pst_runtime *runtime) {
+    pst_status status = pst__watchdog_stop(runtime);
     for (pst__worker *worker = runtime->workers; worker != NULL; worker = worker->next)
         pst__worker_stop(worker);
+    for (pst__worker *worker = runtime->workers; worker != NULL; worker = worker->next)
+        if (status == PST_OK) status = pst__worker_join(worker);
+    return status;
+}
+
+static void destroy_parts(pst_runtime *runtime) {
     while (runtime->workers != NULL) {
         pst__worker *next = runtime->workers->next;
         pst__worker_free(runtime->workers);
@@ -187,19 +207,23 @@ static void destroy_parts(pst_runtime *runtime) {
     }
     while (runtime->lanes != NULL) {
         pst_lane *next = runtime->lanes->next;
-        pst__lane_destroy(runtime->lanes);
+        pst__lane_free(runtime->lanes);
         runtime->lanes = next;
     }
 }
 
-void pst_runtime_destroy(pst_runtime *runtime) {
-    if (runtime == NULL) return;
+pst_status pst_runtime_destroy(pst_runtime *runtime) {
+    if (runtime == NULL) return PST_OK;
+    pst_status status = pst__calls_refuse(runtime, "pst_runtime_destroy", "");
+    if (status != PST_OK) return status;
     (void)stop_all(runtime, PST_ECANCELED);
     if (!pst__runtime_is_idle(runtime)) pst__hooks_call(runtime, pst_runtime_status(runtime));
-    drain(runtime);
-    pst__watchdog_stop(runtime);
+    status = drain(runtime);
+    if (status == PST_OK) status = end_threads(runtime);
+    if (status != PST_OK) return pst__report_left_behind(runtime);
     destroy_parts(runtime);
     free_runtime(runtime);
+    return PST_OK;
 }
 
 /* ---- waking ----------------------------------------------------------------------------- */

@@ -19,7 +19,7 @@ struct pst__share {
     pst__node item;
     const uint32_t *indices;
     uint32_t count, cursor;
-    uint32_t tasks; /* sealed graphs */
+    uint32_t tasks; /* in all; of a growing graph, so far */
     pst_lane *lane;
     pst__share *next; /* of the graph; shares are only added */
 

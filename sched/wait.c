@@ -16,7 +16,8 @@
 #define ASIDE_SPIN     200u
 #define ASIDE_SLEEP_NS 200000u
 
-/* Without the fence of the waits below: a wake-up that is missed costs one short sleep. */
+/* Without the fence of the waits below: a wake-up that is missed costs one short sleep. `holds` may
+ * take what it answers with 1 for, so that answer is the last. */
 pst_status pst__wait_aside(pst_runtime *runtime, int (*holds)(const void *argument),
                            const void *argument) {
     for (uint32_t i = 0; i < ASIDE_SPIN; i++) {
@@ -24,15 +25,16 @@ pst_status pst__wait_aside(pst_runtime *runtime, int (*holds)(const void *argume
         ck_pr_stall();
     }
     const uint64_t begin = pst__now();
-    while (!holds(argument)) {
-        if (runtime->deadline_ns != 0 && pst__now() - begin > runtime->deadline_ns)
-            return PST_ETIMEDOUT;
+    for (;;) {
         const uint32_t count = pst__park_count(&runtime->waiting);
         (void)pst__add_acq_rel(&runtime->waiters, 1);
-        if (!holds(argument)) pst__park_wait(&runtime->waiting, count, ASIDE_SLEEP_NS);
+        const int has_come = holds(argument);
+        if (!has_come) pst__park_wait(&runtime->waiting, count, ASIDE_SLEEP_NS);
         (void)pst__sub_acq_rel(&runtime->waiters, 1);
+        if (has_come) return PST_OK;
+        if (runtime->deadline_ns != 0 && pst__now() - begin > runtime->deadline_ns)
+            return PST_ETIMEDOUT;
     }
-    return PST_OK;
 }
 
 /* Such lanes live by those who wait. Relaxed: a lane that gets its worker now is looked at once too
@@ -40,7 +42,7 @@ pst_status pst__wait_aside(pst_runtime *runtime, int (*holds)(const void *argume
 static int has_pumped_lane(const pst_runtime *runtime) {
     for (const pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next)
         if (pst__load_relaxed(&lane->worker) == NULL &&
-            (lane->asynchronous || lane->mode != PST_LANE_BORROWED))
+            (pst__load_relaxed(&lane->asked) & PST__ASKED_HAS_TURNS))
             return 1;
     return 0;
 }

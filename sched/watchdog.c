@@ -51,6 +51,7 @@ static int look_at_oldest(pst_lane *lane, char *text, size_t size) {
 
 static int look_at(pst_lane *lane, char *text, size_t size) {
     pst_lane *owned = lane->leader;
+    if (pst__lane_is_gone(lane)) return 0;
     if (!pst__lane_try_own(owned)) return lane == owned && look_at_owner(lane, text, size);
     const int overdue = look_at_oldest(lane, text, size);
     pst__lane_disown(owned, 0, NULL);
@@ -97,10 +98,13 @@ static void *run(void *argument) {
     for (;;) {
         const uint32_t count = pst__park_count(&watchdog->park);
         /* Acquire: pairs with the release in pst__watchdog_stop. */
-        if (pst__load_acquire(&watchdog->stop)) return NULL;
+        if (pst__load_acquire(&watchdog->stop)) break;
         pst__park_wait(&watchdog->park, count, watchdog->interval_ns);
         pst__watchdog_look(runtime);
     }
+    pst__store_release(&watchdog->ended, 1); /* pairs with the acquire in has_ended */
+    pst__runtime_wake_waiters(runtime);
+    return NULL;
 }
 
 pst_status pst__watchdog_start(pst_runtime *runtime) {
@@ -117,11 +121,19 @@ pst_status pst__watchdog_start(pst_runtime *runtime) {
                              strerror(error));
 }
 
-void pst__watchdog_stop(pst_runtime *runtime) {
+static int has_ended(const void *watchdog) {
+    /* Acquire: pairs with the release in run. */
+    return (int)pst__load_acquire(&((const pst__watchdog *)watchdog)->ended);
+}
+
+pst_status pst__watchdog_stop(pst_runtime *runtime) {
     pst__watchdog *watchdog = &runtime->watchdog;
     /* Relaxed: no other thread uses the runtime any more. */
-    if (!pst__load_relaxed(&watchdog->has_thread)) return;
+    if (!pst__load_relaxed(&watchdog->has_thread)) return PST_OK;
     pst__store_release(&watchdog->stop, 1); /* pairs with the acquire in run */
     pst__park_wake(&watchdog->park);
+    if (pst__wait_aside(runtime, has_ended, watchdog) != PST_OK) return PST_ETIMEDOUT;
     (void)pthread_join(watchdog->thread, NULL);
+    pst__store_relaxed(&watchdog->has_thread, 0);
+    return PST_OK;
 }

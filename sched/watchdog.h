@@ -22,6 +22,7 @@ typedef struct pst__watchdog {
     uint64_t next;    /* a pump's next look, pst__now() */
     uint64_t reports;
     uint32_t has_thread, stop;
+    uint32_t ended; /* the last word of the thread */
     pthread_t thread;
     pst__park park;
 } pst__watchdog;
@@ -31,7 +32,8 @@ void pst__watchdog_init(pst_runtime *runtime, const pst_runtime_options *options
 /* The runtime is about to have workers: from now on the watchdog has a thread of its own. The
  * threads that create lanes may call it together. PST_ESYSTEM, with a text. */
 pst_status pst__watchdog_start(pst_runtime *runtime);
-void pst__watchdog_stop(pst_runtime *runtime);
+/* Ends the thread. PST_ETIMEDOUT after the runtime's deadline: it is in the user's log or hook. */
+pst_status pst__watchdog_stop(pst_runtime *runtime);
 
 /* One look at all lanes, unless another thread looks just now. The caller owns no lane. */
 void pst__watchdog_look(pst_runtime *runtime);

@@ -2,9 +2,17 @@
 
 #include "sched/poll.h"
 #include "sched/thread.h"
+#include "sched/wait.h"
 
 #include <stdio.h>
 #include <string.h>
+
+/* A turn of a lane by its worker. */
+typedef struct pst__turn_of {
+    pst__worker *self;
+    pst_lane *lane;
+    int is_last; /* for now: nothing was done in it */
+} pst__turn_of;
 
 typedef struct look {
     int changed; /* something was done */
@@ -35,21 +43,31 @@ static pst__budget budget_of(const pst__worker *self) {
                          .nanoseconds = has_several ? PST__TURN_NS : 0};
 }
 
+static void hand_back(pst__turn_of *turn) {
+    pst_lane *lane = turn->lane;
+    if (turn->is_last || !is_only_lane(turn->self, lane)) pst__lane_tell(lane);
+    pst__lane_disown(lane, 0, turn->self);
+}
+
+/* The lane goes back also when a task ends this thread. */
+static void serve_lane(pst__worker *self, pst_lane *lane, const pst__budget *budget, look *seen) {
+    __attribute__((cleanup(hand_back))) pst__turn_of turn = {self, lane, 1};
+    const int changed = pst__lane_turn(lane, budget);
+    turn.is_last = !changed;
+    seen->changed |= changed;
+    seen->pending |= lane->needs_poll;
+}
+
 static look serve(pst__worker *self) {
     const pst__budget budget = budget_of(self);
     look seen = {0, 0};
     /* Acquire: pairs with the release in pst__worker_adopt. */
     for (pst_lane *lane = pst__load_acquire(&self->lanes); lane != NULL;
          lane = lane->next_of_worker) {
-        if (!try_own(lane)) {
+        if (try_own(lane))
+            serve_lane(self, lane, &budget, &seen);
+        else if (!pst__lane_is_gone(lane))
             seen.pending = 1; /* a helper has it: nobody knows what it leaves */
-            continue;
-        }
-        const int changed = pst__lane_turn(lane, &budget);
-        if (!changed || !is_only_lane(self, lane)) pst__lane_tell(lane);
-        seen.changed |= changed;
-        seen.pending |= lane->needs_poll;
-        pst__lane_disown(lane, 0, self);
     }
     return seen;
 }
@@ -65,8 +83,25 @@ static int spin(pst__worker *self) {
     return 0;
 }
 
+/* A task has ended the thread: its lanes are left to those who wait. */
+static void abandon_lanes(pst__worker *self) {
+    pst_runtime *runtime = self->runtime;
+    pst_runtime_poison(runtime, PST_ESYSTEM, "a task has ended the thread of its lane's worker");
+    for (pst_lane *lane = pst__load_acquire(&self->lanes); lane != NULL;
+         lane = lane->next_of_worker)
+        pst__store_release(&lane->worker, NULL); /* pairs with the acquire in pst__lane_notify */
+}
+
+static void leave(pst__worker **ending) {
+    pst__worker *self = *ending;
+    pst_runtime *runtime = self->runtime;
+    if (!pst__load_relaxed(&self->stop)) abandon_lanes(self);
+    pst__store_release(&self->ended, 1); /* pairs with the acquire in has_ended */
+    pst__runtime_wake_waiters(runtime);
+}
+
 static void *run(void *argument) {
-    pst__worker *self = argument;
+    __attribute__((cleanup(leave))) pst__worker *self = argument;
     uint64_t poll_ns = PST__POLL_FIRST_NS;
     (void)pst__track_bind(self->track); /* without memory the trace lacks this track */
     /* Acquire: pairs with the release in pst__worker_stop. */
@@ -93,29 +128,33 @@ static pst_status create_track(pst__worker *worker, const char *name) {
     return pst__track_create(worker->runtime->trace, PST__TRACK_WORKER, track, &worker->track);
 }
 
-static pst_status fill(pst__worker *worker, const char *name) {
+static pst_status start(pst__worker *worker, const char *name) {
     pst_runtime *runtime = worker->runtime;
-    ck_ec_init(&worker->park.count, 0);
-    pst_status status = create_track(worker, name);
+    pst_status status = worker->track == NULL ? create_track(worker, name) : PST_OK;
     if (status == PST_OK) status = pst__watchdog_start(runtime);
     if (status != PST_OK) return status;
+    pst__store_relaxed(&worker->stop, 0); /* the thread's start publishes both */
+    pst__store_relaxed(&worker->ended, 0);
     const int error = pst__thread_start(&worker->thread, run, worker);
+    worker->has_thread = error == 0;
     if (error == 0) return PST_OK;
     return pst__runtime_fail(runtime, PST_ESYSTEM,
                              "lane %s: its worker thread could not be started: %s", name,
                              strerror(error));
 }
 
-pst_status pst__worker_create(pst_runtime *runtime, const char *name, pst__worker **created) {
-    pst__worker *worker = pst__heap_alloc(&runtime->heap, sizeof *worker);
-    if (worker == NULL)
+pst_status pst__worker_start(pst_runtime *runtime, const char *name, pst__worker **worker) {
+    if (*worker != NULL) return start(*worker, name);
+    pst__worker *made = pst__heap_alloc(&runtime->heap, sizeof *made);
+    if (made == NULL)
         return pst__runtime_fail(runtime, PST_ENOMEM, "lane %s: no memory for its worker", name);
-    worker->runtime = runtime;
-    pst_status status = fill(worker, name);
+    made->runtime = runtime;
+    ck_ec_init(&made->park.count, 0);
+    const pst_status status = start(made, name);
     if (status == PST_OK)
-        *created = worker;
+        *worker = made;
     else
-        pst__heap_free(&runtime->heap, worker, sizeof *worker);
+        pst__worker_free(made);
     return status;
 }
 
@@ -130,7 +169,20 @@ void pst__worker_adopt(pst__worker *worker, pst_lane *lane) {
 void pst__worker_stop(pst__worker *worker) {
     pst__store_release(&worker->stop, 1); /* pairs with the acquires in run */
     pst__park_wake(&worker->park);
+}
+
+static int has_ended(const void *argument) {
+    const pst__worker *worker = argument;
+    return (int)pst__load_acquire(&worker->ended); /* pairs with the release in leave */
+}
+
+pst_status pst__worker_join(pst__worker *worker) {
+    if (!worker->has_thread) return PST_OK;
+    const pst_status status = pst__wait_aside(worker->runtime, has_ended, worker);
+    if (status != PST_OK) return status;
     (void)pthread_join(worker->thread, NULL);
+    worker->has_thread = 0;
+    return PST_OK;
 }
 
 void pst__worker_free(pst__worker *worker) {

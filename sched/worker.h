@@ -11,18 +11,25 @@ struct pst__worker {
     pst__worker *next;
     pst_lane *lanes; /* newest first; lanes are only added */
     pst__track *track;
-    uint32_t stop; /* set by pst__worker_stop, which wakes the thread */
+    int has_thread; /* the creator's, and of who joins it */
+    uint32_t stop;  /* set by pst__worker_stop, which wakes the thread */
+    uint32_t ended; /* the last word of the thread */
     pthread_t thread;
     _Alignas(PST__CACHE_LINE) pst__park park; /* written by all who have something for its lanes */
 };
 
-/* Starts a worker that has no lane yet; `name` is its first lane's, for errors and the trace.
- * PST_ENOMEM, PST_ESYSTEM, with a text. */
-pst_status pst__worker_create(pst_runtime *runtime, const char *name, pst__worker **worker);
+/* Starts a worker for a lane: a new one (*worker is NULL), which has no lane yet, or one whose thread
+ * was joined. `name` is the lane's, for errors and the trace. PST_ENOMEM, PST_ESYSTEM, with a text.
+ */
+pst_status pst__worker_start(pst_runtime *runtime, const char *name, pst__worker **worker);
 /* Puts a lane under a worker. The caller holds the runtime's lock. */
 void pst__worker_adopt(pst__worker *worker, pst_lane *lane);
-/* Ends the thread. Until all have ended, any may still wake any other: see pst__lane_notify. */
+/* Has the thread end. It may still be woken by any thread (see pst__lane_notify), also when it has
+ * ended: a worker is freed with its runtime. */
 void pst__worker_stop(pst__worker *worker);
+/* Joins the thread, which was told to stop. PST_ETIMEDOUT after the runtime's deadline: it is in a
+ * task of the user's. */
+pst_status pst__worker_join(pst__worker *worker);
 void pst__worker_free(pst__worker *worker);
 
 #endif

@@ -2,7 +2,9 @@
  *
  * A device is {ops, context}. `host` (threads stand for streams) is built in; another device is
  * another filled-in table. Streams and events are opaque to the scheduler. All calls are
- * non-blocking unless they say otherwise. Slots marked (optional) may be NULL; the others may not.
+ * non-blocking unless they say otherwise. Slots marked (optional) may be NULL, and those of memory,
+ * copies and kernels where only lanes use the device: who needs a slot that is NULL refuses the
+ * device with PST_EINVAL, and names it.
  *
  * Asynchronous devices keep a stream's order themselves: `launch` enqueues and returns PST_OK,
  * stream_wait enqueues a wait. A device with PST_DEVICE_STREAM_IS_WORKER (the host device) has no

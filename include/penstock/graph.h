@@ -63,11 +63,17 @@ typedef struct pst_lane_options {
     int takes_help;
 } pst_lane_options;
 
-/* A lane lives until its runtime is destroyed. Any thread; with `order_with` the call waits for the
- * end of a turn of that lane, no longer. PST_EINVAL, PST_ENOMEM, PST_ESYSTEM, PST_EUNSUPPORTED (a
- * device of another interface version), and what the device returns. */
+/* Any thread; never waits for a task. PST_EINVAL (a device without a required slot is named, too),
+ * PST_ENOMEM, PST_ESYSTEM, PST_EUNSUPPORTED (a device of another interface version), and what the
+ * device returns. */
 PST_API pst_status pst_lane_create(pst_runtime *runtime, const pst_lane_options *options,
                                    pst_lane **lane);
+/* Destroys a lane and ends its worker; with its runtime it is destroyed, too. NULL is fine. PST_EBUSY
+ * names what holds it: tasks of a growing graph that have not ended, a sealed graph that has tasks
+ * on it (which is destroyed first), a gate's event, lanes that share its worker or its order.
+ * PST_ETIMEDOUT after the runtime's deadline: its thread is in a task of another lane; the lane
+ * stays. PST_ESTATE in a task's start, test or callback. No other thread may use the lane. */
+PST_API pst_status pst_lane_destroy(pst_lane *lane);
 PST_API pst_stream *pst_lane_stream(const pst_lane *lane);
 PST_API const char *pst_lane_name(const pst_lane *lane);
 

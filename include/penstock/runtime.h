@@ -76,8 +76,13 @@ PST_API pst_status pst_runtime_create(const pst_runtime_options *options, pst_ru
  * deadline; without one, and with a watchdog that poisons, at most watchdog_ns), ends the workers
  * and frees everything that was created on this runtime and not destroyed yet. Blocks. NULL is
  * fine. No other thread may use the runtime any more. Not in a child of fork: see
- * pst_runtime_create. */
-PST_API void pst_runtime_destroy(pst_runtime *runtime);
+ * pst_runtime_create.
+ *
+ * PST_ETIMEDOUT when a thread has not come back by then from a task's start, test or callback, or
+ * from a hook: the error text says of which lane, and nothing is freed, as that thread will use it.
+ * The runtime stays canceled, and can be destroyed again later. PST_ESTATE in a task's start, test
+ * or callback. */
+PST_API pst_status pst_runtime_destroy(pst_runtime *runtime);
 
 /* The built-in host device of this runtime; owned by it. */
 PST_API pst_device *pst_runtime_host(pst_runtime *runtime);
