@@ -67,6 +67,14 @@ static void release_owners(pst__transfer_queue *queue, const pst__transfer *last
     } while (transfer != last);
 }
 
+/* Of one that did not run, what it was to wait for failed: the other direction of its key, or all. */
+static pst_status cause_of(const pst_offload *offload, const pst__transfer *transfer) {
+    if (transfer->status != PST_ESKIPPED) return transfer->status;
+    const pst_status poison = pst_runtime_status(offload->runtime);
+    const pst_status other = transfer->stored->status[1 - transfer->direction];
+    return poison != PST_OK ? poison : other != PST_OK ? other : transfer->status;
+}
+
 static void take_back(pst_offload *offload, pst__transfer_queue *queue) {
     pst__transfer *transfer = queue->oldest;
     pst__stored *stored = transfer->stored;
@@ -74,7 +82,7 @@ static void take_back(pst_offload *offload, pst__transfer_queue *queue) {
     queue->oldest = transfer->next;
     if (stored->last[transfer->direction] == transfer) {
         stored->last[transfer->direction] = NULL;
-        stored->status[transfer->direction] = transfer->status;
+        stored->status[transfer->direction] = cause_of(offload, transfer);
     }
     pst__stored_let_go(offload, stored);
     pst_task_release(transfer->task);

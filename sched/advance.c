@@ -96,6 +96,12 @@ static void keep_first_error(pst__run *run, pst_status status) {
     (void)pst__cas_acq_rel(&run->status, &none, (int)status);
 }
 
+/* A callback learns whether its task ran, a wait why not. */
+static pst_status told_status(const pst__end *end) {
+    const int is_skipped = end->state == PST__TASK_CANCELED && end->status != PST_ECANCELED;
+    return is_skipped ? PST_ESKIPPED : end->status;
+}
+
 /* Only the thread that serves its lane ends a task. */
 static void end_task(pst__advance *advance, pst__node *node, const pst__end *end) {
     pst_lane *lane = advance->lane;
@@ -116,7 +122,7 @@ static void end_task(pst__advance *advance, pst__node *node, const pst__end *end
         advance->end = *end;
         advance->call = PST__CALL_DONE;
         advance->node = node;
-        node->detail->done(node->detail->done_argument, end->status);
+        node->detail->done(node->detail->done_argument, told_status(end));
         advance->node = NULL;
     }
     pst__node_finish(advance, node, end);

@@ -6,11 +6,8 @@
 
 /* What the work itself or its device has said about it. */
 static void get_reason(const pst_lane *lane, char *reason, size_t size) {
-    pst_runtime *runtime = lane->runtime;
-    if (pst__load_relaxed(&runtime->error.count) != lane->texts)
-        (void)pst__error_get(&runtime->error, reason, size);
-    else
-        (void)snprintf(reason, size, "%s", pst__device_text(lane->device));
+    pst__error_own(&lane->runtime->error, lane->texts, reason, size);
+    if (reason[0] == '\0') (void)snprintf(reason, size, "%s", pst__device_text(lane->device));
 }
 
 void pst__report_failure(const pst__node *node, const pst_lane *lane, pst_status status) {

@@ -76,7 +76,7 @@ _Static_assert(sizeof(pst__node) == 64, "a node is a cache line");
 #define PST__ONE_STATUS(name, value, text) +1
 enum { PST__STATUS_LOWEST = 2 - (0 PST_STATUS_MAP(PST__ONE_STATUS)) };
 #undef PST__ONE_STATUS
-_Static_assert((int)PST__STATUS_LOWEST == (int)PST_ESYSTEM && PST__STATUS_LOWEST >= -31,
+_Static_assert((int)PST__STATUS_LOWEST == (int)PST_ESKIPPED && PST__STATUS_LOWEST >= -31,
                "the last status has the lowest value, which fits a word and a count");
 
 /* What work, devices and callers answer with need not be a status; what is kept of it is one. */

@@ -1,7 +1,9 @@
 /* Why a wait was in vain: the text names the task, and the one that all others wait for. */
 #include "sched/report.h"
 
+#include "sched/cause.h"
 #include "sched/growing.h"
+#include "sched/order.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,12 +17,6 @@ static int is_unfinished(const pst__question *asked, pst__node *node) {
     return !pst__task_has_ended(pst__look(&other, &status));
 }
 
-static int is_launched(const pst__question *asked, const pst__node *node) {
-    pst_status status;
-    const pst__question other = {asked->graph, (pst__node *)(uintptr_t)node, asked->number, 0};
-    return pst__look(&other, &status) >= PST__TASK_LAUNCHED;
-}
-
 static double seconds_of(const pst_runtime *runtime) {
     return (double)runtime->deadline_ns / 1e9;
 }
@@ -31,32 +27,6 @@ static const char *lane_of(const pst__node *node) {
 
 /* ---- sealed graphs: against the edges --------------------------------------------------- */
 
-static pst__node *unfinished_predecessor(const pst__question *asked, const pst__node *node) {
-    pst_graph *graph = asked->graph;
-    const uint32_t index = pst__node_index(node);
-    for (size_t i = 0; i < graph->node_count; i++)
-        for (uint32_t e = graph->nodes[i].first_edge; e < graph->nodes[i + 1].first_edge; e++)
-            if (graph->edges[e] == index && is_unfinished(asked, &graph->nodes[i]))
-                return &graph->nodes[i];
-    return NULL;
-}
-
-/* A lane that launches in the order of adding holds a task back for the first that is missing. */
-static pst__node *first_in_order(const pst__question *asked, const pst__node *node) {
-    pst_graph *graph = asked->graph;
-    if (node->lane == NULL || node->lane->order != PST_LANE_BY_SUBMISSION) return NULL;
-    for (pst__node *first = graph->nodes; first != node; first++)
-        if (first->lane != NULL && first->lane->leader == node->lane->leader &&
-            !is_launched(asked, first))
-            return first;
-    return NULL;
-}
-
-static pst__node *what_comes_before(const pst__question *asked, const pst__node *node) {
-    pst__node *before = unfinished_predecessor(asked, node);
-    return before != NULL || is_launched(asked, node) ? before : first_in_order(asked, node);
-}
-
 static const char *what_is_missing(const pst__question *asked, pst__node *node) {
     pst_status status;
     const pst__question other = {asked->graph, node, asked->number, 0};
@@ -66,20 +36,27 @@ static const char *what_is_missing(const pst__question *asked, pst__node *node) 
                                     : "which waits for its predecessors";
 }
 
-/* The task at the beginning: it has no unfinished predecessor and no task before it in its lane's
- * order that is not launched. */
-static pst__node *cause_of(const pst__question *asked) {
-    pst__node *cause = asked->node;
-    for (pst__node *before; (before = what_comes_before(asked, cause)) != NULL;)
-        cause = before;
-    return cause;
+/* What stands before a task that is ready in its lane's queue, and is of another graph. */
+static void append_head(const pst__node *cause, char *text) {
+    const size_t used = strlen(text);
+    pst_lane *leader = cause->lane->leader;
+    if (!pst__lane_try_own(leader)) {
+        (void)snprintf(text + used, TEXT_BYTES - used, ", whose thread is busy");
+        return;
+    }
+    const pst__node *head = leader->current != NULL ? leader->current : pst__lane_first(leader);
+    if (head != NULL && head->graph != cause->graph)
+        (void)snprintf(text + used, TEXT_BYTES - used, " behind %s of graph %s",
+                       pst__node_name(head), head->graph->name);
+    pst__lane_disown(leader, 0, NULL);
 }
 
 static void describe_cause(const pst__question *asked, char *text) {
-    pst__node *cause = cause_of(asked);
+    pst__node *cause = pst__cause_of(asked);
     (void)snprintf(text, TEXT_BYTES, "%s (lane %s, ticket %" PRIu64 "), %s",
                    cause == asked->node ? "itself" : pst__node_name(cause), lane_of(cause),
                    pst__node_ticket(cause), what_is_missing(asked, cause));
+    if (cause->lane != NULL && !pst__cause_is_launched(asked, cause)) append_head(cause, text);
 }
 
 /* ---- growing graphs: the lanes, and gates that are not open ----------------------------- */
@@ -167,7 +144,7 @@ static void describe_launched(const pst__node *node, char *text) {
     if (graph->kind == PST_GRAPH_GROWING) return;
     const uint64_t number = node->lane == NULL ? graph->number : pst__word_number(node->word);
     const pst__question asked = {graph, &graph->nodes[pst__node_index(node)], number, 0};
-    if (cause_of(&asked) != node) describe_cause(&asked, text);
+    if (pst__cause_of(&asked) != node) describe_cause(&asked, text);
 }
 
 /* The caller holds the runtime's lock, so that the graph and with it the name stay. */

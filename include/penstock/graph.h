@@ -94,10 +94,14 @@ typedef struct pst_task {
 
 typedef enum pst_graph_kind { PST_GRAPH_SEALED = 0, PST_GRAPH_GROWING } pst_graph_kind;
 
-/* Called once for each task that ends, with PST_OK, the task's own error, or PST_ECANCELED or the
- * first error for a task that never ran. Runs on the thread that serves the lane: its worker, or
- * one that pumps or waits. Must not block, wait or destroy the graph; it may add tasks, launch,
- * open gates, cancel and poison. */
+/* Called once for each task that ends, with PST_OK or the task's own error if it ran; a task that
+ * never ran gets PST_ECANCELED when its launch was canceled, and PST_ESKIPPED when a task before it
+ * failed or the runtime was poisoned (pst_task_test and the waits return that error). Runs on the
+ * thread that serves the lane: its worker, or one that pumps or waits. The launch counts the task as
+ * launched and ended by then, so that the last callback of a launch may launch the graph again. It
+ * must return (an exception or the end of its thread fails the task, and goes on), and must not
+ * block, wait or destroy the graph; it may add tasks, launch, open gates, cancel and poison. A wait
+ * in it is refused with PST_ESTATE, and so it is in `start` and `test`. */
 typedef void (*pst_task_callback)(void *argument, pst_status status);
 
 typedef struct pst_task_options {

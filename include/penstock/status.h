@@ -29,7 +29,8 @@ extern "C" {
     X(EDEVICE, -10, "device error")                                                                \
     X(EUNSUPPORTED, -11, "not supported by this device or communicator")                           \
     X(EIO, -12, "input or output failed")                                                          \
-    X(ESYSTEM, -13, "a call to the operating system failed")
+    X(ESYSTEM, -13, "a call to the operating system failed")                                       \
+    X(ESKIPPED, -14, "it did not run, because what it waits for failed")
 
 typedef enum pst_status {
 #define PST_STATUS_ENUM(name, value, text) PST_##name = (value),
