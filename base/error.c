@@ -10,7 +10,7 @@
 /* What the calling thread has said last, to tell it from what others say meanwhile. */
 static _Thread_local struct {
     const pst__error *to;
-    uint64_t born; /* as `to` was */
+    uint64_t born;   /* as `to` was */
     unsigned number; /* among the texts of `to`, from 1 */
     char text[PST__ERROR_BYTES];
 } said;
@@ -45,8 +45,8 @@ pst_status pst__fail(pst__error *error, pst_status status, const char *format, .
 
 void pst__error_own(const pst__error *error, unsigned count, char *buffer, size_t size) {
     /* As a difference: the numbers may wrap. */
-    const int is_newer = said.to == error && said.born == error->born &&
-                         (int)(said.number - count) > 0;
+    const int is_newer =
+        said.to == error && said.born == error->born && (int)(said.number - count) > 0;
     (void)snprintf(buffer, size, "%s", is_newer ? said.text : "");
 }
 

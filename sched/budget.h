@@ -1,6 +1,6 @@
-/* How long a thread stays in a lane's turn. What counts is time, but reading the clock costs as much
- * as a short task: a lane whose launches are quick looks at it every 16 launches, another one after
- * each. */
+/* How long a thread stays in a lane's turn. What counts is time, but reading the clock costs as
+ * much as a short task: a lane whose launches are quick looks at it every 16 launches, another one
+ * after each. */
 #ifndef PST_SCHED_BUDGET_H
 #define PST_SCHED_BUDGET_H
 
@@ -14,7 +14,7 @@
 
 typedef struct pst__budget {
     uint32_t launches;
-    uint64_t nanoseconds; /* after which no launch follows; 0: no limit */
+    uint64_t nanoseconds;                   /* after which no launch follows; 0: no limit */
     int (*is_enough)(const void *argument); /* (optional) asked after each launch; cheap */
     const void *argument;
 } pst__budget;

@@ -23,8 +23,8 @@ static void complete(pst__advance *turn) {
                                 "an exception, or the end of its thread, has left task %s: work "
                                 "must return",
                                 pst__node_name(node));
-        const uint64_t number = turn->call == PST__CALL_TEST ? pst__word_number(node->word)
-                                                             : node->graph->number;
+        const uint64_t number =
+            turn->call == PST__CALL_TEST ? pst__word_number(node->word) : node->graph->number;
         if (turn->call == PST__CALL_TEST) lane->current = NULL;
         pst__fail_node(turn, node, number, PST_EINVAL, PST__ALL);
     }

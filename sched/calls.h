@@ -1,7 +1,7 @@
 /* Calls of the user's code by a lane's turn: a task's start, its test, its callback. While one runs
- * the turn stands on the calling thread's list, so that a wait inside of it is noticed; and one that
- * does not return, as an exception or the thread's end unwinds it, is completed as the turn's scope
- * ends. */
+ * the turn stands on the calling thread's list, so that a wait inside of it is noticed; and one
+ * that does not return, as an exception or the thread's end unwinds it, is completed as the turn's
+ * scope ends. */
 #ifndef PST_SCHED_CALLS_H
 #define PST_SCHED_CALLS_H
 

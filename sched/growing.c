@@ -244,8 +244,7 @@ static pst_status begin_adding(pst_graph *graph) {
     pst_status poison = pst_runtime_status(graph->runtime);
     if (poison != PST_OK) return poison; /* the text says already why */
     pst__run *run = &graph->runs[0];
-    if (pst__load_relaxed(&graph->stop) == PST_OK || !pst__run_is_over(graph, run))
-        return PST_OK;
+    if (pst__load_relaxed(&graph->stop) == PST_OK || !pst__run_is_over(graph, run)) return PST_OK;
     /* A poison sets its status before it takes this lock to stop the graph, so that one which came
      * since the look above is seen here and its stop stays. */
     ck_spinlock_lock(&graph->lock);

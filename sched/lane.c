@@ -136,9 +136,10 @@ static void find_worker(pst_lane *lane, const pst_lane_options *options) {
 
 static uint32_t asked_of(const pst_lane *lane, const pst_lane_options *options) {
     const int has_turns = lane->asynchronous || lane->mode != PST_LANE_BORROWED;
-    const int takes_help = lane->leader == lane
-                               ? options->takes_help
-                               : (pst__load_relaxed(&lane->leader->asked) & PST__ASKED_TAKES_HELP) != 0;
+    const int takes_help =
+        lane->leader == lane
+            ? options->takes_help
+            : (pst__load_relaxed(&lane->leader->asked) & PST__ASKED_TAKES_HELP) != 0;
     return (has_turns ? PST__ASKED_HAS_TURNS : 0u) | (takes_help ? PST__ASKED_TAKES_HELP : 0u);
 }
 
@@ -149,7 +150,8 @@ static void enlist(pst_lane *lane, const pst_lane_options *options, int is_new) 
     if (is_new) {
         lane->index = runtime->lane_count++;
         lane->next = runtime->lanes;
-        pst__store_release(&runtime->lanes, lane); /* pairs with the acquire in pst__runtime_lanes */
+        pst__store_release(&runtime->lanes,
+                           lane); /* pairs with the acquire in pst__runtime_lanes */
         find_worker(lane, options);
     } else {
         if (lane->mode == PST_LANE_BORROWED) pst__lane_adopt_borrowed(runtime);

@@ -25,8 +25,8 @@ struct pst_lane {
     pst_device *device;
     pst_stream *stream;
     int owns_stream;
-    int is_taken;     /* gone, and a new lane is being made in its place; under the runtime's lock */
-    uint32_t index;   /* among the runtime's lanes, from 0 */
+    int is_taken;   /* gone, and a new lane is being made in its place; under the runtime's lock */
+    uint32_t index; /* among the runtime's lanes, from 0 */
     int asynchronous; /* the device keeps the stream's order itself */
     pst_lane_mode mode;
     pst_lane_order order;
@@ -59,11 +59,11 @@ struct pst_lane {
     uint32_t unasked;      /* launches since in-flight tasks were last asked about */
     pst__pace pace;        /* how long its launches take */
     int needs_poll;        /* something launched, or a wait, is to be asked again */
-    int untold; /* something was launched or has ended since those who wait were woken */
-    pst__levels levels; /* BY_PRIORITY */
-    uint64_t ends;      /* of tasks that were in flight or pending */
-    uint64_t beats;     /* turns and launches so far; read by the watchdog at any time */
-    pst__recent recent; /* read by the watchdog at any time */
+    int untold;            /* something was launched or has ended since those who wait were woken */
+    pst__levels levels;    /* BY_PRIORITY */
+    uint64_t ends;         /* of tasks that were in flight or pending */
+    uint64_t beats;        /* turns and launches so far; read by the watchdog at any time */
+    pst__recent recent;    /* read by the watchdog at any time */
 
     /* the watchdog's */
     pst__still task_still, owner_still;

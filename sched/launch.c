@@ -81,7 +81,8 @@ pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch) {
 
 /* The caller holds the graph's lock. */
 static void cancel_latest(pst_graph *graph, pst_status status) {
-    /* A callback that poisons is of a task that has ended: what is added meanwhile is to meet it. */
+    /* A callback that poisons is of a task that has ended: what is added meanwhile is to meet it.
+     */
     if (pst__run_is_over(graph, pst__graph_run(graph, graph->number))) return;
     /* Relaxed: tasks that are being launched at this moment may see it or not. */
     if (pst__load_relaxed(&graph->stop) == PST_OK) pst__store_relaxed(&graph->stop, status);

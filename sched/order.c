@@ -15,8 +15,10 @@ static int launch_in_order(pst_lane *leader, pst__spending *spending) {
     int changed = 0;
     for (const pst__node *head; !spending->is_over && (head = pst__lane_first(leader)) != NULL;) {
         pst__lane_beat(leader);
-        if (!serve(head->lane, leader, spending, 1)) break;
-        changed = 1;
+        const int did = serve(head->lane, leader, spending, 1);
+        changed |= did;
+        /* Not if what was stopped has left the queue meanwhile: then there is another head. */
+        if (!did && head == pst__lane_first(leader)) break;
     }
     return changed;
 }

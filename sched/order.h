@@ -9,8 +9,8 @@
 int pst__order_turn(pst_lane *leader, pst__spending *spending);
 
 /* turn.c, for the lane's owner: ends what is done on the lane's stream, then launches on it at most
- * `most` tasks from the head of `queue`, the lane itself or its leader, until the budget is spent or
- * the head has to wait. 1 when something was done. */
+ * `most` tasks from the head of `queue`, the lane itself or its leader, until the budget is spent
+ * or the head has to wait. 1 when something was done. */
 int pst__lane_serve(pst_lane *lane, pst_lane *queue, pst__spending *spending, uint32_t most);
 
 /* ---- what is stopped --------------------------------------------------------------------

@@ -1,7 +1,7 @@
 /* A lane's end. Threads walk along the lanes of a runtime, of a worker and of an order without a
  * lock, so a lane's memory stays where it is, in all these lists, until the runtime goes. What is
- * destroyed is its name, its stream, its events, its worker's thread; the place serves the next lane
- * that is created to be served alike. */
+ * destroyed is its name, its stream, its events, its worker's thread; the place serves the next
+ * lane that is created to be served alike. */
 #include "sched/calls.h"
 #include "sched/graph.h"
 #include "sched/wait.h"
@@ -158,8 +158,7 @@ pst_status pst_lane_destroy(pst_lane *lane) {
     pst_status status = pst__calls_refuse(runtime, "pst_lane_destroy", lane->name);
     if (status == PST_OK) status = check_unused(lane);
     if (status != PST_OK) return status;
-    if (pst__wait_aside(runtime, try_to_own, leader) != PST_OK)
-        return stays(lane, PST_ETIMEDOUT);
+    if (pst__wait_aside(runtime, try_to_own, leader) != PST_OK) return stays(lane, PST_ETIMEDOUT);
     if (has_work(lane)) {
         pst__lane_disown(leader, 0, NULL);
         return busy(lane, "an event of a gate has not come", "");

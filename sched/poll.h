@@ -6,11 +6,14 @@
 #include <stdint.h>
 
 #define PST__POLL_FIRST_NS 50000u
-#define PST__POLL_LAST_NS  1000000u
+#define PST__POLL_LONG_NS  1000000u
+#define PST__POLL_LAST_NS  20000000u
 
-/* The sleep after one of `ns` in vain. */
+/* The sleep after one of `ns` in vain: doubled at first; from 1 ms on it grows with the time that
+ * has passed and stays a 64th of it, which is the most that an end is noticed too late by. */
 static inline uint64_t pst__poll_longer(uint64_t ns) {
-    return ns * 2 < PST__POLL_LAST_NS ? ns * 2 : PST__POLL_LAST_NS;
+    const uint64_t longer = ns + (ns < PST__POLL_LONG_NS ? ns : ns / 64);
+    return longer < PST__POLL_LAST_NS ? longer : PST__POLL_LAST_NS;
 }
 
 #endif

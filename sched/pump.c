@@ -103,7 +103,8 @@ static void help_lane(pst_lane *lane, const pst__budget *budget, pst__help *all)
 pst__help pst__runtime_help(pst_runtime *runtime, pst__helped which, const pst__budget *budget) {
     pst__help help = {0};
     for (pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next) {
-        if (lane->leader != lane || !is_meant(lane, which)) continue; /* its leader's turn is its own */
+        if (lane->leader != lane || !is_meant(lane, which))
+            continue; /* its leader's turn is its own */
         if (pst__lane_try_own(lane))
             help_lane(lane, budget, &help);
         else if (pst__load_relaxed(&lane->worker) == NULL)

@@ -24,7 +24,7 @@ void pst__pump_signal(pst__pump *pump);
 
 /* Lanes that a thread serves which is not their worker. */
 typedef enum pst__helped {
-    PST__HELP_PUMPED = 1 << 0, /* those that have no worker: they live by it */
+    PST__HELP_PUMPED = 1 << 0,  /* those that have no worker: they live by it */
     PST__HELP_WORKERS = 1 << 1, /* those that have one, and take help */
     PST__HELP_ALL = PST__HELP_PUMPED | PST__HELP_WORKERS
 } pst__helped;

@@ -167,13 +167,12 @@ static void help_or_sleep(pst_runtime *runtime) {
     const uint32_t count = pst__park_count(&runtime->waiting);
     if (pst__runtime_help(runtime, PST__HELP_ALL, &budget).did) return;
     (void)pst__add_acq_rel(&runtime->waiters, 1);
-    if (!pst__runtime_is_idle(runtime))
-        pst__park_wait(&runtime->waiting, count, DRAIN_SLEEP_NS);
+    if (!pst__runtime_is_idle(runtime)) pst__park_wait(&runtime->waiting, count, DRAIN_SLEEP_NS);
     (void)pst__sub_acq_rel(&runtime->waiters, 1);
 }
 
-/* What is in flight is abandoned after the grace, which its lane's thread notices soon, unless it is
- * in a task. */
+/* What is in flight is abandoned after the grace, which its lane's thread notices soon, unless it
+ * is in a task. */
 static pst_status drain(pst_runtime *runtime) {
     const uint64_t begin = pst__now();
     while (!pst__runtime_is_idle(runtime)) {

@@ -28,7 +28,7 @@ struct pst_runtime {
     uint64_t grace_ns; /* after a poison: for launched work to end; 0: no limit */
     size_t task_capacity;
 
-    ck_spinlock_t lock;   /* of the lists below; held for list surgery and for a cancel's walk */
+    ck_spinlock_t lock; /* of the lists below; held for list surgery and for a cancel's walk */
     uint32_t lane_count;
     pst_lane *lanes;      /* newest first; lanes are only added, so readers walk without the lock */
     pst__worker *workers; /* newest first; only the lock's holder looks at them */

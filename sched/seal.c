@@ -142,8 +142,8 @@ static void fill_batches(pst_graph *graph) {
 
 static pst_status make_batches(pst_graph *graph) {
     count_batches(graph);
-    graph->batch_indices = pst__heap_alloc(
-        &graph->runtime->heap, graph->batch_index_count * sizeof *graph->batch_indices);
+    graph->batch_indices = pst__heap_alloc(&graph->runtime->heap,
+                                           graph->batch_index_count * sizeof *graph->batch_indices);
     if (graph->batch_indices == NULL) return PST_ENOMEM;
     fill_batches(graph);
     return PST_OK;

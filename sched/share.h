@@ -23,8 +23,8 @@ struct pst__share {
     pst_lane *lane;
     pst__share *next; /* of the graph; shares are only added */
 
-    /* The owner's. Sealed graphs: of `tasks`, by the run's number & 1, as two runs can be in flight;
-     * whoever counts the last one begins anew. */
+    /* The owner's. Sealed graphs: of `tasks`, by the run's number & 1, as two runs can be in
+     * flight; whoever counts the last one begins anew. */
     _Alignas(PST__CACHE_LINE) uint32_t unlaunched;
     uint32_t unended[2], unleft[2];
     uint32_t ended, left; /* growing graphs */

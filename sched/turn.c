@@ -165,7 +165,7 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
 static int advance_head(pst__advance *advance, pst_lane *queue) {
     pst_lane *lane = advance->lane;
     pst__node *node = head_of(queue);
-    if (node == NULL) return 0;
+    if (node == NULL || node->lane != lane) return 0; /* of an order: see launch_in_order */
     pst__note_texts(lane);
     const pst_status stop = stop_of(node);
     const pst_status waits = is_in_flight(node) ? PST_PENDING
@@ -270,12 +270,12 @@ int pst__lane_serve(pst_lane *lane, pst_lane *queue, pst__spending *spending, ui
 
 int pst__lane_turn(pst_lane *lane, const pst__budget *budget) {
     pst__spending spending = pst__spending_begin(budget, &lane->pace);
-    int changed = 0;
     pst__lane_beat(lane);
     if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
-    if (lane->stopped.first != NULL) changed = pst__order_end_stopped(lane);
-    /* Acquire: pairs with the release in pst_lane_create; see order.h. */
-    return changed | (pst__load_acquire(&lane->follower) == NULL
-                          ? pst__lane_serve(lane, lane, &spending, UINT32_MAX)
-                          : pst__order_turn(lane, &spending));
+    /* Acquire: pairs with the release in follow (lane.c). */
+    int changed = pst__load_acquire(&lane->follower) == NULL
+                      ? pst__lane_serve(lane, lane, &spending, UINT32_MAX)
+                      : pst__order_turn(lane, &spending);
+    if (lane->stopped.first != NULL) changed |= pst__order_end_stopped(lane);
+    return changed;
 }

@@ -18,8 +18,9 @@ struct pst__worker {
     _Alignas(PST__CACHE_LINE) pst__park park; /* written by all who have something for its lanes */
 };
 
-/* Starts a worker for a lane: a new one (*worker is NULL), which has no lane yet, or one whose thread
- * was joined. `name` is the lane's, for errors and the trace. PST_ENOMEM, PST_ESYSTEM, with a text.
+/* Starts a worker for a lane: a new one (*worker is NULL), which has no lane yet, or one whose
+ * thread was joined. `name` is the lane's, for errors and the trace. PST_ENOMEM, PST_ESYSTEM, with
+ * a text.
  */
 pst_status pst__worker_start(pst_runtime *runtime, const char *name, pst__worker **worker);
 /* Puts a lane under a worker. The caller holds the runtime's lock. */

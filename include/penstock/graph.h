@@ -21,8 +21,8 @@ extern "C" {
 typedef struct pst_lane pst_lane;
 
 typedef enum pst_lane_mode {
-    PST_LANE_WORKER = 0, /* a worker thread of its own */
-    PST_LANE_SHARED,     /* served by the worker of `share_with` */
+    PST_LANE_WORKER = 0, /* a worker thread of its own, on which its tasks run (see takes_help) */
+    PST_LANE_SHARED,     /* served by the worker of `share_with`; such lanes take turns of 0.1 ms */
     PST_LANE_PUMPED,     /* served by pst_run_once and by threads that wait */
     PST_LANE_BORROWED    /* the caller's own stream ("compute"): no tasks, only events */
 } pst_lane_mode;
@@ -56,10 +56,10 @@ typedef struct pst_lane_options {
      * lanes can join, and they are served together, as that lane is: `mode` and `share_with` stay
      * zero. */
     pst_lane *order_with;
-    /* WORKER and SHARED: threads that wait or pump serve the lane, too, when its worker is not at it:
-     * so a launch need not wait until the worker wakes up. Its tasks then run on any thread that
-     * waits for something of this runtime, one at a time, and beside those of other lanes of the
-     * same worker. 0: they run on the worker alone. */
+    /* WORKER and SHARED: threads that wait or pump serve the lane, too, when its worker is not at
+     * it: so a launch need not wait until the worker wakes up. Its tasks then run on any thread
+     * that waits for something of this runtime, one at a time, and beside those of other lanes of
+     * the same worker. 0: they run on the worker alone. */
     int takes_help;
 } pst_lane_options;
 
@@ -68,11 +68,11 @@ typedef struct pst_lane_options {
  * device returns. */
 PST_API pst_status pst_lane_create(pst_runtime *runtime, const pst_lane_options *options,
                                    pst_lane **lane);
-/* Destroys a lane and ends its worker; with its runtime it is destroyed, too. NULL is fine. PST_EBUSY
- * names what holds it: tasks of a growing graph that have not ended, a sealed graph that has tasks
- * on it (which is destroyed first), a gate's event, lanes that share its worker or its order.
- * PST_ETIMEDOUT after the runtime's deadline: its thread is in a task of another lane; the lane
- * stays. PST_ESTATE in a task's start, test or callback. No other thread may use the lane. */
+/* Destroys a lane and ends its worker; with its runtime it is destroyed, too. NULL is fine.
+ * PST_EBUSY names what holds it: tasks of a growing graph that have not ended, a sealed graph that
+ * has tasks on it (which is destroyed first), a gate's event, lanes that share its worker or its
+ * order. PST_ETIMEDOUT after the runtime's deadline: its thread is in a task of another lane; the
+ * lane stays. PST_ESTATE in a task's start, test or callback. No other thread may use the lane. */
 PST_API pst_status pst_lane_destroy(pst_lane *lane);
 PST_API pst_stream *pst_lane_stream(const pst_lane *lane);
 PST_API const char *pst_lane_name(const pst_lane *lane);
@@ -97,9 +97,9 @@ typedef enum pst_graph_kind { PST_GRAPH_SEALED = 0, PST_GRAPH_GROWING } pst_grap
 /* Called once for each task that ends, with PST_OK or the task's own error if it ran; a task that
  * never ran gets PST_ECANCELED when its launch was canceled, and PST_ESKIPPED when a task before it
  * failed or the runtime was poisoned (pst_task_test and the waits return that error). Runs on the
- * thread that serves the lane: its worker, or one that pumps or waits. The launch counts the task as
- * launched and ended by then, so that the last callback of a launch may launch the graph again. It
- * must return (an exception or the end of its thread fails the task, and goes on), and must not
+ * thread that serves the lane: its worker, or one that pumps or waits. The launch counts the task
+ * as launched and ended by then, so that the last callback of a launch may launch the graph again.
+ * It must return (an exception or the end of its thread fails the task, and goes on), and must not
  * block, wait or destroy the graph; it may add tasks, launch, open gates, cancel and poison. A wait
  * in it is refused with PST_ESTATE, and so it is in `start` and `test`. */
 typedef void (*pst_task_callback)(void *argument, pst_status status);
@@ -130,9 +130,12 @@ PST_API pst_status pst_graph_create(pst_runtime *runtime, pst_graph_kind kind, c
                                     pst_graph **graph);
 
 /* Destroys a graph; handles of its tasks, released or not, are void from then on. PST_EBUSY while
- * tasks or gates of a launch are unfinished (wait first, or cancel and wait); NULL is fine. No
- * other thread may be in a call on this graph, but for one that has opened a gate: it may still be
- * on its way out of pst_gate_open. */
+ * tasks or gates of a launch are unfinished (wait first, or cancel and wait); not after a wait or a
+ * callback has told that all have ended: then the call waits for callbacks that still run.
+ * PST_ETIMEDOUT after the runtime's deadline: one has not returned, and the graph stays. PST_ESTATE
+ * in a start, test or callback of this graph. NULL is fine. No other thread may be in a call on
+ * this graph, but for one that has opened a gate: it may still be on its way out of pst_gate_open.
+ */
 PST_API pst_status pst_graph_destroy(pst_graph *graph);
 
 /* Adds a task. In a sealed graph: while building only (PST_ESTATE later). In a growing graph the
@@ -182,11 +185,12 @@ typedef struct pst_launch {
 } pst_launch;
 
 /* Starts run k+1. PST_EBUSY (without an error text) until every task of run k is launched and every
- * task of run k-1 has ended, PST_ESTATE when not sealed, or a poisoned runtime's status. It is not
- * busy after pst_launch_wait, nor after pst_task_wait on the tasks without successors (at most 16
- * of them; the call may wait a few milliseconds for a lane that still has to count the run before).
- * The callback of a run's last task may call it. Does not allocate. `launch` may be NULL. One
- * thread at a time. */
+ * task of run k-1 has ended, PST_ESTATE when not sealed, or a poisoned runtime's status. What has
+ * been seen to be launched or to have ended, by a wait, a test or a callback, is counted: so it is
+ * not busy after pst_launch_wait, nor after pst_task_wait on all tasks without successors, nor in
+ * the callback of a run's last task. On lanes BY_SUBMISSION a launch comes to all its lanes at
+ * once: launches of several threads stand in one order on all of them. Does not allocate. `launch`
+ * may be NULL. One thread at a time. */
 PST_API pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch);
 
 /* Opens a gate of the current launch (or of a growing graph). `borrowed`: what must come first on
@@ -200,12 +204,14 @@ PST_API pst_status pst_gate_open(pst_launch launch, pst_task gate, pst_lane *bor
 /* Makes `borrowed` (a BORROWED lane; NULL: the calling thread) wait until the task is done. A
  * stream of an asynchronous device is only given the wait, so the call blocks until the task is
  * launched and no longer; the calling thread of the host device waits until it is done. While it
- * waits the thread serves lanes that nobody owns. Returns the task's status: PST_OK, its error,
+ * waits the thread serves lanes that nobody owns and that have no worker, or take help; it looks
+ * after each of their tasks whether what it waits for has come, and after 0.1 ms at its deadline.
+ * Returns the task's status: PST_OK, its error,
  * PST_ECANCELED, or PST_ETIMEDOUT after the runtime's deadline with a text that names rank, lane,
  * task and ticket and what it waits for; a poisoned runtime's status; PST_EINVAL (no task of this
  * graph, no borrowed lane of this runtime), PST_ESTATE (neither the latest launch nor the one
- * before; a gate that was opened again since then), and what the device returns. Any thread, but
- * not from a task's start, test or callback. */
+ * before; a gate that was opened again since then; a call in a task's start, test or callback), and
+ * what the device returns. Any thread. */
 PST_API pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed);
 
 /* PST_PENDING until the task has ended, then its status. Of a sealed graph the latest launch can be
@@ -219,7 +225,8 @@ PST_API pst_status pst_task_test(pst_launch launch, pst_task task);
  * fails, as pst_task_wait. */
 PST_API pst_status pst_launch_wait(pst_launch launch);
 
-/* Cancels what is not launched yet; those tasks end with PST_ECANCELED. Launched ones go on. A
+/* Cancels what is not launched yet; those tasks end with PST_ECANCELED, and on lanes BY_SUBMISSION
+ * hold up no others and are held up by none. Launched ones go on. A
  * growing graph cancels what is added, too, until all of it has ended. Of a launch before the
  * latest nothing is left to cancel: PST_OK. PST_EINVAL, PST_ESTATE (there is no such launch). Any
  * thread, never blocks. */
@@ -230,7 +237,7 @@ PST_API pst_status pst_launch_cancel(pst_launch launch);
  * the task is launched, and without memory. Of a gate, once it has passed, the event that its
  * opening in this launch has recorded, until it is opened again; NULL if that recorded none. Any
  * thread, but not from a task's start, test or callback: if nobody could foresee the question it
- * waits for the end of the lane's turn, no longer. */
+ * waits for the end of the lane's turn, at most the runtime's deadline (NULL). */
 PST_API pst_event *pst_task_event(pst_launch launch, pst_task task);
 
 #ifdef __cplusplus

@@ -135,9 +135,9 @@ PST_API pst_status pst_fd(pst_runtime *runtime, int *descriptor);
 
 /* How long a loop may sleep before pst_run_once is worth calling again even if pst_fd does not get
  * readable: nanoseconds; 0: call it at once; -1: for ever. While something launched is pending on a
- * lane without a worker the bound is 50 us, doubling with each turn in vain up to 1 ms
- * (pst_lane_wake ends the sleep at once). Asked after pst_run_once, on the thread that sleeps;
- * never blocks. */
+ * lane without a worker the bound is 50 us, doubling with each turn in vain up to 1 ms, and growing
+ * to 20 ms from there with the time that it is pending (pst_lane_wake ends the sleep at once).
+ * Asked after pst_run_once, on the thread that sleeps; never blocks. */
 PST_API int64_t pst_timeout(const pst_runtime *runtime);
 
 typedef struct pst_runtime_stats {

@@ -210,7 +210,9 @@ static void check(const plan *self) {
             continue;
         }
         assert_int_equal(task->ran, !task->is_canceled);
-        assert_int_equal(task->reported, task->is_canceled || task->fails ? PST_EIO : PST_OK);
+        assert_int_equal(task->reported, task->is_canceled ? PST_ESKIPPED
+                                         : task->fails     ? PST_EIO
+                                                           : PST_OK);
         if (!task->is_canceled && !task->fails) assert_true(task->value == task->expected);
     }
 }

@@ -1,5 +1,6 @@
 /* Runs seeds, each a random program under a random schedule, and says which one broke what. */
 #include "graphs.h"
+#include "launchers.h"
 #include "random.h"
 #include "ranks.h"
 #include "threads.h"
@@ -17,7 +18,7 @@ static const char usage[] =
     "explore [--seeds N] [--seed S] [--program NAME] [--twice] [--expect TEXT]\n"
     "  --seeds N       how many seeds to run (1000)\n"
     "  --seed S        the first of them (1)\n"
-    "  --program NAME  graphs, ranks or flat: only this one\n"
+    "  --program NAME  graphs, ranks, flat or launchers: only this one\n"
     "  --twice         run each seed twice and compare the runs\n"
     "  --expect TEXT   succeed only if a seed fails, with TEXT in what it says\n";
 
@@ -30,7 +31,8 @@ typedef struct options {
 static const struct {
     const char *name;
     void (*run)(void *seed);
-} programs[] = {{"graphs", graphs_run}, {"ranks", ranks_run}, {"flat", flat_run}};
+} programs[] = {
+    {"graphs", graphs_run}, {"ranks", ranks_run}, {"flat", flat_run}, {"launchers", launchers_run}};
 #define PROGRAMS (sizeof programs / sizeof *programs)
 
 /* ---- a seed ----------------------------------------------------------------------------- */

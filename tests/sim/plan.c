@@ -246,7 +246,7 @@ static void check_launch(const plan_task *task, uint32_t launch) {
         sim_fail("task %u ended with status %d in launch %u, and its work %s", index_of(task),
                  (int)got, launch, task->finished[launch] ? "was done" : "was not done");
     if (task->plan->kind > PLAN_FAILS) return;
-    const pst_status expected = task->is_canceled || task->fails ? PST_EIO : PST_OK;
+    const pst_status expected = task->is_canceled ? PST_ESKIPPED : task->fails ? PST_EIO : PST_OK;
     if (got != expected || (int)task->started[launch] == task->is_canceled)
         sim_fail("task %u ended with status %d in launch %u, not with %d", index_of(task), (int)got,
                  launch, (int)expected);

@@ -46,6 +46,13 @@ penstock_plant(wait_for_the_launch_alone sched/wait.c "" 20000
 penstock_plant(events_outside_ignored sched/turn.c "outside of its graph" 5000
   "for (uint32_t i = 0; i < detail->after_count; i++) {" "for (uint32_t i = 0; i < 0; i++) {")
 
+penstock_plant(launches_interleave sched/launch.c "" 20000
+  "if (graph->is_ordered) {" "if (0) {")
+penstock_plant(added_between_a_launchs_pushes sched/growing.c "" 40000
+  "    await_launch(graph->runtime);\n" "")
+penstock_plant(another_lanes_head sched/turn.c "" 20000
+  "if (node == NULL || node->lane != lane) return 0;" "if (node == NULL) return 0;")
+
 # ---- every run drains ------------------------------------------------------------------------
 penstock_plant(lost_edge sched/growing.c "" 5000
   "} while (!pst__cas_acq_rel(list, &head, link));"
