@@ -89,7 +89,8 @@ static void check_poisoned(void) {
     pump_turns(2);
     model_check(self->ended == world.launches, "not one callback a launch");
     model_check(self->started == 0, "a task ran behind a closed gate");
-    model_check(self->ended == 0 || self->status == PST_ESKIPPED, "a task that never ran does not say so");
+    model_check(self->ended == 0 || self->status == PST_ESKIPPED,
+                "a task that never ran does not say so");
     check_idle_and_destroy();
 }
 
