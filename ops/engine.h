@@ -153,6 +153,7 @@ struct pst_zero {
 
     pst_graph *graph; /* growing; every collective is one of its tasks */
     pst__queue queues[PST__LANE_COUNT];
+    int is_abandoned; /* atomic: tasks ask the communicators no more */
     int one_comm;     /* both directions share a communicator */
     int asynchronous; /* the device keeps its streams' order itself */
     int one_order;    /* gathers and reductions of a backward take turns: see backward.c */
@@ -216,6 +217,9 @@ pst_status pst__zero_record(pst_zero *engine, pst_event *event);
 void pst__zero_free(pst_zero *engine);
 /* Ends what is in flight, by waiting and else by an abort; 0: a collective may still write. */
 int pst__zero_quiesce(pst_zero *engine);
+/* The first step of destroying an executor: nobody calls it, or its communicators for it, from here
+ * on. 1: its memory can be freed. 0: a communicator may still write there, and the log says so. */
+int pst__zero_close(pst_zero *engine);
 #define PST__PATIENCE_NS 2000000000u /* with what should end by itself, and with an abort */
 /* Blocks until compute has done what it was given so far; 0: not within `patience_ns`. */
 int pst__zero_wait_compute(pst_zero *engine, uint64_t patience_ns);

@@ -103,13 +103,7 @@ void pst_flat_destroy(pst_flat *flat) {
     if (flat == NULL) return;
     pst_zero *engine = flat->engine;
     pst__flat_abandon_all(flat);
-    if (!pst__zero_quiesce(engine)) {
-        pst__log(engine->error, PST_LOG_WARNING,
-                 "rank %zu, engine '%s': a collective may still write to its memory, which is not "
-                 "freed",
-                 engine->rank, engine->name);
-        return;
-    }
+    if (!pst__zero_close(engine)) return;
     pst__flat_held_forget(flat);
     engine_free(flat);
     flat_free(engine->heap, flat);

@@ -1,9 +1,11 @@
 #include "ops/operation.h"
 
 #include "base/atomic.h"
+#include "base/clock.h"
 #include "sched/runtime.h"
 
 #include <stdio.h>
+#include <time.h>
 
 static pst_status create_events(pst_zero *engine, pst__operation *operation) {
     pst_device *device = engine->device;
@@ -61,6 +63,7 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     pst__store_relaxed(&operation->launched, 0);
     pst__store_relaxed(&operation->ended, 0);
     pst__store_relaxed(&operation->failed, 0);
+    pst__store_relaxed(&operation->failure, PST_OK);
 }
 
 /* First in, first out: what waits for an event of one that is given back then rarely waits for its
@@ -126,12 +129,26 @@ static int has_second_part(const pst__operation *operation) {
     return operation->work.combine_apart || operation->then != NULL;
 }
 
+/* The acquire pairs with the release in abandon_all: the communicator may be gone. */
+static int is_abandoned(const pst__operation *operation) {
+    return pst__load_acquire(&operation->engine->is_abandoned);
+}
+
 static pst_status start(void *argument, pst_stream *stream) {
     pst__operation *operation = argument;
+    if (is_abandoned(operation)) return PST_ECANCELED;
     pst_work work = pst_collective_as_work(&operation->work);
     pst_status status = work.start(work.argument, stream);
-    if (status != PST_OK || has_second_part(operation)) return status;
+    if (status != PST_OK || !operation->engine->asynchronous || has_second_part(operation))
+        return status;
     return note_launch(operation, stream);
+}
+
+static pst_status test(void *argument) {
+    pst__operation *operation = argument;
+    if (is_abandoned(operation)) return PST_ECANCELED;
+    pst_work work = pst_collective_as_work(&operation->work);
+    return work.test(work.argument);
 }
 
 static pst_status combine(pst__operation *operation, pst_stream *stream) {
@@ -141,6 +158,7 @@ static pst_status combine(pst__operation *operation, pst_stream *stream) {
 
 static pst_status start_second(void *argument, pst_stream *stream) {
     pst__operation *operation = argument;
+    if (is_abandoned(operation)) return PST_ECANCELED;
     pst_status status =
         operation->then != NULL ? operation->then(operation, stream) : combine(operation, stream);
     if (status != PST_OK || !operation->engine->asynchronous) return status;
@@ -171,6 +189,8 @@ static void check_result(pst__operation *operation) {
 static void finish_part(pst__operation *operation) {
     /* The last one sees what the others did. */
     if (pst__sub_acq_rel(&operation->unfinished, 1) != 1) return;
+    const pst_status failure = (pst_status)pst__load_relaxed(&operation->failure);
+    if (failure != PST_OK) poison(operation, failure);
     if (!pst__load_relaxed(&operation->failed)) check_result(operation);
     if (operation->done != NULL && !pst__load_relaxed(&operation->failed))
         operation->done(operation);
@@ -184,7 +204,7 @@ static void ended(void *argument, pst_status status) {
     pst__operation *operation = argument;
     if (status < 0) {
         pst__store_relaxed(&operation->failed, 1);
-        if (operation->work.status == status) poison(operation, status);
+        if (operation->work.status == status) pst__store_relaxed(&operation->failure, (int)status);
     }
     finish_part(operation);
 }
@@ -221,8 +241,8 @@ static pst_status take_staging(pst__operation *operation) {
 }
 
 static pst_work work_of(pst__operation *operation) {
-    if (!operation->engine->asynchronous) return pst_collective_as_work(&operation->work);
-    return (pst_work){.start = start, .argument = operation};
+    const int ends_later = !operation->engine->asynchronous;
+    return (pst_work){.start = start, .test = ends_later ? test : NULL, .argument = operation};
 }
 
 static const char *path_of(pst__operation *operation) {
@@ -360,6 +380,41 @@ static void reap_queue(pst_zero *engine, pst__queue *queue) {
 void pst__operation_reap(pst_zero *engine) {
     for (int lane = 0; lane < PST__LANE_COUNT; lane++)
         reap_queue(engine, &engine->queues[lane]);
+}
+
+/* ---- leaving it all -------------------------------------------------------------------------- */
+
+/* On an asynchronous device a launched task asks its communicator only when it ends. */
+static int asks_no_more(const pst__operation *operation) {
+    const pst_zero *engine = operation->engine;
+    if (engine->asynchronous && pst__operation_is_launched(operation)) return 1;
+    return pst_task_test((pst_launch){engine->graph, 0}, operation->task) != PST_PENDING;
+}
+
+/* One part of each operation is ended by nobody: so none of them ever is, and asks what has come of
+ * it. Who is about to has been counted already, and is waited for. */
+static void keep_from_ending(pst__operation *operation, uint64_t until) {
+    const struct timespec pause = {0, 50000};
+    /* Acquire-release: as in finish_part, of which this is the last one if it finds none left. */
+    if (pst__add_acq_rel(&operation->unfinished, 1) > 0) return;
+    while (!pst__load_acquire(&operation->ended) && pst__now() < until) /* see finish_part */
+        (void)nanosleep(&pause, NULL);
+}
+
+void pst__operation_abandon_all(pst_zero *engine) {
+    const struct timespec pause = {0, 50000};
+    const uint64_t until = pst__now() + PST__PATIENCE_NS;
+    /* Release: pairs with the acquire in is_abandoned. */
+    pst__store_release(&engine->is_abandoned, 1);
+    for (int lane = 0; lane < PST__LANE_COUNT; lane++)
+        for (pst__operation *operation = engine->queues[lane].oldest; operation != NULL;
+             operation = operation->next) {
+            keep_from_ending(operation, until);
+            while (!asks_no_more(operation) && pst__now() < until) {
+                (void)pst_run_once(engine->runtime, NULL);
+                (void)nanosleep(&pause, NULL);
+            }
+        }
 }
 
 void pst__operation_free_all(pst_zero *engine) {

@@ -22,6 +22,7 @@ struct pst__operation {
     int unfinished;      /* atomic: tasks whose callbacks have not run */
     int ended;           /* atomic: all of them have, the scheduler refers to this no more */
     int failed;          /* atomic: a task did not end well: the communicator may still write */
+    int failure;         /* atomic: with this pst_status, which nobody else has told */
     int is_waited;       /* compute waits for it already */
     /* (optional) a second part, behind the collective on its queue's then_lane, with the memory
      * still held */
@@ -76,6 +77,10 @@ pst_status pst__operation_lost(pst_zero *engine, pst_status status);
 /* The runtime's status, after asking the communicators of an asynchronous device, whose error
  * poisons it: once a pass, for nothing else hears of it before a deadline. */
 pst_status pst__operation_check_comms(pst_zero *engine);
+/* The communicators go back to their owner although they can neither end these collectives nor be
+ * aborted: blocks until no task calls them any more (at most PST__PATIENCE_NS, as such calls do not
+ * block). The collectives never end; their memory stays. */
+void pst__operation_abandon_all(pst_zero *engine);
 void pst__operation_free_all(pst_zero *engine);
 
 #endif

@@ -164,13 +164,7 @@ void pst_partition_destroy(pst_partition *partition) {
     if (partition == NULL) return;
     pst_zero *engine = partition->engine;
     pst__pending_forget_all(partition);
-    if (!pst__zero_quiesce(engine)) {
-        pst__log(engine->error, PST_LOG_WARNING,
-                 "rank %zu, engine '%s': a collective may still write to its memory, which is not "
-                 "freed",
-                 engine->rank, engine->name);
-        return;
-    }
+    if (!pst__zero_close(engine)) return;
     pst__pending_forget_copied(partition);
     partition_free(engine->heap, partition);
 }

@@ -391,16 +391,19 @@ int pst__zero_quiesce(pst_zero *engine) {
     return ends_well(engine) || abort_in_time(engine);
 }
 
+int pst__zero_close(pst_zero *engine) {
+    stop_watching(engine);
+    if (pst__zero_quiesce(engine)) return 1;
+    pst__operation_abandon_all(engine);
+    pst__log(engine->error, PST_LOG_WARNING,
+             "rank %zu, engine '%s': a collective may still write to its memory, which is not "
+             "freed",
+             engine->rank, engine->name);
+    return 0;
+}
+
 void pst_zero_destroy(pst_zero *engine) {
     if (engine == NULL) return;
     if (engine->sealed && engine->pass.kind == PST__BACKWARD) pst__reduce_abandon(engine);
-    stop_watching(engine);
-    if (!pst__zero_quiesce(engine)) {
-        pst__log(engine->error, PST_LOG_WARNING,
-                 "rank %zu, engine '%s': a collective may still write to its memory, which is not "
-                 "freed",
-                 engine->rank, engine->name);
-        return;
-    }
-    pst__zero_free(engine);
+    if (pst__zero_close(engine)) pst__zero_free(engine);
 }

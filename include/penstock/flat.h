@@ -62,7 +62,8 @@ typedef struct pst_flat_options {
 
 PST_API pst_status pst_flat_create(pst_runtime *runtime, const pst_flat_options *options,
                                    pst_flat **flat);
-/* Waits for what is in flight, then aborts the communicators; NULL is fine. */
+/* Waits for what is in flight, then aborts the communicators, as pst_zero_destroy does; NULL is
+ * fine. */
 PST_API void pst_flat_destroy(pst_flat *flat);
 
 /* All ranks add the same parameters in the same order, at any time. `name` is copied. */

@@ -72,7 +72,8 @@ typedef struct pst_partition_options {
 /* PST_EINVAL, PST_ENOMEM, and what the device returns. */
 PST_API pst_status pst_partition_create(pst_runtime *runtime, const pst_partition_options *options,
                                         pst_partition **partition);
-/* Waits for what is in flight, then aborts the communicator; NULL is fine. */
+/* Waits for what is in flight, then aborts the communicator, as pst_zero_destroy does; NULL is
+ * fine. */
 PST_API void pst_partition_destroy(pst_partition *partition);
 
 /* A parameter of so many elements; all ranks add the same ones in the same order. *parameter counts

@@ -84,7 +84,8 @@ typedef struct pst_zero_options {
 PST_API pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *options,
                                    pst_zero **engine);
 /* Waits for what is in flight (at most the deadline), then aborts the communicators; never fails.
- * If a communicator says that it may still write, memory is left to it and a warning logged. */
+ * If a communicator says that it may still write, memory is left to it and a warning logged. No
+ * communicator is called for this engine any more when it returns. */
 PST_API void pst_zero_destroy(pst_zero *engine);
 
 typedef struct pst_parameter_options {

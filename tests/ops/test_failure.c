@@ -278,7 +278,7 @@ static void go_deaf(rank_state *state) {
     size_t freed = deaf.freed;
     state->gather->ops->destroy(state->gather);
     state->reduce->ops->destroy(state->reduce);
-    pst_runtime_destroy(state->runtime); /* it still asks the deaf communicator */
+    pst_runtime_destroy(state->runtime);
     state->runtime = NULL;
     state->gather = state->reduce = NULL;
     CHECK(deaf.segment_count > 0 && freed == (given->busy < 0 ? 0 : deaf.segment_count));
