@@ -289,6 +289,8 @@ pst_status pst__fill_join(pst_zero *engine);
 /* The caller is told that this group's gradients are not needed any more, once compute has been
  * made to wait for their copies: now, or by the next join. */
 void pst__fill_consumed(pst_zero *engine, uint32_t group);
+/* The same of a group that nothing was copied of: now. */
+void pst__fill_tell(const pst_zero *engine, uint32_t group);
 
 /* ---- bucket.c -------------------------------------------------------------------------------- */
 /* How many elements of a rank's chunk of the group's gradients travel at once, at most. */

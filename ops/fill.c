@@ -44,7 +44,7 @@ int pst__fill_leaves_scale(pst_zero *engine, pst_dtype dtype) {
     return pst__queue_of(engine, PST__REDUCE_LANE)->sum_lane != NULL && dtype != PST_FLOAT16;
 }
 
-static void tell(const pst_zero *engine, uint32_t group) {
+void pst__fill_tell(const pst_zero *engine, uint32_t group) {
     if (engine->options.gradients_consumed != NULL)
         engine->options.gradients_consumed(engine->options.callback_context, group);
 }
@@ -57,7 +57,7 @@ pst_status pst__fill_join(pst_zero *engine) {
         status = engine->device->ops->stream_wait(engine->device, engine->compute, filling->filled);
     filling->is_apart = 0;
     filling->pending = PST__NO_GROUP;
-    if (pending != PST__NO_GROUP) tell(engine, pending);
+    if (pending != PST__NO_GROUP) pst__fill_tell(engine, pending);
     return status;
 }
 
@@ -65,5 +65,5 @@ void pst__fill_consumed(pst_zero *engine, uint32_t group) {
     if (engine->filling.is_apart)
         engine->filling.pending = group;
     else
-        tell(engine, group);
+        pst__fill_tell(engine, group);
 }

@@ -96,7 +96,7 @@ pst_status pst__reduce_report(pst_zero *engine, uint32_t index, const void *cons
     pst__group *group = &engine->groups[index];
     if (group->layout.gradient_elements == 0) { /* nothing to send, but to be known */
         note_presence(engine, group, sources);
-        pst__fill_consumed(engine, index);
+        pst__fill_tell(engine, index);
         return PST_OK;
     }
     if (engine->order.first_uses[index] == 0)

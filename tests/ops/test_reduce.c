@@ -317,6 +317,31 @@ static void consumed_gradients_may_be_overwritten(void **unused) {
     on_all_worlds(&model, overwrite_what_is_consumed);
 }
 
+static void take_planned_steps(rank_state *state) {
+    const int steps = 4;
+    build_engine(state);
+    CHECK_FINE();
+    for (int step = 0; step < steps; step++) {
+        fresh_targets(state);
+        forward_and_backward(state, 1);
+        CHECK_FINE();
+    }
+    check_gradients(state, mean_of_step_1);
+    CHECK_FINE();
+    for (size_t g = 0; g < state->model->group_count; g++)
+        CHECK(state->consumed[g] == steps);
+}
+
+static void each_report_is_consumed_once_beside_frozen_groups(void **unused) {
+    (void)unused;
+    model model = empty_model(3);
+    for (int g = 0; g < 6; g++) {
+        add_shape(&model, 8, 16, g % 2 == 0);
+        close_group(&model);
+    }
+    run_ranks_async(2, &model, take_planned_steps, NULL);
+}
+
 static void ranks_may_report_in_different_orders(void **unused) {
     (void)unused;
     for (int one = 0; one <= 1; one++) {
@@ -497,6 +522,7 @@ int main(void) {
         cmocka_unit_test(frozen_groups_may_come_back_into_the_backward),
         cmocka_unit_test(ranks_may_report_in_different_orders),
         cmocka_unit_test(consumed_gradients_may_be_overwritten),
+        cmocka_unit_test(each_report_is_consumed_once_beside_frozen_groups),
         cmocka_unit_test(early_gradients_wait_for_their_turn),
         cmocka_unit_test(a_second_report_adds_even_if_one_rank_has_none),
         cmocka_unit_test(a_second_backward_after_one_forward_adds),
