@@ -337,7 +337,9 @@ static pst_status open_memory(const pst__meeting_place *place, pst__ce *ce) {
 static pst_status open_boards(const pst__meeting_place *place, pst__ce *ce) {
     pst_status status = pst__boards_open(&ce->link, &ce->boards);
     if (status == PST_OK) return PST_OK;
-    return pst__fail(place->error, status, "rank %d, %s: the ranks cannot share a page of memory",
+    return pst__fail(place->error, status,
+                     "rank %d, %s: the ranks cannot share a page of memory; is there a file "
+                     "descriptor left on each (ulimit -n)?",
                      ce->comm.rank, place->what);
 }
 

@@ -22,14 +22,13 @@ static int board_create(pst__board **board) {
     return made;
 }
 
-static pst_status map_peers(pst__boards *boards, int *descriptors, const pst__message *messages) {
-    pst_status status = PST_OK;
+static pst_status map_peers(pst__boards *boards, const int *descriptors) {
+    pst_status status = boards->boards[boards->rank] == NULL ? PST_ESYSTEM : PST_OK;
     for (int rank = 0; rank < boards->size; rank++) {
-        if (messages[rank].status != PST_OK) status = PST_ESYSTEM;
-        if (rank == boards->rank || descriptors[rank] < 0) continue;
-        boards->boards[rank] = map(descriptors[rank]);
+        if (rank == boards->rank) continue;
+        if (descriptors[rank] >= 0) boards->boards[rank] = map(descriptors[rank]);
+        if (descriptors[rank] >= 0) (void)close(descriptors[rank]);
         if (boards->boards[rank] == NULL) status = PST_ESYSTEM;
-        (void)close(descriptors[rank]);
     }
     return status;
 }
@@ -41,7 +40,7 @@ static pst_status share(const pst__link *link, pst__boards *boards, int descript
     mine.status = boards->boards[link->rank] == NULL ? PST_ESYSTEM : PST_OK;
     pst_status status = pst__link_swap(link, &mine, descriptor, messages, descriptors, &culprit);
     if (status != PST_OK) return status;
-    mine.status = map_peers(boards, descriptors, messages);
+    mine.status = map_peers(boards, descriptors);
     status = pst__link_swap(link, &mine, -1, messages, descriptors, &culprit);
     for (int rank = 0; status == PST_OK && rank < link->size; rank++)
         status = messages[rank].status;

@@ -55,6 +55,13 @@ static pst_status import(pst__regions *regions, pst__region *region, size_t byte
     for (int rank = 0; rank < regions->link->size; rank++) {
         void *view = NULL;
         if (rank == regions->link->rank) continue;
+        if (descriptors[rank] < 0) {
+            (void)snprintf(text, size,
+                           "no file descriptor is left for the memory of rank %d: raise their "
+                           "limit (ulimit -n)",
+                           rank);
+            return PST_ESYSTEM;
+        }
         pst_status status = device->ops->memory_import(device, descriptors[rank], bytes, &view);
         if (status != PST_OK) {
             (void)snprintf(text, size, "the memory of rank %d cannot be mapped: %s (%s)", rank,

@@ -64,8 +64,8 @@ typedef struct pst_ce_options {
  * fails on all, so a caller may take another communicator then. `device` and `runtime` outlive it.
  * Blocks until all ranks are in it. PST_EINVAL, PST_ENOMEM; PST_EUNSUPPORTED: the device has no
  * flags or no memory that peers can map, or there are more than PST_CE_MAX_RANKS ranks; PST_EPEER:
- * the ranks are not of one machine and one user, or one is gone; PST_EDEVICE, PST_ESYSTEM. The
- * error text of `runtime` says which. */
+ * the ranks are not of one machine and one user, share neither /dev/shm nor /tmp, or one is gone;
+ * PST_EDEVICE; PST_ESYSTEM: sockets, file descriptors. The error text of `runtime` says which. */
 PST_API pst_status pst_ce_create(pst_runtime *runtime, pst_device *device,
                                  const pst_exchange *exchange, const pst_ce_options *options,
                                  pst_comm **comm);
