@@ -3,6 +3,8 @@
 #include "base/options.h"
 #include "sched/runtime.h"
 
+#include <limits.h>
+
 #define DEFAULT_ALIGNMENT 128u
 
 /* idle -> filling (first slot) -> reducing (flush) -> idle (retire) */
@@ -51,8 +53,7 @@ static pst_status check_options(pst__error *error, const pst_buckets_options *gi
     if (options->arena == NULL || options->ranks == 0 || options->chunk_bytes == 0)
         return pst__fail(error, PST_EINVAL, "buckets: arena, ranks and chunk_bytes must be set");
     options->chunk_bytes = pst__round_up(options->chunk_bytes, options->alignment);
-    if (options->ranks > SIZE_MAX / options->chunk_bytes ||
-        options->ranks > SIZE_MAX / sizeof(pst_cast))
+    if (options->ranks > SIZE_MAX / options->chunk_bytes || options->ranks > INT_MAX)
         return pst__fail(error, PST_EINVAL, "buckets: %zu chunks of %zu bytes overflow",
                          options->ranks, options->chunk_bytes);
     return PST_OK;

@@ -133,6 +133,9 @@ pst_status pst__flat_give_up(pst_flat *flat, pst_status status) {
 
 pst_status pst_flat_add(pst_flat *flat, const char *name, size_t elements, uint32_t *parameter) {
     if (flat == NULL || parameter == NULL) return PST_EINVAL;
+    if (elements > PST__MOST_ELEMENTS)
+        return pst__flat_fail(flat, PST_EINVAL, "parameter '%s': %zu elements are too many",
+                              name == NULL ? "" : name, elements);
     pst_zero *engine = flat->engine;
     pst__trace *trace = pst__runtime_trace(engine->runtime); /* which may outlive this */
     const char *kept = pst__trace_intern(trace, name == NULL ? "" : name);

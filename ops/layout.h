@@ -10,6 +10,9 @@
 
 #include <penstock/zero.h>
 
+/* Of a parameter: the bytes of more would overflow, padded and for all ranks. */
+#define PST__MOST_ELEMENTS (SIZE_MAX >> 8)
+
 typedef struct pst__rows {
     size_t first, count;
 } pst__rows;

@@ -181,6 +181,10 @@ static pst_status check(pst_partition *partition, uint32_t parameter) {
 pst_status pst_partition_add(pst_partition *partition, const char *name, size_t elements,
                              uint32_t *parameter) {
     if (partition == NULL || parameter == NULL) return PST_EINVAL;
+    if (elements > PST__MOST_ELEMENTS)
+        return pst__partition_fail(partition, PST_EINVAL,
+                                   "parameter '%s': %zu elements are too many",
+                                   name == NULL ? "" : name, elements);
     pst_zero *engine = partition->engine;
     char *copy = pst__heap_text(engine->heap, name);
     pst_status status =

@@ -63,6 +63,8 @@ void Runtime::trace_stop() const {
 }
 
 void Runtime::trace_write(const std::string &path) const {
+    if (path.find('\0') != std::string::npos)
+        throw StatusError{PST_EINVAL, "trace: the path has a NUL in it: give another one"};
     check(runtime_, pst_trace_write(runtime_, path.c_str()));
 }
 

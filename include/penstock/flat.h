@@ -66,7 +66,8 @@ PST_API pst_status pst_flat_create(pst_runtime *runtime, const pst_flat_options 
  * fine. */
 PST_API void pst_flat_destroy(pst_flat *flat);
 
-/* All ranks add the same parameters in the same order, at any time. `name` is copied. */
+/* All ranks add the same parameters in the same order, at any time. `name` is copied. PST_EINVAL
+ * (more elements than can be counted in bytes), PST_ENOMEM. */
 PST_API pst_status pst_flat_add(pst_flat *flat, const char *name, size_t elements,
                                 uint32_t *parameter);
 

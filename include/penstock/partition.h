@@ -77,7 +77,8 @@ PST_API pst_status pst_partition_create(pst_runtime *runtime, const pst_partitio
 PST_API void pst_partition_destroy(pst_partition *partition);
 
 /* A parameter of so many elements; all ranks add the same ones in the same order. *parameter counts
- * from 0. `name` is copied. Any time between backwards. */
+ * from 0. `name` is copied. Any time between backwards. PST_EINVAL (more elements than can be
+ * counted in bytes), PST_ENOMEM. */
 PST_API pst_status pst_partition_add(pst_partition *partition, const char *name, size_t elements,
                                      uint32_t *parameter);
 

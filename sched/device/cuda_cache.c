@@ -69,6 +69,13 @@ static int read_all(int file, void *memory, size_t bytes) {
     return 0;
 }
 
+/* What another user could have written is not run. */
+static int is_own_file(int file) {
+    struct stat found;
+    return fstat(file, &found) == 0 && S_ISREG(found.st_mode) && found.st_uid == geteuid() &&
+           (found.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
 static pst_status read_image(int file, uint64_t key, const pst__heap *heap,
                              pst__cuda_image *image) {
     header head;
@@ -91,9 +98,10 @@ pst_status pst__cuda_cache_read(const pst__cuda_cache *cache, const pst__heap *h
                                 pst__cuda_image *image) {
     image->data = NULL;
     if (cache->path[0] == '\0') return PST_EIO;
-    const int file = open(cache->path, O_RDONLY | O_CLOEXEC);
+    const int file = open(cache->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* if it is no file */
     if (file < 0) return PST_EIO;
-    const pst_status status = read_image(file, cache->key, heap, image);
+    const pst_status status =
+        is_own_file(file) ? read_image(file, cache->key, heap, image) : PST_EIO;
     (void)close(file);
     return status;
 }

@@ -220,6 +220,28 @@ static void no_file_that_is_cut_is_believed(void **state) {
     assert_int_equal(read_key("a key"), PST_OK);
 }
 
+static void what_others_could_have_written_is_not_believed(void **state) {
+    (void)state;
+    pst__cuda_cache cache;
+    find(&cache);
+    write_text("machine code");
+    assert_int_equal(chmod(cache.path, 0622), 0);
+    assert_int_equal(read_key("a key"), PST_EIO);
+    assert_int_equal(chmod(cache.path, 0600), 0);
+    assert_int_equal(read_key("a key"), PST_OK);
+    if (geteuid() == 0) {
+        assert_int_equal(chown(cache.path, 65534, 65534), 0);
+        assert_int_equal(read_key("a key"), PST_EIO);
+    } else {
+        print_message("not shown: only root can give a file to another user\n");
+    }
+    assert_int_equal(unlink(cache.path), 0);
+    assert_int_equal(mkfifo(cache.path, 0600), 0);
+    assert_int_equal(read_key("a key"), PST_EIO); /* at once */
+    write_text("machine code");
+    assert_int_equal(read_key("a key"), PST_OK);
+}
+
 static size_t files_in(const char *folder) {
     char command[128];
     (void)snprintf(command, sizeof command, "ls -A %s | wc -l", folder);
@@ -343,6 +365,7 @@ int main(int count, char **arguments) {
         CASE(another_key_in_its_place_is_not_believed),
         CASE(no_file_with_a_wrong_byte_is_believed),
         CASE(no_file_that_is_cut_is_believed),
+        CASE(what_others_could_have_written_is_not_believed),
         CASE(a_folder_that_cannot_be_written_is_no_folder),
         CASE(the_folder_is_the_users),
     };

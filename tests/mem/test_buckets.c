@@ -379,8 +379,8 @@ static void options_that_make_no_sense_are_refused(void **state) {
     open_fixture(&f);
     const pst_buckets_options good = {
         .size = sizeof good, .arena = f.arena, .ranks = 1, .chunk_bytes = 8};
-    pst_buckets_options bad[6];
-    for (size_t i = 0; i < 6; i++)
+    pst_buckets_options bad[7];
+    for (size_t i = 0; i < 7; i++)
         bad[i] = good;
     bad[0].size = 0;
     bad[1].arena = NULL;
@@ -388,7 +388,8 @@ static void options_that_make_no_sense_are_refused(void **state) {
     bad[3].chunk_bytes = 0;
     bad[4].alignment = 96;
     bad[5].ranks = SIZE_MAX / 64;
-    for (size_t i = 0; i < 6; i++) {
+    bad[6].ranks = (size_t)INT32_MAX + 1; /* no communicator has so many */
+    for (size_t i = 0; i < 7; i++) {
         pst_buckets *buckets = f.buckets;
         assert_int_equal(pst_buckets_create(f.bench.runtime, &bad[i], &buckets), PST_EINVAL);
         assert_null(buckets);

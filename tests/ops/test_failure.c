@@ -378,6 +378,32 @@ static void bad_parameters_and_groups_are_named(void **unused) {
     run_ranks_on_device(1, &model, bad_registry, NULL);
 }
 
+static void add_too_much(rank_state *state) {
+    const pst_flat_options flat_options = {
+        .size = sizeof flat_options, .gather_comm = state->gather, .reduce_comm = state->reduce};
+    const pst_partition_options partition_options = {.size = sizeof partition_options,
+                                                     .comm = state->gather};
+    const size_t much[] = {SIZE_MAX, SIZE_MAX - 511, SIZE_MAX / 2, SIZE_MAX / 8};
+    pst_flat *flat;
+    pst_partition *partition;
+    uint32_t index;
+    CHECK_OK(pst_flat_create(state->runtime, &flat_options, &flat));
+    CHECK_OK(pst_partition_create(state->runtime, &partition_options, &partition));
+    for (size_t i = 0; i < sizeof much / sizeof *much; i++) {
+        CHECK(pst_flat_add(flat, "huge", much[i], &index) == PST_EINVAL);
+        CHECK(text_has(state, "parameter 'huge'"));
+        CHECK(pst_partition_add(partition, "huge", much[i], &index) == PST_EINVAL);
+    }
+    pst_partition_destroy(partition);
+    pst_flat_destroy(flat);
+}
+
+static void more_elements_than_can_be_counted_in_bytes_are_refused(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    run_ranks_on_device(1, &model, add_too_much, NULL);
+}
+
 static pst_status no_target(void *context, uint32_t group, void **memory, int *accumulate) {
     (void)context, (void)group, (void)memory, (void)accumulate;
     return PST_ENOMEM;
@@ -445,6 +471,7 @@ int main(void) {
         cmocka_unit_test(memory_of_a_failed_collective_is_freed_when_an_abort_says_so),
         cmocka_unit_test(calls_out_of_order_are_refused),
         cmocka_unit_test(bad_parameters_and_groups_are_named),
+        cmocka_unit_test(more_elements_than_can_be_counted_in_bytes_are_refused),
         cmocka_unit_test(a_target_that_cannot_be_had_ends_the_training),
         cmocka_unit_test(bad_options_are_refused),
     };
