@@ -59,6 +59,35 @@ def test_a_parameter_that_cannot_be_sharded_is_named(tensor, text):
     penstock.close(model)
 
 
+def test_another_stream_is_refused_wherever_the_engine_and_the_caller_meet(monkeypatch):
+    model = penstock.shard(make(Net))
+    optimizer = sgd(model.parameters())
+    stream = [0]
+    monkeypatch.setattr("penstock._engine.stream_of", lambda device: stream[0])
+
+    def switch(module, inputs, output):
+        output.register_hook(lambda gradient: stream.__setitem__(0, 7))
+
+    def elsewhere(text, function):
+        stream[0] = 7
+        refuses("ESTATE", f"Net {text} on another CUDA stream", function)
+        stream[0] = 0
+
+    loss_of(model, 0, 0).backward()
+    elsewhere("is updated", optimizer.step)
+    elsewhere("is updated", lambda: penstock.invalidate(model))
+    elsewhere("runs", lambda: loss_of(model, 0, 0))
+    loss = loss_of(model, 0, 0)
+    elsewhere("runs a backward", loss.backward)
+    hook = model.embed.register_forward_hook(switch)
+    loss = loss_of(model, 0, 0)
+    refuses("ESTATE", "Net ends a backward on another CUDA stream", loss.backward)
+    stream[0] = 0
+    hook.remove()
+    loss_of(model, 0, 0)
+    penstock.close(model)
+
+
 def test_an_optimizer_built_before_is_refused():
     model = make(Net)
     optimizer = sgd(model.parameters())

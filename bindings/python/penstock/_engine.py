@@ -93,6 +93,15 @@ class Engine:
                 "communication cannot be captured: capture what lies inside of units, or outside",
             )
 
+    def refuse_stream(self, doing: str) -> None:
+        """Raise an error unless the engine's stream is current: no other one waits for it."""
+        if stream_of(self.world.device) != self.stream:
+            raise PenstockError(
+                "ESTATE",
+                f"{self.name} {doing} on another CUDA stream than the one that was current at "
+                "shard: train on that one",
+            )
+
     def enter(self, unit: Unit) -> None:
         """Note that a unit's forward begins; the outermost one begins a pass."""
         if unit is self.root or self.depth == 0:
@@ -121,12 +130,7 @@ class Engine:
     def _begin_forward(self) -> None:
         if self.closed:
             raise PenstockError("ESTATE", f"the sharded model {self.name} was closed")
-        if stream_of(self.world.device) != self.stream:
-            raise PenstockError(
-                "ESTATE",
-                f"{self.name} runs on another CUDA stream than the one that was current at shard: "
-                "train on that one",
-            )
+        self.refuse_stream("runs")
         self.depth = 0
         self.read.clear()
         self.backward.abandon()
@@ -159,6 +163,7 @@ class Engine:
 
     def updated(self) -> None:
         """Tell the engine that the shards have new values: gathered copies are stale."""
+        self.refuse_stream("is updated")
         self._known_versions = self._versions()
         self.native.updated()
 

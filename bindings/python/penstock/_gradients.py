@@ -53,6 +53,7 @@ class Backward:
         if self._running:
             self._check_running()
             return
+        self._engine.refuse_stream("runs a backward")
         self._running = True
         self._reduces = self._engine.sync
         with self._giving_back():
@@ -183,6 +184,7 @@ class Backward:
             _call_hooks(self._engine)
 
     def _finish(self) -> None:
+        self._engine.refuse_stream("ends a backward")
         groups = self._engine.groups()
         for group in groups:
             group.arrived.expected = 0
