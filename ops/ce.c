@@ -106,15 +106,13 @@ static pst_status ce_start(pst_comm *comm, const pst_collective *collective, pst
     return status == PST_OK ? PST_OK : fail_device(ce, status, collective);
 }
 
-static pst_status ce_pass(pst_comm *comm, uint64_t ticket, pst_stream *stream) {
+static pst_status ce_pass(pst_comm *comm, const pst_collective *collective, pst_stream *stream) {
     pst__ce *ce = ce_of(comm);
     pst_status status = failure_of(ce);
     if (status == PST_OK) status = look_at_peers(ce);
     if (status != PST_OK) return status;
-    status = pst__ce_pass(ce, ticket, stream);
-    if (status == PST_OK) return PST_OK;
-    const pst_collective passed = {.kind = PST_COLLECTIVE_KIND_COUNT, .ticket = ticket};
-    return fail_device(ce, status, &passed);
+    status = pst__ce_pass(ce, collective, stream);
+    return status == PST_OK ? PST_OK : fail_device(ce, status, collective);
 }
 
 /* Nothing is pending on an asynchronous device. */

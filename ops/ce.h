@@ -79,7 +79,7 @@ pst_status pst__ce_fail(pst__ce *ce, pst_status status, const char *format, ...)
 /* Enqueues a whole collective; of a reduce-scatter only the pulls. */
 pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_stream *stream);
 /* The ticket is used, and nothing is read: tells the peers so, behind what is on `stream`. */
-pst_status pst__ce_pass(pst__ce *ce, uint64_t ticket, pst_stream *stream);
+pst_status pst__ce_pass(pst__ce *ce, const pst_collective *collective, pst_stream *stream);
 size_t pst__ce_staging_bytes(const pst__ce *ce, const pst_collective *collective);
 
 /* Where in staging the others' chunks lie, `slot` bytes each. */

@@ -64,73 +64,16 @@ void pst__boards_close(pst__boards *boards) {
     }
 }
 
-/* ---- fingerprints ---------------------------------------------------------------------------- */
-
-static uint64_t mix(uint64_t hash, uint64_t value) {
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
-    return hash ^ hash >> 29;
-}
-
-static uint64_t mix_double(uint64_t hash, double value) {
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return mix(hash, bits);
-}
-
-static uint64_t mix_segments(uint64_t hash, const pst_collective *collective) {
-    for (size_t i = 0; i < collective->segment_count; i++) {
-        const pst_segment *segment = &collective->segments[i];
-        hash = mix(mix(hash, segment->peer), segment->source);
-        hash = mix(hash, segment->bytes);
-    }
-    return hash;
-}
-
-static uint64_t bytes_of(const pst_collective *collective) {
-    if (collective->kind == PST_ALL_REDUCE || collective->kind == PST_BROADCAST)
-        return collective->count * pst_dtype_size(collective->dtype);
-    return collective->source_bytes;
-}
-
-static uint64_t hash_of(const pst_collective *collective, const pst__fingerprint *fingerprint) {
-    uint64_t hash = mix(fingerprint->kind, fingerprint->bytes);
-    for (size_t i = 0; i < PST__BOARD_NAME / sizeof(uint64_t); i++)
-        hash = mix(hash, fingerprint->name[i]);
-    hash = mix(mix(hash, collective->ticket), (uint64_t)collective->dtype);
-    hash = mix(mix(hash, (uint64_t)collective->reduce), (uint64_t)collective->root);
-    hash =
-        mix_double(mix(hash, collective->stride), collective->scale == 0 ? 1 : collective->scale);
-    return collective->kind == PST_ALL_GATHER ? mix_segments(hash, collective) : hash;
-}
-
-pst__fingerprint pst__fingerprint_of(const pst_collective *collective, uint32_t region,
-                                     size_t offset) {
-    pst__fingerprint made = {.kind = (uint32_t)collective->kind, .bytes = bytes_of(collective)};
-    if (collective->name != NULL)
-        memcpy(made.name, collective->name, strnlen(collective->name, PST__BOARD_NAME - 1));
-    const uint64_t hash = mix(mix(hash_of(collective, &made), region), offset);
-    made.hash = (uint32_t)(hash ^ hash >> 32);
-    return made;
-}
-
 /* ---- comparing ------------------------------------------------------------------------------- */
-
-static void describe(char *text, size_t size, int rank, const pst__fingerprint *fingerprint) {
-    char name[PST__BOARD_NAME];
-    memcpy(name, fingerprint->name, sizeof name);
-    name[sizeof name - 1] = '\0';
-    (void)snprintf(text, size, "rank %d: %s '%s' of %llu bytes", rank,
-                   pst_collective_name((pst_collective_kind)fingerprint->kind), name,
-                   (unsigned long long)fingerprint->bytes);
-}
 
 /* Word by word, as another rank may be writing its next entry there: then the text is of no use,
  * but nothing else depends on it. */
 static pst__fingerprint read_fingerprint(const pst__fingerprint *from) {
     pst__fingerprint copy = {.hash = pst__load_relaxed(&from->hash),
                              .kind = pst__load_relaxed(&from->kind),
+                             .dtype = pst__load_relaxed(&from->dtype),
                              .bytes = pst__load_relaxed(&from->bytes)};
-    for (size_t i = 0; i < PST__BOARD_NAME / sizeof(uint64_t); i++)
+    for (size_t i = 0; i < PST__FINGERPRINT_NAME / sizeof(uint64_t); i++)
         copy.name[i] = pst__load_relaxed(&from->name[i]);
     return copy;
 }
@@ -138,8 +81,9 @@ static pst__fingerprint read_fingerprint(const pst__fingerprint *from) {
 static void write_fingerprint(pst__fingerprint *to, const pst__fingerprint *from) {
     pst__store_relaxed(&to->hash, from->hash);
     pst__store_relaxed(&to->kind, from->kind);
+    pst__store_relaxed(&to->dtype, from->dtype);
     pst__store_relaxed(&to->bytes, from->bytes);
-    for (size_t i = 0; i < PST__BOARD_NAME / sizeof(uint64_t); i++)
+    for (size_t i = 0; i < PST__FINGERPRINT_NAME / sizeof(uint64_t); i++)
         pst__store_relaxed(&to->name[i], from->name[i]);
 }
 
@@ -158,8 +102,8 @@ pst_status pst__boards_compare(pst__boards *boards, uint32_t sequence, uint64_t 
         if (theirs == 0 || theirs >> 32 != sequence || theirs == word) continue;
         char here[128], there[128];
         const pst__fingerprint copy = read_fingerprint(&entry->fingerprint);
-        describe(here, sizeof here, boards->rank, mine);
-        describe(there, sizeof there, *peer, &copy);
+        pst__fingerprint_describe(mine, boards->rank, here, sizeof here);
+        pst__fingerprint_describe(&copy, *peer, there, sizeof there);
         (void)snprintf(
             text, size,
             "ticket %llu is not the same collective on all ranks: %s, %s; all must start "

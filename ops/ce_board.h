@@ -5,18 +5,10 @@
 #define PST_OPS_CE_BOARD_H
 
 #include "ops/ce_link.h"
+#include "ops/fingerprint.h"
 
 #define PST__BOARD_TEXT    256
 #define PST__BOARD_ENTRIES 256
-#define PST__BOARD_NAME    32
-
-/* What a collective is, as far as it has to be the same on all ranks. */
-typedef struct pst__fingerprint {
-    uint32_t hash;
-    uint32_t kind;
-    uint64_t bytes;
-    uint64_t name[PST__BOARD_NAME / sizeof(uint64_t)]; /* cut and ended by NUL */
-} pst__fingerprint;
 
 typedef struct pst__board_entry {
     uint64_t word; /* sequence number, hash */
@@ -38,9 +30,6 @@ typedef struct pst__boards {
 /* Collective over `link`; it succeeds on all ranks or fails on all. PST_ESYSTEM, PST_EPEER. */
 pst_status pst__boards_open(const pst__link *link, pst__boards *boards);
 void pst__boards_close(pst__boards *boards);
-
-pst__fingerprint pst__fingerprint_of(const pst_collective *collective, uint32_t region,
-                                     size_t offset);
 
 /* Tells what this rank starts under `sequence` and compares with what the others have told so far:
  * of two ranks that differ, one at least finds out. PST_EMISMATCH: with *peer, and into `text` what

@@ -485,9 +485,12 @@ pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_strea
     return status;
 }
 
-pst_status pst__ce_pass(pst__ce *ce, uint64_t ticket, pst_stream *stream) {
+pst_status pst__ce_pass(pst__ce *ce, const pst_collective *collective, pst_stream *stream) {
+    const round round = {.ce = ce, .collective = collective, .stream = stream};
+    const uint64_t ticket = collective->ticket;
     pst__flag_steps steps = {.count = 0};
-    pst_status status = check_ticket(ce, ticket, "a collective of another communicator");
+    pst_status status = check_ticket(ce, ticket, name_of(collective));
+    if (status == PST_OK) status = compare(&round);
     if (status != PST_OK) return status;
     pst__store_release(&ce->tickets, ticket); /* as in pull */
     for (int peer = 0; peer < ce->comm.size; peer++)

@@ -63,9 +63,10 @@ static size_t crossover_staging_bytes(pst_comm *comm, const pst_collective *coll
     return part->ops->staging_bytes(part, collective);
 }
 
-static pst_status pass(pst_comm *comm, uint64_t ticket, pst_stream *stream) {
+static pst_status pass(pst_comm *comm, const pst_collective *collective, pst_stream *stream) {
     pst_comm *large = large_of(comm);
-    pst_status status = large->ops->pass == NULL ? PST_OK : large->ops->pass(large, ticket, stream);
+    pst_status status =
+        large->ops->pass == NULL ? PST_OK : large->ops->pass(large, collective, stream);
     return status == PST_OK ? PST_OK
                             : pst__pair_fail_part(&crossover_of(comm)->pair, LARGE, status);
 }
@@ -87,7 +88,7 @@ static pst_status crossover_start(pst_comm *comm, const pst_collective *collecti
         return PST_EUNSUPPORTED;
     }
     if (status != PST_OK) return pst__pair_fail_part(&own->pair, side, status);
-    return side == SMALL ? pass(comm, collective->ticket, stream) : PST_OK;
+    return side == SMALL ? pass(comm, collective, stream) : PST_OK;
 }
 
 /* Nothing is pending on an asynchronous device. */

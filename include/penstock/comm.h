@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define PST_COMM_API_VERSION 1u
+#define PST_COMM_API_VERSION 2u
 
 typedef struct pst_comm pst_comm;
 
@@ -119,9 +119,10 @@ typedef struct pst_comm_ops {
      * same size on all ranks, which call it together; it stays open as long as the communicator.
      * May block. */
     pst_status (*open_memory)(pst_comm *comm, void *memory, size_t bytes);
-    /* (optional) Instead of `start`: the collective with this ticket, the next one, runs on another
-     * communicator, which has enqueued it on `stream`; here it only counts, for source_wait. */
-    pst_status (*pass)(pst_comm *comm, uint64_t ticket, pst_stream *stream);
+    /* (optional) Instead of `start`: this collective, the next one, runs on another communicator,
+     * which has enqueued it on `stream`; here it only counts, for source_wait, and is compared as
+     * those of `start` are. */
+    pst_status (*pass)(pst_comm *comm, const pst_collective *collective, pst_stream *stream);
     /* (optional) Which way this collective takes, for traces, where that is not always the same: a
      * name that lives as long as the communicator. Any thread. NULL: `name`. */
     const char *(*path)(pst_comm *comm, const pst_collective *collective);

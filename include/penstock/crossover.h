@@ -8,7 +8,8 @@
  *
  * It is for asynchronous devices. Beyond penstock/comm.h:
  * - tickets are those of both parts: the large one is told of those that it does not carry
- * (`pass`); source_wait, combine and open_memory are its own.
+ *   (`pass`), and compares them over the ranks with its own; source_wait, combine and open_memory
+ *   are its own.
  * - When one part fails, the other is aborted.
  */
 #ifndef PENSTOCK_CROSSOVER_H

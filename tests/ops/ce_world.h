@@ -228,10 +228,7 @@ static inline void ce_prepare(ce_world *world) {
         ce_open_rank(world, rank);
 }
 
-static inline void ce_open(ce_world *world) {
-    ce_prepare(world);
-    ce_on_all(world, ce_create_rank);
-    ce_assert_all(world, PST_OK);
+static inline void ce_open_homes(ce_world *world) {
     for (int rank = 0; rank < world->size; rank++) {
         void *home;
         assert_int_equal(
@@ -240,6 +237,13 @@ static inline void ce_open(ce_world *world) {
     }
     ce_on_all(world, ce_register_home);
     ce_assert_all(world, PST_OK);
+}
+
+static inline void ce_open(ce_world *world) {
+    ce_prepare(world);
+    ce_on_all(world, ce_create_rank);
+    ce_assert_all(world, PST_OK);
+    ce_open_homes(world);
 }
 
 static inline void ce_close_group(ce_group *group) {

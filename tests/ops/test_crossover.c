@@ -77,6 +77,62 @@ static void a_part_that_fails_is_named_on_all_ranks(void **state) {
     close_world(world);
 }
 
+/* ---- ranks that do not do the same ----------------------------------------------------------- */
+
+/* The small part alone would not notice it. */
+static ce_world *open_careless_world(void) {
+    ce_world *world = calloc(1, sizeof *world);
+    world->size = 2;
+    world->nodes = 1;
+    world->relay_bytes = (size_t)1 << 16;
+    world->small_below = LIMIT;
+    ce_prepare(world);
+    world->options.no_verify = 1;
+    ce_on_all(world, ce_create_hierarchy);
+    ce_assert_all(world, PST_OK);
+    world->options.no_verify = 0;
+    ce_on_all(world, ce_create_crossover);
+    ce_assert_all(world, PST_OK);
+    ce_open_homes(world);
+    return world;
+}
+
+static pst_status gather(ce_rank *rank, const char *name, size_t bytes) {
+    const pst_segment segments[] = {{0, 0, 0, bytes}, {1, 0, bytes, bytes}};
+    const pst_collective collective = {.kind = PST_ALL_GATHER,
+                                       .name = name,
+                                       .ticket = 1,
+                                       .dtype = PST_FLOAT32,
+                                       .source = rank->home,
+                                       .source_bytes = bytes,
+                                       .destination = rank->home + CE_HOME / 2,
+                                       .segments = segments,
+                                       .segment_count = 2};
+    void *request;
+    return rank->comm->ops->start(rank->comm, &collective, rank->pulls, &request);
+}
+
+/* Both small, or only the second one's. */
+static void differ(size_t first_bytes, const char *text) {
+    ce_world *world = open_careless_world();
+    pst_comm *first = world->ranks[0].comm, *second = world->ranks[1].comm;
+    assert_int_equal(gather(&world->ranks[0], "block 3", first_bytes), PST_OK);
+    assert_int_equal(gather(&world->ranks[1], "block 4", 64), PST_EMISMATCH);
+    if (strstr(second->ops->error_text(second), text) == NULL)
+        fail_msg("%s", second->ops->error_text(second));
+    assert_int_equal(first->ops->status(first), PST_EMISMATCH);
+    (void)first->ops->abort(first, PST_EMISMATCH);
+    assert_true(ce_run_all(world, 10000000));
+    close_world(world);
+}
+
+static void small_collectives_are_compared_with_all_others(void **state) {
+    (void)state;
+    differ(64, "rank 1: all_gather 'block 4' of 64 bytes of float32, rank 0: all_gather 'block 3' "
+               "of 64 bytes");
+    differ(2 * LIMIT, "rank 0: all_gather 'block 3' of 2048 bytes of float32");
+}
+
 /* ---- creating -------------------------------------------------------------------------------- */
 
 typedef struct attempt {
@@ -156,6 +212,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes_decide_by_kind),
         cmocka_unit_test(a_part_that_fails_is_named_on_all_ranks),
+        cmocka_unit_test(small_collectives_are_compared_with_all_others),
         cmocka_unit_test_setup_teardown(parts_that_cannot_be_combined_are_refused, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(parts_of_other_ranks_are_refused, set_up, tear_down),
