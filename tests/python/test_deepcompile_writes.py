@@ -1,8 +1,10 @@
 """Shards and gradients that are written, or put elsewhere, between DeepCompile's steps."""
 
+import time
+
 import pytest
 import torch
-from deepcompile_job import SHAPES, Job
+from deepcompile_job import GRAPH, SHAPES, Job
 
 
 def use_all(job):
@@ -60,6 +62,25 @@ def move_on_one_rank():
 
 def test_shards_may_get_new_memory_on_one_rank_and_the_same_on_another(worlds):
     worlds(2).run(move_on_one_rank)
+
+
+def ask_beside_gathers():
+    """Each rank asks another thing first: the lane's thread, or the one that writes."""
+    job = Job(SHAPES)
+    use_all(job)
+    for i in range(100):
+        gathered = torch.ops.dc.allgather_param.default(job.shards[2], GRAPH, 2, dtype=None)
+        if i % 2 == job.rank:
+            time.sleep(0.001)
+        job.dc.shards_written()
+        torch.ops.dc.wait_allgather.default(gathered, GRAPH, 2)
+        job.release(2)
+    use_all(job)
+    job.close()
+
+
+def test_ranks_agree_on_writes_while_gathers_are_in_flight(worlds):
+    worlds(2).run(ask_beside_gathers)
 
 
 def move_gradients():

@@ -25,6 +25,7 @@ class DeepCompileWorld:
     timeout: float
     gather: Any
     reduce: Any
+    questions: Any
     segments: Callable[[int], torch.Tensor] | None
 
 
@@ -33,16 +34,18 @@ def world_of(group: Any, timeout: float = 600.0) -> DeepCompileWorld:
     if group is None and not (dist.is_available() and dist.is_initialized()):
         device = _device(("cpu",))
         segments = segment_maker(device)
-        return DeepCompileWorld(0, 1, device, stream_of(device), timeout, None, None, segments)
+        return DeepCompileWorld(
+            0, 1, device, stream_of(device), timeout, None, None, None, segments
+        )
     group = group if group is not None else dist.group.WORLD
     rank, size = group.rank(), group.size()
     if rank < 0:
         raise PenstockError("EINVAL", "this process is not a rank of the process group given")
     device = _device(tuple(kind.type for kind in group._device_types))
-    gather, reduce = private_groups(group, rank, size, timeout)
+    gather, reduce, questions = private_groups(group, rank, size, timeout, 3)
     segments = segment_maker(device)
     return DeepCompileWorld(
-        rank, size, device, stream_of(device), timeout, gather, reduce, segments
+        rank, size, device, stream_of(device), timeout, gather, reduce, questions, segments
     )
 
 

@@ -65,7 +65,7 @@ class World:
         self.size = dist.get_world_size(group)
         self.mesh = DeviceMesh.from_group(group, device.type)
         # Operations run on threads of the engine, so they need queues that nobody else uses.
-        self.gather, self.reduce = private_groups(group, self.rank, self.size, timeout)
+        self.gather, self.reduce = private_groups(group, self.rank, self.size, timeout, 2)
         if communicator == "hierarchy" or (communicator == "auto" and device.type == "cuda"):
             self.nodes = self._find_nodes(group, timeout, communicator, ranks_per_node)
 
@@ -130,9 +130,9 @@ def stream_of(device: torch.device) -> int:
 _made: defaultdict[str, int] = defaultdict(int)
 
 
-def private_groups(group: Any, rank: int, size: int, timeout: float) -> tuple[Any, Any]:
-    """Make the two gloo groups of one engine, of the same ranks as `group` (a collective)."""
-    return _private_group(group, rank, size, timeout), _private_group(group, rank, size, timeout)
+def private_groups(group: Any, rank: int, size: int, timeout: float, count: int) -> list[Any]:
+    """Make `count` gloo groups of one engine, of the same ranks as `group` (a collective)."""
+    return [_private_group(group, rank, size, timeout) for _ in range(count)]
 
 
 def _private_group(group: Any, rank: int, size: int, timeout: float) -> Any:

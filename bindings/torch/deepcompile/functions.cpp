@@ -54,6 +54,7 @@ void init(const py::object &group, const py::object &object, int64_t bucket_elem
     const auto deadline = world.attr("timeout").cast<double>();
     ranks->gather = world.attr("gather").cast<std::optional<ProcessGroup>>();
     ranks->reduce = world.attr("reduce").cast<std::optional<ProcessGroup>>();
+    ranks->questions = world.attr("questions").cast<std::optional<ProcessGroup>>();
     ranks->segments = world.attr("segments").cast<SegmentMaker>();
     py::gil_scoped_release unlocked;
     if (device.is_cuda())

@@ -20,14 +20,14 @@ const Comms &Ranks::comms(const std::string &wanted) {
 }
 
 bool Ranks::is_equal_everywhere(uint64_t value) const {
-    if (!gather) return true;
+    if (!questions) return true;
     at::Tensor mine = at::empty({1}, at::kLong);
     mine.fill_(static_cast<int64_t>(value));
     std::vector<std::vector<at::Tensor>> all(1);
     for (int i = 0; i < size; i++)
         all[0].push_back(at::empty_like(mine));
     std::vector<at::Tensor> own{mine};
-    (*gather)->allgather(all, own)->wait();
+    (*questions)->allgather(all, own)->wait();
     for (const at::Tensor &theirs : all[0])
         if (theirs.item<int64_t>() != mine.item<int64_t>()) return false;
     return true;

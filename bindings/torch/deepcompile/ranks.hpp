@@ -15,8 +15,9 @@ class Ranks {
   public:
     int rank = 0, size = 1;
     std::shared_ptr<Runtime> runtime;
-    // Nobody else uses these; nothing: the world is this one process.
-    std::optional<ProcessGroup> gather, reduce;
+    // Nobody else uses these; nothing: the world is this one process. The first two are driven by
+    // lanes, the third by the thread that asks.
+    std::optional<ProcessGroup> gather, reduce, questions;
     std::optional<c10::Stream> compute; // on a GPU: the one that was current at init
     SegmentMaker segments;              // of memory that peers can map
 
@@ -34,7 +35,7 @@ class Ranks {
     std::string communicator() const {
         return comms_ ? comms_->name() : "";
     }
-    // Do all ranks have this value? Before the communicators are in use; blocks.
+    // Do all ranks have this value? Blocks.
     bool is_equal_everywhere(uint64_t value) const;
     void check(pst_status status) const {
         penstock::check(runtime->get(), status);
