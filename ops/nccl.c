@@ -18,7 +18,9 @@
 #define BLOCKED_NS 1000000000u
 /* And how long destroy waits for the peers to finish what is in flight. */
 #define FINALIZE_NS 30000000000u
-#define NAP_NS      50000
+/* And for the peers to tell what they have started. */
+#define AUDIT_NS 1000000000u
+#define NAP_NS   50000
 
 static pst__nccl *nccl_of(pst_comm *comm) {
     return comm->context;
@@ -125,9 +127,22 @@ static size_t nccl_staging_bytes(pst_comm *comm, const pst_collective *collectiv
     return pst__nccl_staging_bytes(nccl_of(comm), collective);
 }
 
+static pst_status look_at_audit(pst__nccl *own) {
+    char text[PST__NCCL_TEXT];
+    if (own->audit == NULL) return PST_OK;
+    const pst_status status = pst__audit_look(own->audit, text, sizeof text);
+    if (status == PST_EMISMATCH) return pst__nccl_fail(own, status, "%s", text);
+    if (status != PST_OK)
+        pst__log(pst__runtime_error(own->runtime), PST_LOG_INFO,
+                 "rank %d, communicator '%s': the ranks compare no more what they start: %s",
+                 own->comm.rank, own->name, text);
+    return PST_OK;
+}
+
 pst_status pst__nccl_look(pst__nccl *own) {
     pst_status status =
         (pst_status)pst__load_acquire(&own->status); /* pairs with the store in fail */
+    if (status == PST_OK) status = look_at_audit(own);
     if (status != PST_OK) return status;
     ncclResult_t state = ncclSuccess;
     ncclResult_t asked = own->library.ncclCommGetAsyncError(own->handle, &state);
@@ -143,6 +158,7 @@ static pst_status nccl_start(pst_comm *comm, const pst_collective *collective, p
     pst_status status = pst__nccl_enter(own);
     if (status != PST_OK) return status;
     status = pst__nccl_look(own);
+    if (status == PST_OK && own->audit != NULL) pst__audit_note(own->audit, collective);
     if (status == PST_OK) status = pst__nccl_enqueue(own, collective, stream);
     pst__nccl_leave(own);
     return status;
@@ -174,6 +190,7 @@ static const char *nccl_error_text(pst_comm *comm) {
 static void nccl_free(pst__nccl *own) {
     const pst__heap *heap = pst__runtime_heap(own->runtime);
     pst__nccl_close_trial(own);
+    pst__audit_close(own->audit);
     release_registrations(own, 0);
     pst__heap_free(heap, own->casts, own->cast_capacity * sizeof *own->casts);
     pst__heap_free(heap, own->sources, (size_t)own->comm.size * sizeof *own->sources);
@@ -181,8 +198,17 @@ static void nccl_free(pst__nccl *own) {
     pst__heap_free(heap, own, sizeof *own);
 }
 
+/* The peers are about to destroy it, too, and tell what they have started. */
+static void finish_audit(pst__nccl *own) {
+    const uint64_t until = pst__now() + AUDIT_NS;
+    while (own->audit != NULL && nccl_status(&own->comm) == PST_OK &&
+           !pst__audit_is_done(own->audit) && pst__now() < until)
+        (void)nanosleep(&(struct timespec){0, NAP_NS}, NULL);
+}
+
 static void nccl_destroy(pst_comm *comm) {
     pst__nccl *own = nccl_of(comm);
+    finish_audit(own);
     if (pst__nccl_close(own)) /* after an error NCCL would wait in vain */
         begin_end(own,
                   pst__load_acquire(&own->status) != PST_OK); /* pairs with the store in fail */
@@ -215,12 +241,19 @@ static const pst_comm_ops nccl_ops = {
 /* ---- creating -------------------------------------------------------------------------------- */
 
 static pst_status check_arguments(pst__error *error, const pst_device *device,
-                                  const pst_nccl_options *options) {
+                                  const pst_exchange *exchange, const pst_nccl_options *options) {
     if (options->size == 0)
         return pst__fail(error, PST_EINVAL, "communicator nccl: options->size is not set");
     if (strcmp(device->ops->name, "cuda") != 0)
         return pst__fail(error, PST_EINVAL, "communicator nccl: device '%s' is not cuda",
                          device->ops->name);
+    const pst_comm *host = options->verify_over;
+    if (host != NULL && (host->size != exchange->size || host->rank != exchange->rank))
+        return pst__fail(
+            error, PST_EINVAL,
+            "communicator nccl: verify_over has rank %d of %d, the exchange rank %d of "
+            "%d",
+            host->rank, host->size, exchange->rank, exchange->size);
     return PST_OK;
 }
 
@@ -245,7 +278,11 @@ static pst_status allocate(pst_runtime *runtime, pst_device *device, const pst_e
     ck_spinlock_init(&own->lock);
     own->name = pst__heap_text(heap, options->name == NULL ? "nccl" : options->name);
     own->sources = pst__heap_alloc(heap, (size_t)exchange->size * sizeof *own->sources);
-    return own->name == NULL || own->sources == NULL ? PST_ENOMEM : PST_OK;
+    const int is_audited = options->verify_over != NULL && exchange->size > 1;
+    if (is_audited) own->audit = pst__audit_open(heap, options->verify_over);
+    return own->name == NULL || own->sources == NULL || (is_audited && own->audit == NULL)
+               ? PST_ENOMEM
+               : PST_OK;
 }
 
 /* What a rank can do alone; rank 0 also names the communicator. */
@@ -262,10 +299,10 @@ static pst_status agree(const pst__meeting_place *place, const pst__nccl *own,
     pst_status status =
         pst__exchange_agree(place, "version of NCCL", (uint64_t)own->library.version);
     if (status != PST_OK) return status;
-    uint64_t word = (uint64_t)(uint32_t)options->sum | (uint64_t)(options->nonblocking != 0) << 8 |
-                    (uint64_t)(options->zero_cta != 0) << 9 |
-                    (uint64_t)(uint16_t)options->min_ctas << 16 |
-                    (uint64_t)(uint16_t)options->max_ctas << 32;
+    uint64_t word =
+        (uint64_t)(uint32_t)options->sum | (uint64_t)(options->nonblocking != 0) << 8 |
+        (uint64_t)(options->zero_cta != 0) << 9 | (uint64_t)(options->verify_over != NULL) << 10 |
+        (uint64_t)(uint16_t)options->min_ctas << 16 | (uint64_t)(uint16_t)options->max_ctas << 32;
     return pst__exchange_agree(place, "options", word);
 }
 
@@ -298,7 +335,7 @@ pst_status pst_nccl_comm_create(pst_runtime *runtime, pst_device *device,
     pst__error *error = pst__runtime_error(runtime);
     pst__meeting_place place = {exchange, pst__runtime_heap(runtime), error, "communicator nccl"};
     pst_status status = pst__exchange_check(&place);
-    if (status == PST_OK) status = check_arguments(error, device, &options);
+    if (status == PST_OK) status = check_arguments(error, device, exchange, &options);
     if (status != PST_OK) return status;
     pst__nccl *own = NULL;
     ncclUniqueId id = {{0}};

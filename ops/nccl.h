@@ -5,6 +5,7 @@
 #define PST_OPS_NCCL_H
 
 #include "base/heap.h"
+#include "ops/audit.h"
 #include "ops/nccl_library.h"
 
 #include <penstock/nccl.h>
@@ -37,6 +38,7 @@ typedef struct pst__nccl {
     pst_nccl_sum sum;
     int nonblocking;
     uint64_t deadline_ns;
+    pst__audit *audit; /* NULL: none */
 
     uint32_t gate;      /* who may call NCCL with `handle`; see pst__nccl_enter */
     int status;         /* the first error, for good */

@@ -15,7 +15,7 @@ Comms::Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
         if (!gather) check(runtime_.get(), pst_local_world_create(runtime_.get(), 1, &world_));
         gather_ = open_host(gather, 0, verify);
         if (runtime_.device() != nullptr)
-            open_gpu(wanted, verify, nodes);
+            open_gpu(gather, reduce, wanted, verify, nodes);
         else if (wanted == "hierarchy" && nodes)
             open_host_hierarchy(*nodes, verify);
         else
@@ -26,7 +26,9 @@ Comms::Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
     }
 }
 
-void Comms::open_gpu(const std::string &wanted, bool verify, const std::optional<Nodes> &nodes) {
+void Comms::open_gpu(const std::optional<ProcessGroup> &gather,
+                     const std::optional<ProcessGroup> &reduce, const std::string &wanted,
+                     bool verify, const std::optional<Nodes> &nodes) {
     check(runtime_.get(), pst_comm_exchange_open(runtime_.get(), gather_, &exchange_));
     if (nodes && (wanted == "hierarchy" || wanted == "auto")) {
         if (open_hierarchy(*nodes, verify)) return;
@@ -39,8 +41,8 @@ void Comms::open_gpu(const std::string &wanted, bool verify, const std::optional
         if (wanted != "auto") check(runtime_.get(), status);
         why_not_ce_ = runtime_error_text(runtime_.get());
     }
-    gather_ = open_nccl("gather", exchange_);
-    reduce_ = open_nccl("reduce", exchange_);
+    gather_ = open_nccl("gather", exchange_, open_audit(gather, verify));
+    reduce_ = open_nccl("reduce", exchange_, open_audit(reduce, verify));
 }
 
 // One queue for both directions: the copy engine is one.
@@ -112,7 +114,7 @@ bool Comms::open_hierarchy(const Nodes &nodes, bool verify) {
     const size_t before = made_.size();
     if (open_node(nodes.first, verify) == PST_OK) {
         const GroupExchange between(runtime_, nodes.second);
-        (void)open_nccl("between nodes", between.get());
+        (void)open_nccl("between nodes", between.get(), open_audit(nodes.second, verify));
         join_nodes();
         return true;
     }
@@ -143,9 +145,9 @@ void Comms::join_nodes() {
 
 // ---- parts ------------------------------------------------------------------------------------
 
-// NCCL beside them, for what is small.
+// NCCL beside them, for what is small; the copy engines' ranks compare that, too.
 void Comms::add_small() {
-    pst_comm *large = gather_, *small = open_nccl("small", exchange_), *both = nullptr;
+    pst_comm *large = gather_, *small = open_nccl("small", exchange_, nullptr), *both = nullptr;
     check(runtime_.get(),
           pst_crossover_create(runtime_.get(), large, small, &exchange_, nullptr, &both));
     made_.resize(made_.size() - 2); // they belong to it
@@ -167,11 +169,18 @@ pst_comm *Comms::open_host(const std::optional<ProcessGroup> &group, int channel
     return comm;
 }
 
-pst_comm *Comms::open_nccl(const char *name, const pst_exchange &exchange) {
+pst_comm *Comms::open_audit(const std::optional<ProcessGroup> &group, bool verify) {
+    if (!verify || !group) return nullptr;
+    audits_.push_back(create_c10d_comm(runtime_.get(), *group, false));
+    return audits_.back();
+}
+
+pst_comm *Comms::open_nccl(const char *name, const pst_exchange &exchange, pst_comm *audit) {
     pst_nccl_options options{};
     options.size = sizeof options;
     options.name = name;
     options.sum = PST_NCCL_SUM_IN_FP32; // the same bits whatever the communicator
+    options.verify_over = audit;
     pst_comm *comm = nullptr;
     check(runtime_.get(),
           pst_nccl_comm_create(runtime_.get(), runtime_.device(), &exchange, &options, &comm));
@@ -188,6 +197,9 @@ void Comms::destroy() {
     if (exchange_.context != nullptr) pst_comm_exchange_close(&exchange_);
     if (!made_.empty()) made_.back()->ops->destroy(made_.back());
     made_.clear();
+    for (pst_comm *audit : audits_)
+        audit->ops->destroy(audit);
+    audits_.clear();
     if (world_ != nullptr) pst_local_world_destroy(world_);
     world_ = nullptr;
 }

@@ -20,7 +20,8 @@ using Nodes = std::pair<ProcessGroup, ProcessGroup>;
 
 // On the CPU the groups' own collectives; on a GPU those of copy engines where all ranks reach each
 // other's memory, of copy engines within nodes and NCCL between them, or NCCL's; there the groups
-// serve at set-up alone. Without groups the world is this one process.
+// serve at set-up, and where NCCL's collectives are verified. Without groups the world is this one
+// process.
 class Comms {
   public:
     // The groups are for this engine alone: both or neither. wanted: "auto", or on a GPU "ce" or
@@ -49,19 +50,23 @@ class Comms {
 
   private:
     pst_comm *open_host(const std::optional<ProcessGroup> &group, int channel, bool verify);
-    void open_gpu(const std::string &wanted, bool verify, const std::optional<Nodes> &nodes);
+    void open_gpu(const std::optional<ProcessGroup> &gather,
+                  const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify,
+                  const std::optional<Nodes> &nodes);
     pst_status open_copy_engines(const pst_exchange &exchange, bool verify);
     pst_status open_node(const ProcessGroup &node, bool verify);
     bool open_hierarchy(const Nodes &nodes, bool verify);
     void open_host_hierarchy(const Nodes &nodes, bool verify);
     void join_nodes();
-    pst_comm *open_nccl(const char *name, const pst_exchange &exchange);
+    pst_comm *open_audit(const std::optional<ProcessGroup> &group, bool verify);
+    pst_comm *open_nccl(const char *name, const pst_exchange &exchange, pst_comm *audit);
     void add_small();
     void destroy();
 
     Runtime &runtime_;
     pst_local_world *world_ = nullptr;
-    std::vector<pst_comm *> made_; // in this order, destroyed in reverse
+    std::vector<pst_comm *> made_;   // in this order, destroyed in reverse
+    std::vector<pst_comm *> audits_; // over which those that were made verify
     pst_exchange exchange_{};
     std::string why_not_ce_;
     pst_comm *gather_ = nullptr, *reduce_ = nullptr;

@@ -19,8 +19,9 @@
  *   in place; a barrier is an all-reduce of one byte, and orders streams, not hosts.
  * Reductions of int16 and bool are PST_EUNSUPPORTED, gathers and broadcasts take every dtype.
  *
- * Whether the ranks start the same collectives is not checked here: the engine compares plans
- * beforehand. What never ends is ended by `abort`.
+ * NCCL mixes up data, or never ends, where ranks start different collectives. With
+ * options.verify_over the ranks compare what they have started, some milliseconds later:
+ * PST_EMISMATCH names both. What never ends is ended by `abort`.
  */
 #ifndef PENSTOCK_NCCL_H
 #define PENSTOCK_NCCL_H
@@ -46,8 +47,12 @@ typedef struct pst_nccl_options {
     int min_ctas, max_ctas; /* how many multiprocessors its kernels take; 0: NCCL's choice */
     int zero_cta;           /* NCCL's policy "zero": copy engines where it can; wants registered
                                symmetric memory */
-    uint64_t deadline_ns;   /* for all ranks to come when creating, and for peers when destroying
-                               (there 30 s at most); 0: the runtime's, without one 10 minutes */
+    /* (optional) A communicator of the host and of the same ranks, which nobody else uses as long
+     * as this one lives: whoever calls `start` or `status` also drives it, and never blocks for it.
+     */
+    pst_comm *verify_over;
+    uint64_t deadline_ns; /* for all ranks to come when creating, and for peers when destroying
+                             (there 30 s at most); 0: the runtime's, without one 10 minutes */
 } pst_nccl_options;
 
 /* Creates this rank's communicator on `device` (of pst_cuda_device_create). All ranks call it with
@@ -63,7 +68,8 @@ typedef struct pst_nccl_options {
  *
  * What its table does beyond penstock/comm.h:
  * - `start` enqueues on a stream of `device` from within a task's start. An error of NCCL is final.
- * - `status` asks NCCL for errors of what is in flight; so does each `start`.
+ * - `status` asks NCCL for errors of what is in flight, and compares what the ranks have started;
+ *   so does each `start`.
  * - `abort` returns at once; NCCL is ended by a thread made for it, since that can block. PST_EBUSY
  *   until it has ended, then PST_OK.
  * - `destroy` gives NCCL the deadline to finish with the peers, and aborts it then; if even that

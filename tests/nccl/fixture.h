@@ -26,6 +26,7 @@ typedef struct nccl_rank {
     pst_runtime *runtime;
     pst_comm *host; /* the exchange goes over it */
     pst_exchange exchange;
+    pst_comm *over; /* NULL, or where the ranks compare what they start */
     pst_device *device;
     pst_stream *stream;
     pst_event *event;
@@ -102,6 +103,7 @@ static inline int set_up(void **state) {
 static inline void close_nccl_rank(nccl_rank *rank) {
     const pst_device_ops *ops = rank->device->ops;
     if (rank->comm != NULL) rank->comm->ops->destroy(rank->comm);
+    if (rank->over != NULL) rank->over->ops->destroy(rank->over);
     ops->free(rank->device, PST_MEMORY_DEVICE, rank->memory, AREA);
     ops->event_destroy(rank->device, rank->event);
     ops->stream_destroy(rank->device, rank->stream);

@@ -55,6 +55,51 @@ static void other_options_are_a_mismatch(void **state) {
     assert_non_null(strstr(world->ranks[0].text, "rank 1 has other options than rank 0"));
 }
 
+/* ---- ranks that do not do the same ----------------------------------------------------------- */
+
+static void open_verified(nccl_world *world) {
+    for (int i = 0; i < RANKS; i++) {
+        nccl_rank *rank = &world->ranks[i];
+        assert_int_equal(pst_local_comm_create(world->meeting, rank->runtime, i, 1, &rank->over),
+                         PST_OK);
+        rank->options.verify_over = rank->over;
+    }
+    create_comms(world);
+}
+
+static void start_on_all(nccl_world *world, const char *const names[RANKS]) {
+    for (int i = 0; i < RANKS; i++) {
+        pst_collective reduce = reduce_of(&world->ranks[i]);
+        reduce.name = names[i];
+        assert_int_equal(start(&world->ranks[i], &reduce), PST_OK);
+    }
+}
+
+/* The device gets through, with wrong sums; the ranks go on before they know. */
+static void collectives_that_differ_are_named_on_all_ranks(void **state) {
+    static const char *const equal[RANKS] = {"norm", "norm"}, *const other[RANKS] = {"norm",
+                                                                                     "loss"};
+    nccl_world *world = *state;
+    const uint64_t end = pst__now() + PATIENCE;
+    open_verified(world);
+    for (int i = 0; i < 20; i++)
+        start_on_all(world, i == 11 ? other : equal);
+    for (int told = 0; told < RANKS && pst__now() < end;) {
+        told = 0;
+        for (int i = 0; i < RANKS; i++)
+            told += world->ranks[i].comm->ops->status(world->ranks[i].comm) != PST_OK;
+    }
+    for (int i = 0; i < RANKS; i++) {
+        pst_comm *comm = world->ranks[i].comm;
+        const char *text = comm->ops->error_text(comm);
+        assert_int_equal(comm->ops->status(comm), PST_EMISMATCH);
+        if (strstr(text, "number 12 is not the same collective on all ranks: rank 0: all_reduce "
+                         "'norm' of 400 bytes of float32, rank 1: all_reduce 'loss' of 400 bytes "
+                         "of float32") == NULL)
+            fail_msg("%s", text);
+    }
+}
+
 static void wrong_arguments_are_refused(void **state) {
     nccl_world *world = *state;
     nccl_rank *rank = &world->ranks[0];
@@ -64,6 +109,11 @@ static void wrong_arguments_are_refused(void **state) {
     assert_int_equal(
         pst_nccl_comm_create(rank->runtime, rank->device, NULL, &rank->options, &rank->comm),
         PST_EINVAL);
+    rank->options.verify_over = world->ranks[1].host; /* of another rank */
+    assert_int_equal(pst_nccl_comm_create(rank->runtime, rank->device, &rank->exchange,
+                                          &rank->options, &rank->comm),
+                     PST_EINVAL);
+    rank->options.verify_over = NULL;
     rank->options.size = 3;
     assert_int_equal(pst_nccl_comm_create(rank->runtime, rank->device, &rank->exchange,
                                           &rank->options, &rank->comm),
@@ -459,6 +509,7 @@ int main(void) {
         TEST(a_rank_that_never_connects_ends_with_the_deadline),
         TEST(a_first_collective_that_hangs_ends_with_the_deadline),
         TEST(what_takes_its_time_is_waited_for),
+        TEST(collectives_that_differ_are_named_on_all_ranks),
         TEST(an_error_of_any_call_is_named_and_final),
         TEST(an_error_in_a_group_names_collective_and_ticket),
         TEST(an_error_of_what_is_in_flight_is_found_by_status_and_start),

@@ -96,8 +96,9 @@ def shard(
     timeout : float or timedelta
         Seconds after which an operation among the ranks fails with PenstockError.
     verify : bool
-        Whether ranks compare each operation before they begin it. Without it, ranks that take
-        different paths through the model may crash or mix up data.
+        Whether ranks compare each operation before they begin it; those of NCCL some milliseconds
+        after. Without it, ranks that take different paths through the model may crash or mix up
+        data.
     time_waits : bool
         On GPUs: whether `penstock.stats` has how long the compute stream stands still for
         communication, which costs two events a wait. In a `penstock.trace` they are taken anyway.
