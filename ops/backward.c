@@ -20,18 +20,21 @@
 
 /* How many gathers are issued when position `position` is in use. */
 static size_t limit_of(const pst_zero *engine, size_t position) {
-    const pst__plan *plan = engine->pass.backward_plan;
-    if (plan == NULL) return position + 1;
+    const pst__path *path = engine->pass.backward_path;
+    if (path == NULL) return position + 1;
+    const pst__plan *plan = path->plan;
     return pst__backward_limit(&engine->order.gathers, engine->order.bytes, position, plan->ahead,
                                plan->budget);
 }
 
 /* Behind how many gathers the group was reported on the last rank. */
-static size_t place_of(const pst_zero *engine, const pst__group *group) {
+static size_t place_of(const pst_zero *engine, uint32_t group) {
     size_t count = engine->order.gathers.count;
-    if (engine->pass.backward_plan == NULL || group->agreed_after == PST__NOT_AGREED) return count;
-    if (group->agreed_after == PST__NOT_REPORTED || count == 0) return 0;
-    size_t needed = group->agreed_after - PST__REPORTED_FIRST;
+    const uint32_t after =
+        engine->expected == NULL ? PST__NOT_AGREED : engine->expected->groups[group].after;
+    if (after == PST__NOT_AGREED) return count;
+    if (after == PST__NOT_REPORTED || count == 0) return 0;
+    size_t needed = after - PST__REPORTED_FIRST;
     if (needed == 0) return 0;
     return limit_of(engine, (needed < count ? needed : count) - 1);
 }
@@ -40,7 +43,7 @@ static void place_reductions(pst_zero *engine) {
     pst__order *order = &engine->order;
     size_t after = 0;
     for (size_t i = 0; i < order->reduce_count; i++) {
-        size_t place = place_of(engine, &engine->groups[order->reduces[i]]);
+        size_t place = place_of(engine, order->reduces[i]);
         if (place > after) after = place;
         order->reduce_after[i] = after;
     }
@@ -58,12 +61,16 @@ void pst__backward_begin(pst_zero *engine) {
     if (engine->one_order) place_reductions(engine);
 }
 
-uint64_t pst__backward_hash(const pst_zero *engine) {
+uint64_t pst__backward_order(const pst_zero *engine) {
     const pst__order *order = &engine->order;
     const pst__backward *gathers = &order->gathers;
-    uint64_t hash =
+    const uint64_t hash =
         pst__hash(PST__HASH_SEED, gathers->groups, gathers->count * sizeof *gathers->groups);
-    hash = pst__hash(hash, order->reduces, order->reduce_count * sizeof *order->reduces);
+    return pst__hash(hash, order->reduces, order->reduce_count * sizeof *order->reduces);
+}
+
+uint64_t pst__backward_hash(const pst_zero *engine, uint64_t hash) {
+    const pst__order *order = &engine->order;
     if (!engine->one_order) return hash;
     return pst__hash(hash, order->reduce_after, order->reduce_count * sizeof *order->reduce_after);
 }
@@ -71,9 +78,9 @@ uint64_t pst__backward_hash(const pst_zero *engine) {
 /* ---- turns ----------------------------------------------------------------------------------- */
 
 static pst_status gather_next(pst_zero *engine) {
-    const pst__plan *plan = engine->pass.backward_plan;
+    const pst__path *path = engine->pass.backward_path;
     uint32_t group = engine->order.gathers.groups[engine->issued];
-    size_t offset = plan == NULL ? PST__ANYWHERE : plan->backward_offsets[group];
+    size_t offset = path == NULL ? PST__ANYWHERE : path->plan->backward_offsets[group];
     int is_ahead = engine->issued >= engine->needed;
     if (!engine->held[group]) {
         pst_status status = pst__gather_issue(engine, group, offset, is_ahead);
@@ -89,16 +96,16 @@ static int is_held_next(const pst_zero *engine) {
     return engine->issued < order->count && engine->held[order->groups[engine->issued]];
 }
 
-static const pst__group *next_reduction(const pst_zero *engine) {
+static uint32_t next_reduction(const pst_zero *engine) {
     const pst__order *order = &engine->order;
-    if (engine->reduced >= order->reduce_count) return NULL;
-    return &engine->groups[order->reduces[engine->reduced]];
+    return engine->reduced < order->reduce_count ? order->reduces[engine->reduced] : PST__NO_GROUP;
 }
 
 /* Reported, or not reported by anybody when this was agreed on: then nobody waits for it. */
-static int is_ready(const pst_zero *engine, const pst__group *group) {
-    return group->reported || (engine->one_order && engine->pass.backward_plan != NULL &&
-                               group->agreed_after == PST__NOT_REPORTED);
+static int is_ready(const pst_zero *engine, uint32_t group) {
+    return engine->groups[group].reported ||
+           (engine->one_order && engine->expected != NULL &&
+            engine->expected->groups[group].after == PST__NOT_REPORTED);
 }
 
 /* All turns up to the gathers that are wanted; those in front of the first `needed` gathers in any
@@ -106,8 +113,9 @@ static int is_ready(const pst_zero *engine, const pst__group *group) {
 static pst_status take_turns(pst_zero *engine, size_t needed) {
     pst_status status = PST_OK;
     while (status == PST_OK) {
-        const pst__group *group = next_reduction(engine);
-        if (group != NULL && engine->order.reduce_after[engine->reduced] <= engine->issued) {
+        const uint32_t group = next_reduction(engine);
+        if (group != PST__NO_GROUP &&
+            engine->order.reduce_after[engine->reduced] <= engine->issued) {
             if (!is_ready(engine, group) && engine->issued >= needed) return PST_OK;
             status = pst__reduce_next(engine);
         } else if (engine->issued < engine->wanted || is_held_next(engine)) {
@@ -129,9 +137,9 @@ static pst_status gather_wanted(pst_zero *engine) {
 
 static pst_status reduce_reported(pst_zero *engine, int missing) {
     pst_status status = PST_OK;
-    const pst__group *group;
-    while (status == PST_OK && (group = next_reduction(engine)) != NULL &&
-           (missing || group->reported))
+    uint32_t group;
+    while (status == PST_OK && (group = next_reduction(engine)) != PST__NO_GROUP &&
+           (missing || engine->groups[group].reported))
         status = pst__reduce_next(engine);
     return status;
 }

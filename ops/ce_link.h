@@ -27,8 +27,8 @@ typedef struct pst__message {
 
 /* Each rank gives `mine` and, unless it is -1, a descriptor, and gets everybody's (its own message
  * too; descriptors[rank] = -1, and -1 where none came, or this process has no room for one more),
- * by rank. The caller closes the descriptors it gets. PST_EPEER with the rank that has gone in *culprit, PST_ETIMEDOUT with the one that kept
- * silent: then no descriptors are left. Blocks. */
+ * by rank. The caller closes the descriptors it gets. PST_EPEER with the rank that has gone in
+ * *culprit, PST_ETIMEDOUT with the one that kept silent: then no descriptors are left. Blocks. */
 pst_status pst__link_swap(const pst__link *link, const pst__message *mine, int descriptor,
                           pst__message *messages, int *descriptors, int *culprit);
 

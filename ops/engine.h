@@ -21,12 +21,23 @@ typedef struct pst__parameter {
     int trainable;
     int has_gradient_here; /* in this backward */
     int has_gradient;      /* on any rank, in the last backward that reduced */
-    int is_agreed;         /* any rank had one, as last agreed on */
 } pst__parameter;
 
 /* Where a group was reported in a backward: positions of the order that were needed by then, from
  * PST__REPORTED_FIRST on. */
 enum { PST__NOT_AGREED = 0, PST__NOT_REPORTED, PST__REPORTED_FIRST };
+
+/* What the ranks told each other of a backward: see presence.c. */
+typedef struct pst__agreed_group {
+    uint32_t after; /* where the last rank reported it: see above */
+    uint32_t late;  /* further reports, the most over all ranks */
+} pst__agreed_group;
+
+typedef struct pst__agreement {
+    uint64_t order;              /* of that backward: its hash; it says nothing of another order */
+    pst__agreed_group *groups;   /* by group */
+    unsigned char *has_gradient; /* by parameter: on any rank */
+} pst__agreement;
 
 typedef struct pst__group {
     char *name;
@@ -53,9 +64,7 @@ typedef struct pst__group {
     int reported;
     int reduced;             /* its turn in this backward is over */
     uint32_t late;           /* further reports in this backward */
-    uint32_t reported_after; /* where it was reported: see below */
-    uint32_t agreed_after;   /* the same on the last rank, in the backward that was read last */
-    uint32_t agreed_late;    /* further reports, the most over all ranks, likewise */
+    uint32_t reported_after; /* where it was reported: see above */
     void *target;            /* of its reduced gradient in this backward */
 } pst__group;
 
@@ -97,26 +106,38 @@ typedef struct pst__recording {
     size_t count, capacity;
 } pst__recording;
 
+/* A path that passes of one kind take through the model. */
+typedef struct pst__path {
+    pst__plan *plan;       /* NULL: none */
+    uint64_t used;         /* number of the last pass that took it */
+    uint32_t successor;    /* the path of the pass after that, or PST__NO_PATH */
+    pst__agreement agreed; /* of the last backward on it that was read */
+} pst__path;
+
+#define PST__MOST_PATHS 8u
+#define PST__NO_PATH    UINT32_MAX
+
 /* What one kind of pass has done and will do; index 1: with gradients, 0: evaluation. */
 typedef struct pst__history {
     pst__recording current, complete; /* of the latest pass, of the last complete one */
     size_t forward_count;             /* of `current`: operations before the backward */
-    pst__plan *plan;                  /* of the passes now */
-    pst__plan *next_plan;             /* takes over when a pass begins */
-    int wants_plan;                   /* the next complete pass is to be compiled */
+    pst__path paths[PST__MOST_PATHS]; /* those that are known */
+    uint32_t latest;                  /* of them, which was taken last, or PST__NO_PATH */
+    uint64_t passes;                  /* that took one of them */
+    pst__plan *next_plan;             /* comes among them when a pass begins */
 } pst__history;
 
 /* Where the training step is. */
 typedef struct pst__pass {
     pst__pass_kind kind;
-    int grad;                       /* of the forward */
-    int reduce;                     /* of the backward */
-    int after_backward;             /* the uses so far belong to a backward that is complete */
-    int after_reduce;               /* and their gradients are reduced */
-    const pst__plan *plan;          /* that the forward follows; NULL: eager */
-    const pst__plan *backward_plan; /* that the last forward with gradients has followed */
-    size_t position;                /* in the plan */
-    uint64_t clock;                 /* counts uses and releases */
+    int grad;                 /* of the forward */
+    int reduce;               /* of the backward */
+    int after_backward;       /* the uses so far belong to a backward that is complete */
+    int after_reduce;         /* and their gradients are reduced */
+    pst__path *path;          /* that the forward follows; NULL: eager */
+    pst__path *backward_path; /* that the last forward with gradients has followed */
+    size_t position;          /* in the path's plan */
+    uint64_t clock;           /* counts uses and releases */
 } pst__pass;
 
 /* What the ranks tell one another at the end of a backward: see presence.c. */
@@ -125,10 +146,12 @@ typedef struct pst__pass {
 
 typedef struct pst__presence {
     int32_t *words;
-    uint64_t hash;            /* of the order of this rank's backward */
-    pst__operation *exchange; /* until it has arrived */
-    int arrived;              /* atomic: the words are everybody's now */
-    int is_open;              /* to be read */
+    uint64_t hash;             /* of the order of this rank's backward, with its turns */
+    uint64_t order;            /* without */
+    pst__agreement *agreement; /* that the answer is for */
+    pst__operation *exchange;  /* until it has arrived */
+    int arrived;               /* atomic: the words are everybody's now */
+    int is_open;               /* to be read */
 } pst__presence;
 
 /* Copies of gradients into buckets; see fill.c. */
@@ -187,6 +210,11 @@ struct pst_zero {
     size_t issued;       /* positions of the backward order that are behind us */
     size_t needed;       /* positions up to the last one that was asked for */
     size_t wanted;       /* and with those that are gathered ahead of it */
+
+    uint64_t backward_order;        /* of this backward: its hash */
+    pst__agreement agreed_eagerly;  /* of the last backward without a plan */
+    pst__agreement *agreed;         /* of this backward: what will be known of it */
+    const pst__agreement *expected; /* and what was known of the same order before; NULL: nothing */
 
     size_t reduced; /* positions of the reduce order that are behind us */
     int careful;    /* the host reads what the ranks tell before the backward ends */
@@ -272,8 +300,10 @@ pst_status pst__backward_gather(pst_zero *engine, uint32_t group);
 pst_status pst__backward_reported(pst_zero *engine);
 /* All that is left of the order. */
 pst_status pst__backward_finish(pst_zero *engine);
-/* Of the order that this backward follows, for comparing. */
-uint64_t pst__backward_hash(const pst_zero *engine);
+/* Of what this backward gathers and reduces, in which orders. */
+uint64_t pst__backward_order(const pst_zero *engine);
+/* With their turns, for comparing. */
+uint64_t pst__backward_hash(const pst_zero *engine, uint64_t order);
 
 /* ---- fill.c ---------------------------------------------------------------------------------- */
 pst_status pst__fill_create(pst_zero *engine);
@@ -323,8 +353,10 @@ pst_status pst__reduce_give_up(pst_zero *engine, pst_status status);
 /* ---- presence.c ------------------------------------------------------------------------------ */
 pst_status pst__presence_alloc(pst_zero *engine);
 void pst__presence_free(pst_zero *engine);
-/* Is what the ranks agreed on last not enough to go on without asking? The same on all ranks. */
-int pst__presence_is_in_doubt(const pst_zero *engine);
+/* What is known of a backward of this order: from here on `expected`, `agreed` and `careful`
+ * count. All the same on all ranks. */
+void pst__presence_begin(pst_zero *engine);
+void pst__agreement_copy(const pst_zero *engine, pst__agreement *to, const pst__agreement *from);
 /* Tells the others what this rank had, and asks for theirs. */
 pst_status pst__presence_exchange(pst_zero *engine);
 /* What the others had, in this backward if it is a careful one, or in an earlier one. */
@@ -340,8 +372,24 @@ void pst__record_begin(pst_zero *engine, int grad);
 /* A pass of this kind is complete: its recording is kept, and compiled if that is due. */
 pst_status pst__record_complete(pst_zero *engine, int grad);
 void pst__record_free(pst_zero *engine);
-/* The plan that a pass of this kind follows, NULL if none. */
-const pst__plan *pst__record_plan(pst_zero *engine, int grad);
+
+/* ---- path.c ---------------------------------------------------------------------------------- */
+/* The plan becomes that of a path, which counts as taken last; the plan of that path before, or, if
+ * there are too many, of the one that was taken the longest ago, is destroyed. */
+void pst__path_add(pst_zero *engine, int grad, pst__plan *plan);
+/* The path that the next pass of this kind is likely to take; NULL: none. The same on all ranks
+ * whose passes are alike, as is all that follows. */
+pst__path *pst__path_expected(pst_zero *engine, int grad);
+/* Does the path go on like this behind `position` steps? `group` PST__NO_GROUP: does it end? */
+int pst__path_goes_on(const pst__path *path, size_t position, uint32_t group, int is_use);
+/* Another path that has begun as `left` and goes on like this; NULL: none. */
+pst__path *pst__path_other(pst_zero *engine, int grad, const pst__path *left, size_t position,
+                           uint32_t group, int is_use);
+/* A pass has taken it to its end. */
+void pst__path_taken(pst_zero *engine, int grad, const pst__path *path);
+/* Is there a plan of the forward in this recording? */
+int pst__path_is_known(const pst_zero *engine, int grad, const pst__recording *recording);
+void pst__path_free_all(pst_zero *engine);
 
 /* ---- agree.c --------------------------------------------------------------------------------- */
 pst_status pst__agree_alloc(pst_zero *engine);

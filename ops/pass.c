@@ -7,13 +7,14 @@
 /* ---- following a plan ------------------------------------------------------------------------ */
 
 static int is_following(const pst__pass *pass) {
-    return pass->kind == PST__FORWARD && pass->plan != NULL;
+    return pass->kind == PST__FORWARD && pass->path != NULL;
 }
 
-/* The rest of the pass goes on eagerly, and is recorded to be compiled anew. */
-static void deviate(pst_zero *engine) {
-    engine->pass.plan = NULL;
-    engine->history[engine->pass.grad].wants_plan = 1;
+/* A pass that leaves its path is on another one that is known, or goes on eagerly. */
+static void stay_on_path(pst_zero *engine, uint32_t group, int is_use) {
+    pst__pass *pass = &engine->pass;
+    if (pst__path_goes_on(pass->path, pass->position, group, is_use)) return;
+    pass->path = pst__path_other(engine, pass->grad, pass->path, pass->position, group, is_use);
     engine->stats.deviations++;
 }
 
@@ -21,30 +22,24 @@ static void deviate(pst_zero *engine) {
 static const pst__plan_step *follow(pst_zero *engine, uint32_t group, int is_use) {
     pst__pass *pass = &engine->pass;
     if (!is_following(pass)) return NULL;
-    const pst__plan_step *step = &pass->plan->steps[pass->position];
-    if (pass->position == pass->plan->step_count || step->group != group ||
-        step->is_use != is_use) {
-        deviate(engine);
-        return NULL;
-    }
-    pass->position++;
-    return step;
+    stay_on_path(engine, group, is_use);
+    return pass->path == NULL ? NULL : &pass->path->plan->steps[pass->position++];
 }
 
 static void finish_following(pst_zero *engine) {
     pst__pass *pass = &engine->pass;
     if (!is_following(pass)) return;
-    if (pass->position < pass->plan->step_count)
-        deviate(engine);
-    else
-        engine->stats.planned_passes++;
+    stay_on_path(engine, PST__NO_GROUP, 0);
+    if (pass->path == NULL) return;
+    pst__path_taken(engine, pass->grad, pass->path);
+    engine->stats.planned_passes++;
 }
 
 /* ---- gathers of a use ------------------------------------------------------------------------ */
 
 /* What the plan has for this use: the group itself first, where it is not there yet. */
 static pst_status gather_by_plan(pst_zero *engine, uint32_t group, const pst__plan_step *step) {
-    const pst__plan_issue *issues = engine->pass.plan->issues + step->first_issue;
+    const pst__plan_issue *issues = engine->pass.path->plan->issues + step->first_issue;
     pst_status status = PST_OK;
     if (step->issues == 0 || issues[0].group != group)
         status = pst__gather_issue(engine, group, PST__ANYWHERE, 0);
@@ -105,7 +100,7 @@ pst_status pst_zero_release(pst_zero *engine, uint32_t index) {
 
 /* Stages 1 and 2: what an update made stale is gathered before anybody asks, in recorded order. */
 static pst_status gather_stale(pst_zero *engine) {
-    const pst__plan *plan = engine->pass.plan;
+    const pst__plan *plan = engine->pass.path == NULL ? NULL : engine->pass.path->plan;
     size_t count = plan == NULL ? engine->group_count : plan->step_count;
     pst_status status = pst__gather_sources_written(engine);
     for (size_t i = 0; status == PST_OK && i < count; i++) {
@@ -139,7 +134,7 @@ pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
     if (pass->grad) begin_uses(engine);
     pst__record_begin(engine, pass->grad);
     pass->kind = PST__FORWARD;
-    pass->plan = pst__record_plan(engine, pass->grad);
+    pass->path = engine->replay ? pst__path_expected(engine, pass->grad) : NULL;
     pass->position = 0;
     engine->stats.forwards++;
     return engine->options.stage < 3 ? gather_stale(engine) : PST_OK;
@@ -155,7 +150,7 @@ pst_status pst_zero_end_forward(pst_zero *engine) {
     pass->kind = PST__NO_PASS;
     pst__history *history = &engine->history[pass->grad];
     history->forward_count = history->current.count;
-    if (pass->grad) pass->backward_plan = pass->plan;
+    if (pass->grad) pass->backward_path = pass->path;
     status = pass->grad ? pst__gather_wait_all(engine) : pst__gather_settle(engine);
     if (status == PST_OK) status = pst__gather_guard_shards(engine);
     return status == PST_OK && !pass->grad ? pst__record_complete(engine, 0) : status;

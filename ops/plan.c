@@ -249,17 +249,13 @@ pst_status pst__plan_spans(const pst_zero_op *operations, size_t count, size_t g
     return PST_OK;
 }
 
-static int is_step(const pst_zero_op *operation) {
-    return !operation->backward && operation->kind != PST_ZERO_REDUCE;
-}
-
 /* Copies the forward's operations; every release must end a use. */
 static pst_status take_steps(simulation *sim) {
     const pst__plan_input *input = sim->input;
     pst__plan *plan = sim->plan;
     for (size_t i = 0; i < input->count; i++) {
         const pst_zero_op *operation = &input->operations[i];
-        if (!is_step(operation)) continue;
+        if (!pst__plan_is_step(operation)) continue;
         int is_use = operation->kind == PST_ZERO_GATHER;
         if (!is_use && sim->uses[operation->group] == 0) return PST_EINVAL;
         sim->uses[operation->group] += is_use ? 1u : UINT32_MAX;

@@ -55,6 +55,11 @@ typedef struct pst__plan_input {
 pst_status pst__plan_create(const pst__plan_input *input, pst__plan **plan);
 void pst__plan_destroy(const pst__heap *heap, pst__plan *plan);
 
+/* Is it a use or a release of the forward? */
+static inline int pst__plan_is_step(const pst_zero_op *operation) {
+    return !operation->backward && operation->kind != PST_ZERO_REDUCE;
+}
+
 /* The spans of the groups' uses in a recorded forward; the clock counts from 1. */
 pst_status pst__plan_spans(const pst_zero_op *operations, size_t count, size_t group_count,
                            pst__span *spans);

@@ -2,9 +2,9 @@
  * maxima, who had which gradient, who needed which group, how often and where groups were reported.
  *
  * The host waits for the answer in a *careful* backward: on the host device always, and otherwise
- * as long as the last answer leaves a doubt that all ranks share: nothing was agreed yet, there is
- * no plan, a parameter of this backward had no gradient anywhere, a group was reported twice.
- * Without a doubt a backward counts as the last one: each parameter has a gradient, of zeros where
+ * as long as the last answer leaves a doubt that all ranks share: there is no plan, nothing was
+ * agreed yet of a backward of this order, a parameter of it had no gradient anywhere, a group was
+ * reported twice. What was agreed is kept by path, so that paths may take turns. Without a doubt a backward counts as the last one: each parameter has a gradient, of zeros where
  * no rank had one, and a group that is reported twice is an error where that happens. The answer is
  * then read PST__PRESENCE_SLOTS backwards later, on all ranks in the same backward, and may raise a
  * doubt.
@@ -16,6 +16,7 @@
 #include "sched/runtime.h"
 
 #include <limits.h>
+#include <string.h>
 
 /* A parameter's word, and a group's word of need. */
 enum { NOT_HERE = 0, ABSENT, PRESENT };
@@ -25,6 +26,35 @@ enum { NOT_HERE = 0, ABSENT, PRESENT };
 
 static size_t bytes_of(const pst_zero *engine) {
     return engine->presence_words * sizeof(int32_t);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static pst_status agreement_alloc(const pst_zero *engine, pst__agreement *agreement) {
+    agreement->groups =
+        pst__heap_alloc(engine->heap, engine->group_count * sizeof *agreement->groups);
+    agreement->has_gradient = pst__heap_alloc(engine->heap, engine->parameter_count);
+    return agreement->groups == NULL || agreement->has_gradient == NULL ? PST_ENOMEM : PST_OK;
+}
+
+static void agreement_free(const pst_zero *engine, pst__agreement *agreement) {
+    pst__heap_free(engine->heap, agreement->groups,
+                   engine->group_count * sizeof *agreement->groups);
+    pst__heap_free(engine->heap, agreement->has_gradient, engine->parameter_count);
+    *agreement = (pst__agreement){0};
+}
+
+void pst__agreement_copy(const pst_zero *engine, pst__agreement *to, const pst__agreement *from) {
+    to->order = from->order;
+    memcpy(to->groups, from->groups, engine->group_count * sizeof *to->groups);
+    memcpy(to->has_gradient, from->has_gradient, engine->parameter_count);
+}
+
+static pst_status alloc_agreements(pst_zero *engine) {
+    pst_status status = agreement_alloc(engine, &engine->agreed_eagerly);
+    for (size_t i = 0; status == PST_OK && i < PST__MOST_PATHS; i++)
+        status = agreement_alloc(engine, &engine->history[1].paths[i].agreed);
+    return status;
 }
 
 pst_status pst__presence_alloc(pst_zero *engine) {
@@ -38,10 +68,13 @@ pst_status pst__presence_alloc(pst_zero *engine) {
         if (status != PST_OK) return status;
         engine->presence[i] = (pst__presence){.words = memory};
     }
-    return PST_OK;
+    return alloc_agreements(engine);
 }
 
 void pst__presence_free(pst_zero *engine) {
+    agreement_free(engine, &engine->agreed_eagerly);
+    for (size_t i = 0; i < PST__MOST_PATHS; i++)
+        agreement_free(engine, &engine->history[1].paths[i].agreed);
     for (size_t i = 0; i < PST__PRESENCE_SLOTS; i++) {
         if (engine->presence[i].words != NULL)
             engine->device->ops->free(engine->device, PST_MEMORY_PINNED, engine->presence[i].words,
@@ -56,20 +89,31 @@ static int is_used(const pst_zero *engine, size_t group) {
     return engine->order.first_uses[group] != 0;
 }
 
-static int is_group_in_doubt(const pst_zero *engine, const pst__group *group) {
-    if (group->agreed_late > 0) return 1;
-    for (size_t i = 0; i < group->layout.member_count; i++) {
-        const pst__member *member = &group->layout.members[i];
-        if (member->trainable && !engine->parameters[member->parameter].is_agreed) return 1;
+static int is_group_in_doubt(const pst_zero *engine, size_t group) {
+    const pst__agreement *expected = engine->expected;
+    const pst__layout *layout = &engine->groups[group].layout;
+    if (expected->groups[group].late > 0) return 1;
+    for (size_t i = 0; i < layout->member_count; i++) {
+        const pst__member *member = &layout->members[i];
+        if (member->trainable && !expected->has_gradient[member->parameter]) return 1;
     }
     return 0;
 }
 
-int pst__presence_is_in_doubt(const pst_zero *engine) {
-    if (!engine->asynchronous || engine->pass.backward_plan == NULL) return 1;
+static int is_in_doubt(const pst_zero *engine) {
+    if (!engine->asynchronous || engine->expected == NULL) return 1;
     for (size_t i = 0; i < engine->group_count; i++)
-        if (is_used(engine, i) && is_group_in_doubt(engine, &engine->groups[i])) return 1;
+        if (is_used(engine, i) && is_group_in_doubt(engine, i)) return 1;
     return 0;
+}
+
+void pst__presence_begin(pst_zero *engine) {
+    pst__path *path = engine->pass.backward_path;
+    engine->backward_order = pst__backward_order(engine);
+    engine->agreed = path == NULL ? &engine->agreed_eagerly : &path->agreed;
+    engine->expected =
+        path != NULL && path->agreed.order == engine->backward_order ? engine->agreed : NULL;
+    engine->careful = is_in_doubt(engine);
 }
 
 /* ---- telling --------------------------------------------------------------------------------- */
@@ -97,7 +141,7 @@ static void write_parameters(const pst_zero *engine, int32_t *words) {
         if (engine->parameters[i].has_gradient_here) words[i] = PRESENT;
 }
 
-static void write_words(pst_zero *engine, int32_t *words) {
+static void write_words(pst_zero *engine, int32_t *words, uint64_t hash) {
     write_parameters(engine, words);
     words += engine->parameter_count;
     for (size_t i = 0; i < engine->group_count; i++) {
@@ -108,7 +152,7 @@ static void write_words(pst_zero *engine, int32_t *words) {
         *words++ = is_used(engine, i) ? (int32_t)group->reported_after : NOT_HERE;
         engine->needed_here[i] = 0;
     }
-    write_hash(words, pst__backward_hash(engine));
+    write_hash(words, hash);
 }
 
 /* ---- hearing --------------------------------------------------------------------------------- */
@@ -125,17 +169,18 @@ static void learn_need(pst_zero *engine, size_t index, int32_t word) {
         *need = PST__NEED_NONE;
 }
 
-static void learn(pst_zero *engine, const int32_t *words) {
+static void learn(pst_zero *engine, const pst__presence *slot) {
+    pst__agreement *agreement = slot->agreement;
+    const int32_t *words = slot->words;
+    agreement->order = slot->order;
     for (size_t i = 0; i < engine->parameter_count; i++, words++) {
         engine->parameters[i].has_gradient = *words == PRESENT;
-        if (*words != NOT_HERE) engine->parameters[i].is_agreed = *words == PRESENT;
+        agreement->has_gradient[i] = *words == PRESENT;
     }
     for (size_t i = 0; i < engine->group_count; i++, words += WORDS_A_GROUP) {
-        pst__group *group = &engine->groups[i];
         learn_need(engine, i, words[0]);
-        if (words[2] == NOT_HERE) continue;
-        group->agreed_late = (uint32_t)words[1];
-        group->agreed_after = (uint32_t)words[2];
+        agreement->groups[i] =
+            (pst__agreed_group){.late = (uint32_t)words[1], .after = (uint32_t)words[2]};
     }
 }
 
@@ -166,7 +211,7 @@ static pst_status read_slot(pst_zero *engine, pst__presence *slot) {
     if (status == PST_OK) status = check_hash(engine, slot);
     if (status != PST_OK) return status;
     slot->is_open = 0;
-    learn(engine, slot->words);
+    learn(engine, slot);
     return PST_OK;
 }
 
@@ -182,9 +227,11 @@ pst_status pst__presence_exchange(pst_zero *engine) {
     pst_status status = read_slot(engine, slot);
     if (status == PST_OK) status = pst__operation_take(engine, PST__REDUCE_LANE, &operation);
     if (status != PST_OK) return status;
-    slot->hash = pst__backward_hash(engine);
+    slot->order = engine->backward_order;
+    slot->agreement = engine->agreed;
+    slot->hash = pst__backward_hash(engine, slot->order);
     slot->exchange = operation;
-    write_words(engine, slot->words);
+    write_words(engine, slot->words, slot->hash);
     pst__store_relaxed(&slot->arrived, 0); /* submitting publishes it */
     pst_collective *collective = &operation->work.collective;
     collective->kind = PST_ALL_REDUCE;

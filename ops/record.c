@@ -42,15 +42,8 @@ pst_status pst__record(pst_zero *engine, pst_zero_op_kind kind, uint32_t group, 
 void pst__record_begin(pst_zero *engine, int grad) {
     pst__history *history = &engine->history[grad];
     history->current.count = 0;
-    if (history->next_plan == NULL) return;
-    if (grad) engine->pass.backward_plan = NULL;
-    pst__plan_destroy(engine->heap, history->plan);
-    history->plan = history->next_plan;
+    if (history->next_plan != NULL) pst__path_add(engine, grad, history->next_plan);
     history->next_plan = NULL;
-}
-
-const pst__plan *pst__record_plan(pst_zero *engine, int grad) {
-    return engine->replay ? engine->history[grad].plan : NULL;
 }
 
 /* ---- compiling ------------------------------------------------------------------------------- */
@@ -88,12 +81,16 @@ static void make_room(pst_zero *engine, size_t peak) {
     if (stats.reserved == 0 && peak > 0) (void)pst_arena_add_segment(engine->gathered, peak);
 }
 
+static size_t larger_peak(size_t peak, const pst__plan *plan) {
+    return plan != NULL && plan->summary.peak_bytes > peak ? plan->summary.peak_bytes : peak;
+}
+
 static size_t largest_peak(const pst_zero *engine) {
     size_t peak = 0;
     for (int grad = 0; grad < 2; grad++) {
-        const pst__history *history = &engine->history[grad];
-        const pst__plan *plan = history->next_plan != NULL ? history->next_plan : history->plan;
-        if (plan != NULL && plan->summary.peak_bytes > peak) peak = plan->summary.peak_bytes;
+        peak = larger_peak(peak, engine->history[grad].next_plan);
+        for (size_t i = 0; i < PST__MOST_PATHS; i++)
+            peak = larger_peak(peak, engine->history[grad].paths[i].plan);
     }
     return peak;
 }
@@ -102,7 +99,6 @@ static void adopt(pst_zero *engine, int grad, pst__plan *plan) {
     pst__history *history = &engine->history[grad];
     pst__plan_destroy(engine->heap, history->next_plan);
     history->next_plan = plan;
-    history->wants_plan = 0;
     if (!grad) return;
     engine->stats.plan_peak = plan->summary.peak_bytes;
     engine->stats.plan_lower_bound = plan->summary.lower_bound_bytes;
@@ -152,8 +148,10 @@ pst_status pst__record_complete(pst_zero *engine, int grad) {
         status = keep(engine, history);
     else
         swap(&history->current, &history->complete);
-    int has_plan = history->plan != NULL || history->next_plan != NULL;
-    if (status != PST_OK || !engine->replay || (has_plan && !history->wants_plan)) return status;
+    const pst__path *path = grad ? engine->pass.backward_path : engine->pass.path;
+    if (status != PST_OK || !engine->replay || path != NULL ||
+        pst__path_is_known(engine, grad, &history->complete))
+        return status;
     return compile(engine, grad, history->complete.operations, history->complete.count,
                    engine->options.prefetch_ahead, engine->options.prefetch_bytes, 0);
 }
@@ -188,7 +186,7 @@ void pst__record_free(pst_zero *engine) {
         pst__history *history = &engine->history[grad];
         pst__heap_free(engine->heap, history->current.operations, bytes_of(&history->current));
         pst__heap_free(engine->heap, history->complete.operations, bytes_of(&history->complete));
-        pst__plan_destroy(engine->heap, history->plan);
         pst__plan_destroy(engine->heap, history->next_plan);
     }
+    pst__path_free_all(engine);
 }

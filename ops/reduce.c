@@ -128,7 +128,7 @@ void pst__reduce_begin(pst_zero *engine) {
     pst__sort_descending(order->reduces, order->reduce_count, order->first_uses, 1);
     for (size_t i = 0; i < engine->parameter_count; i++)
         engine->parameters[i].has_gradient_here = 0;
-    engine->careful = pst__presence_is_in_doubt(engine);
+    pst__presence_begin(engine);
 }
 
 /* ---- what came late -------------------------------------------------------------------------- */
@@ -144,7 +144,7 @@ static const pst__late *find_late(const pst_zero *engine, uint32_t group, uint32
 static pst_status reduce_round(pst_zero *engine, uint32_t round) {
     for (size_t i = 0; i < engine->order.reduce_count; i++) {
         uint32_t index = engine->order.reduces[i];
-        if (engine->groups[index].agreed_late <= round) continue;
+        if (engine->agreed->groups[index].late <= round) continue;
         const pst__late *own = find_late(engine, index, round);
         pst_status status =
             pst__bucket_fill(engine, index, own == NULL ? NULL : own->sources,
@@ -158,7 +158,7 @@ static pst_status reduce_round(pst_zero *engine, uint32_t round) {
 static uint32_t count_rounds(const pst_zero *engine) {
     uint32_t rounds = 0;
     for (size_t i = 0; i < engine->order.reduce_count; i++) {
-        uint32_t late = engine->groups[engine->order.reduces[i]].agreed_late;
+        uint32_t late = engine->agreed->groups[engine->order.reduces[i]].late;
         if (late > rounds) rounds = late;
     }
     return rounds;

@@ -169,6 +169,7 @@ static pst_status build(pst_zero *engine) {
     engine->world = (size_t)options->gather_comm->size;
     engine->rank = (size_t)options->gather_comm->rank;
     engine->replay = 1;
+    engine->history[0].latest = engine->history[1].latest = PST__NO_PATH;
     engine->name = pst__heap_text(engine->heap, options->name);
     if (engine->name == NULL) return PST_ENOMEM;
     engine->options.name = engine->name;

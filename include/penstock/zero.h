@@ -238,9 +238,11 @@ typedef struct pst_zero_plan {
     uint64_t hash;                        /* the same on all ranks */
 } pst_zero_plan;
 
-/* Compiles a recording into the plan for passes of its kind from the next begin_forward on (a
- * collective: the ranks compare hashes; PST_EMISMATCH). Without such a call the engine does it
- * itself after each kind's first complete pass, with its own prefetch_ahead and prefetch_bytes. */
+/* Compiles a recording into the plan for passes of its kind and path from the next begin_forward on
+ * (a collective: the ranks compare hashes; PST_EMISMATCH). Without such a call the engine does it
+ * itself after the first complete pass on each path, with its own prefetch_ahead and
+ * prefetch_bytes. The plans of eight paths are kept; the one that no pass has followed for longest
+ * makes room. */
 PST_API pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations,
                                     size_t count, uint32_t prefetch_ahead, size_t prefetch_bytes,
                                     pst_zero_plan *plan);
@@ -253,7 +255,10 @@ typedef struct pst_zero_stats {
     uint64_t exposed_ns; /* the calling thread waited: on the host device compute did, for
                             communication; on others for a launch only */
     uint64_t exposed_gather_ns, exposed_reduce_ns;
-    uint64_t forwards, backwards, planned_passes, deviations, prefetches;
+    uint64_t forwards, backwards;
+    uint64_t planned_passes; /* that a plan was followed in, to the end */
+    uint64_t deviations; /* passes left the path that was expected, for another or an unknown one */
+    uint64_t prefetches;
     size_t arena_peak, arena_reserved, bucket_peak; /* of gathered groups; of gradient buckets */
     size_t plan_peak, plan_lower_bound;             /* of the training plan; 0 before it */
     uint64_t late_launches; /* asynchronous devices: waits for a collective not launched by then */

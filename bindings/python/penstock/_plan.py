@@ -67,7 +67,8 @@ class Plan:
     def execute(self) -> Iterator[Plan]:
         """Run the passes that begin in this context by this plan.
 
-        One that differs from it is noticed, counted (``stats().deviations``) and runs on without.
+        One that differs from it is noticed, counted (``stats().deviations``) and runs on by the
+        plan of an earlier path that it fits, or without.
         """
         engine = self._engine
         if engine.plans.get(self.training) != self:
