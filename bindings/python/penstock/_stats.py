@@ -34,7 +34,8 @@ class Stats:
     late_launches : int
         On GPUs: waits for a collective that was not launched by then.
     forwards, backwards, planned_passes, deviations, prefetches : int
-        Passes; those that ran by a plan; those that left it; groups gathered ahead.
+        Passes; those that followed a plan to their end; how often one left the path that was
+        expected; groups gathered ahead.
     arena_peak, arena_reserved, bucket_peak : int
         Bytes of gathered groups at most, of memory reserved, of gradient buckets at most.
     plan_peak, plan_lower_bound : int
