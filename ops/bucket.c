@@ -42,6 +42,12 @@ pst_status pst__bucket_flush_all(pst_zero *engine) {
     return status;
 }
 
+void pst__bucket_deliver_nothing(pst_zero *engine) {
+    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
+        if (engine->open[dtype].operation != NULL)
+            engine->open[dtype].operation->work.collective.piece_count = 0;
+}
+
 void pst__bucket_abandon_all(pst_zero *engine) {
     for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
         pst__operation *operation = engine->open[dtype].operation;
@@ -98,6 +104,8 @@ static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
     pst__open_bucket *open = &engine->open[group->reduce_dtype];
     pst__operation *operation = open->operation;
     size_t count = operation->work.collective.piece_count;
+    if (part.first == 0) open->whole_bytes += group->layout.gradient_bytes_whole;
+    if (group->target == NULL) return PST_OK;
     pst_status status =
         pst__heap_grow(engine->heap, (void **)&operation->pieces, &operation->piece_capacity,
                        count + 1, sizeof *operation->pieces);
@@ -110,7 +118,6 @@ static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
                                                   .destination_dtype = group->dtype,
                                                   .accumulate = accumulate};
     operation->work.collective.piece_count++;
-    if (part.first == 0) open->whole_bytes += group->layout.gradient_bytes_whole;
     return PST_OK;
 }
 

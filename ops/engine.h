@@ -35,6 +35,7 @@ typedef struct pst__agreed_group {
 
 typedef struct pst__agreement {
     uint64_t order;              /* of that backward: its hash; it says nothing of another order */
+    size_t turns;                /* of the order, that it took */
     pst__agreed_group *groups;   /* by group */
     unsigned char *has_gradient; /* by parameter: on any rank */
 } pst__agreement;
@@ -55,6 +56,7 @@ typedef struct pst__group {
     pst__gather_state state;
     int is_stale; /* gathered before the shard changed */
     uint32_t uses;
+    uint32_t more_uses; /* in this backward, that the latest gather is for, too */
     pst_lease lease;
     pst_event *released;    /* compute's last use of the lease */
     pst__operation *gather; /* while in flight */
@@ -152,6 +154,7 @@ typedef struct pst__presence {
     pst__operation *exchange;  /* until it has arrived */
     int arrived;               /* atomic: the words are everybody's now */
     int is_open;               /* to be read */
+    int is_broken;             /* this rank's backward was broken off */
 } pst__presence;
 
 /* Copies of gradients into buckets; see fill.c. */
@@ -210,6 +213,8 @@ struct pst_zero {
     size_t issued;       /* positions of the backward order that are behind us */
     size_t needed;       /* positions up to the last one that was asked for */
     size_t wanted;       /* and with those that are gathered ahead of it */
+    size_t sure;         /* positions that all ranks take; further ones if one asks for them */
+    int is_ending;       /* this rank needs no gather any more */
 
     uint64_t backward_order;        /* of this backward: its hash */
     pst__agreement agreed_eagerly;  /* of the last backward without a plan */
@@ -218,6 +223,7 @@ struct pst_zero {
 
     size_t reduced; /* positions of the reduce order that are behind us */
     int careful;    /* the host reads what the ranks tell before the backward ends */
+    int is_broken;  /* this backward was broken off */
     pst__open_bucket open[PST_DTYPE_COUNT];
     char bucket_names[PST_DTYPE_COUNT][32];
     pst_cast *casts;
@@ -228,6 +234,7 @@ struct pst_zero {
     pst__presence presence[PST__PRESENCE_SLOTS];
     size_t presence_words;
     uint64_t exchanges; /* of presence so far */
+    int32_t *question;  /* pinned */
     pst_segment *hash_segments;
     uint64_t *hashes; /* for agreements of plans: own one and everybody's, for each kind */
 
@@ -274,6 +281,8 @@ int pst__has_place(const pst__group *group);
 /* Issues the gather of a group unless it is gathered and up to date. `offset`: where a plan wants
  * it in the arena, or PST__ANYWHERE. */
 pst_status pst__gather_issue(pst_zero *engine, uint32_t group, size_t offset, int ahead);
+/* Takes part in a gather whose result this rank does not need. */
+pst_status pst__gather_for_others(pst_zero *engine, uint32_t group);
 /* The memory goes back, behind what compute was given so far. */
 pst_status pst__gather_drop(pst_zero *engine, pst__group *group);
 /* Compute waits for the group. */
@@ -293,13 +302,19 @@ pst_status pst__gather_guard_sources(pst_zero *engine);
 pst_status pst__gather_guard_shards(pst_zero *engine);
 
 /* ---- backward.c ------------------------------------------------------------------------------ */
-void pst__backward_begin(pst_zero *engine);
+pst_status pst__backward_begin(pst_zero *engine);
 /* A use in the backward: its gather, and all whose turn it is. */
 pst_status pst__backward_gather(pst_zero *engine, uint32_t group);
+/* A use has ended, the last one that was open: does the group stay, as its next use has no gather
+ * of its own? */
+int pst__backward_keeps(const pst_zero *engine, pst__group *group);
 /* A report: the reductions whose turn it is, and gathers that they held back. */
 pst_status pst__backward_reported(pst_zero *engine);
 /* All that is left of the order. */
 pst_status pst__backward_finish(pst_zero *engine);
+/* After a backward that was broken off, and at different places on different ranks: the rest of its
+ * collectives for the others' sake, with nothing to give and to take. */
+pst_status pst__backward_break_off(pst_zero *engine);
 /* Of what this backward gathers and reduces, in which orders. */
 uint64_t pst__backward_order(const pst_zero *engine);
 /* With their turns, for comparing. */
@@ -335,13 +350,16 @@ pst_status pst__bucket_flush_all(pst_zero *engine);
 pst_status pst__bucket_slot(pst_zero *engine, pst_dtype dtype, size_t bytes,
                             pst_status (*flush)(void *context, pst_dtype dtype), void *context,
                             pst_slot *slot);
+/* What is in buckets that have not gone out goes nowhere on this rank. */
+void pst__bucket_deliver_nothing(pst_zero *engine);
 void pst__bucket_abandon_all(pst_zero *engine);
 
 /* ---- reduce.c -------------------------------------------------------------------------------- */
 pst_status pst__reduce_report(pst_zero *engine, uint32_t group, const void *const *sources,
                               pst_dtype dtype);
 void pst__reduce_begin(pst_zero *engine);
-/* The next reduction of the order: with what was reported, or zeros. */
+/* The next reduction of the order: with what was reported, or zeros; in a backward that was broken
+ * off zeros, and the sum goes nowhere. */
 pst_status pst__reduce_next(pst_zero *engine);
 /* After a backward that was broken off. */
 void pst__reduce_abandon(pst_zero *engine);
@@ -359,6 +377,8 @@ void pst__presence_begin(pst_zero *engine);
 void pst__agreement_copy(const pst_zero *engine, pst__agreement *to, const pst__agreement *from);
 /* Tells the others what this rank had, and asks for theirs. */
 pst_status pst__presence_exchange(pst_zero *engine);
+/* The largest of the ranks' values. Blocks. */
+pst_status pst__presence_ask(pst_zero *engine, int32_t own, int32_t *largest);
 /* What the others had, in this backward if it is a careful one, or in an earlier one. */
 pst_status pst__presence_read(pst_zero *engine);
 

@@ -93,20 +93,25 @@ static pst_status take_memory(pst_zero *engine, pst__group *group, size_t offset
     return status;
 }
 
+/* All but where it goes. */
+static void describe(const pst__group *group, pst_collective *collective) {
+    collective->kind = PST_ALL_GATHER;
+    collective->name = group->name;
+    collective->dtype = group->gather_dtype;
+    collective->source = has_copy(group) ? group->copy.memory : group->shard;
+    collective->source_bytes = group->layout.shard_elements * group->layout.gather_element_bytes;
+    collective->segments = group->layout.segments;
+    collective->segment_count = group->layout.segment_count;
+}
+
 static pst_status submit(pst_zero *engine, uint32_t index, int fresh) {
     pst__group *group = &engine->groups[index];
     pst__operation *operation;
     pst_status status = pst__operation_take(engine, PST__GATHER_LANE, &operation);
     if (status != PST_OK) return status;
     pst_collective *collective = &operation->work.collective;
-    collective->kind = PST_ALL_GATHER;
-    collective->name = group->name;
-    collective->dtype = group->gather_dtype;
-    collective->source = has_copy(group) ? group->copy.memory : group->shard;
-    collective->source_bytes = group->layout.shard_elements * group->layout.gather_element_bytes;
+    describe(group, collective);
     collective->destination = group->lease.memory;
-    collective->segments = group->layout.segments;
-    collective->segment_count = group->layout.segment_count;
     operation->group = index;
     pst_event *after[PST_LEASE_EVENTS + 1] = {engine->shards_ready};
     size_t count = 1;
@@ -162,6 +167,38 @@ pst_status pst__gather_issue(pst_zero *engine, uint32_t index, size_t offset, in
     return PST_OK;
 }
 
+/* Into memory that nobody looks at. */
+static pst_status submit_for_others(pst_zero *engine, uint32_t index) {
+    const pst__group *group = &engine->groups[index];
+    pst__operation *operation;
+    pst_status status = pst__operation_take(engine, PST__GATHER_LANE, &operation);
+    if (status != PST_OK) return status;
+    status = pst_arena_acquire(engine->gathered, group->layout.gathered_bytes, &operation->unread);
+    if (status != PST_OK) {
+        pst__operation_give(engine, operation);
+        return status;
+    }
+    describe(group, &operation->work.collective);
+    operation->work.collective.destination = operation->unread.memory;
+    operation->group = index;
+    pst_event *after[PST_LEASE_EVENTS + 1] = {engine->shards_ready};
+    size_t count = 1;
+    for (size_t i = 0; i < operation->unread.after_count; i++)
+        after[count++] = operation->unread.after[i];
+    status = pst__operation_submit(operation, group->layout.gathered_bytes, after, count);
+    if (status == PST_OK) engine->gather_ticket = operation->work.collective.ticket;
+    return status;
+}
+
+pst_status pst__gather_for_others(pst_zero *engine, uint32_t index) {
+    const pst__group *group = &engine->groups[index];
+    pst_status status = submit_for_others(engine, index);
+    if (status != PST_OK) return status;
+    engine->stats.gathers++;
+    engine->stats.gather_bytes += group->layout.gathered_bytes;
+    return PST_OK;
+}
+
 /* ---- waiting, and giving back ---------------------------------------------------------------- */
 
 pst_status pst__gather_wait(pst_zero *engine, pst__group *group) {
@@ -206,9 +243,24 @@ static pst_status settle(pst_zero *engine, pst__group *group) {
                                       : pst__gather_state_step(&group->state, PST__STEP_KEEP);
 }
 
+/* Gathers that this rank has no need of read its shards all the same. */
+static pst_status wait_for_others(pst_zero *engine) {
+    pst_status status = PST_OK;
+    pst__operation *operation = pst__queue_of(engine, PST__GATHER_LANE)->oldest;
+    for (; operation != NULL && status == PST_OK; operation = operation->next) {
+        if (operation->group == PST__NO_GROUP) continue;
+        const pst__group *group = &engine->groups[operation->group];
+        if (group->gather != operation)
+            status = pst__operation_wait(operation, group->wait_name, PST__GATHER_LANE);
+    }
+    return status;
+}
+
 pst_status pst__gather_settle(pst_zero *engine) {
+    pst_status status = wait_for_others(engine);
+    if (status != PST_OK) return status;
     for (size_t i = 0; i < engine->group_count; i++) {
-        pst_status status = settle(engine, &engine->groups[i]);
+        status = settle(engine, &engine->groups[i]);
         if (status != PST_OK) return status;
     }
     pst__operation_reap(engine);

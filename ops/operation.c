@@ -56,7 +56,7 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     operation->cast_count = 0;
     operation->is_waited = 0;
     operation->group = PST__NO_GROUP;
-    operation->staging = (pst_lease){0};
+    operation->staging = operation->unread = (pst_lease){0};
     operation->has_bucket = 0;
     operation->next = NULL;
     /* Nobody else knows it yet; add publishes these. */
@@ -96,8 +96,10 @@ static void give_memory(pst__operation *operation, pst_event *event) {
     pst_zero *engine = operation->engine;
     if (operation->staging.memory != NULL)
         pst_arena_release(engine->staging, &operation->staging, event);
+    if (operation->unread.memory != NULL)
+        pst_arena_release(engine->gathered, &operation->unread, event);
     if (operation->has_bucket) pst_buckets_retire(engine->buckets, operation->bucket, event);
-    operation->staging = (pst_lease){0};
+    operation->staging = operation->unread = (pst_lease){0};
     operation->has_bucket = 0;
 }
 

@@ -31,7 +31,8 @@ struct pst__operation {
     uint64_t argument;
     uint32_t group; /* whose gather this is, or PST__NO_GROUP */
     pst_lease staging;
-    uint64_t bucket; /* to be retired, if has_bucket */
+    pst_lease unread; /* gathered here for the other ranks' sake */
+    uint64_t bucket;  /* to be retired, if has_bucket */
     int has_bucket;
     pst_reduce_piece *pieces;
     size_t piece_capacity;

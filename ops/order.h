@@ -5,20 +5,30 @@
 
 #include "base/heap.h"
 
-/* When a group was used: the clock of its first use and of its last use's end; 0: never. */
-typedef struct pst__span {
+/* A time in which a group was used without a break: the clock of its first use's begin, and of its
+ * last use's end; 0: it was not. */
+typedef struct pst__period {
+    uint32_t group;
     uint64_t first, last;
-} pst__span;
+} pst__period;
 
 typedef enum pst__need { PST__NEED_UNKNOWN = 0, PST__NEED_NONE, PST__NEED_SOME } pst__need;
 
-/* Groups in the order in which a backward gathers them: by the end of their last use, descending.
- */
+/* A group's turn to be gathered: for a period, or for some that are near each other. */
+typedef struct pst__turn {
+    uint32_t group;
+    uint32_t periods;
+    uint64_t first, last; /* as of one period */
+    uint32_t next;        /* position of the group's next turn, or PST__NO_POSITION */
+    size_t finished;      /* the position at which the first use is behind us */
+} pst__turn;
+
+/* The order in which a backward gathers: by the ends of the periods, descending. */
 typedef struct pst__backward {
-    uint32_t *groups;
-    size_t count;
-    size_t *finished;   /* by position: the position at which the group's first use is behind us */
-    uint32_t *position; /* by group; PST__NO_POSITION when it is not in the order */
+    pst__turn *turns;
+    size_t count, capacity;
+    uint32_t *position; /* by group: of its first turn; PST__NO_POSITION: it has none */
+    uint32_t *latest;   /* by group: of the turn that has come last; PST__NO_POSITION: none yet */
 } pst__backward;
 
 #define PST__NO_POSITION UINT32_MAX
@@ -26,7 +36,10 @@ typedef struct pst__backward {
 typedef struct pst__order {
     size_t group_count;
     size_t *bytes;        /* by group: gathered */
-    pst__span *uses;      /* by group: since the last complete backward */
+    pst__period *periods; /* by begin: since the last complete backward */
+    size_t period_count, period_capacity;
+    size_t *first_period; /* by group: its first one and its latest one, counted from 1; 0: none */
+    size_t *last_period;
     uint64_t *first_uses; /* by group: since the last complete backward that reduced */
     pst__backward gathers;
     uint32_t *reduces;    /* groups by first use, descending */
@@ -36,15 +49,26 @@ typedef struct pst__order {
 
 pst_status pst__order_alloc(const pst__heap *heap, pst__order *order, size_t group_count);
 void pst__order_free(const pst__heap *heap, pst__order *order);
+/* A use of the group begins; `is_open`: in the middle of another one. PST_ENOMEM. */
+pst_status pst__order_begin_use(const pst__heap *heap, pst__order *order, uint32_t group,
+                                uint64_t clock, int is_open);
+/* A use of it ends. */
+void pst__order_end_use(pst__order *order, uint32_t group, uint64_t clock);
+void pst__order_forget_uses(pst__order *order);
+/* Forwards that no backward comes for do not make it grow without an end: the oldest periods are
+ * forgotten. Their groups are gathered when a use asks for them. */
+void pst__order_bound_uses(pst__order *order);
 
 pst_status pst__backward_alloc(const pst__heap *heap, pst__backward *backward, size_t group_count);
 void pst__backward_free(const pst__heap *heap, pst__backward *backward, size_t group_count);
-/* Groups with a span, without those that nobody needs. */
-void pst__backward_build(pst__backward *backward, const pst__span *uses, size_t group_count,
-                         const pst__need *need);
-/* How many groups of the order come before the end of this group's backward: those that were used
- * until the end of its own last use, or longer; itself too, if it is in the order. */
-size_t pst__backward_before(const pst__backward *backward, const pst__span *uses, uint32_t group);
+/* Of the periods of groups that somebody needs. A period has no turn of its own where the group is
+ * gathered at most `ahead` turns before, or right before. PST_ENOMEM. */
+pst_status pst__backward_build(const pst__heap *heap, pst__backward *backward,
+                               const pst__period *periods, size_t period_count, size_t group_count,
+                               const pst__need *need, uint32_t ahead);
+/* How many turns come before the end of the backward of a period that ended at `clock`: those for
+ * what was used until then, or longer. */
+size_t pst__backward_before(const pst__backward *backward, uint64_t clock);
 /* How many positions are gathered when position `position` is in use: itself, and then at most
  * `ahead` more, within `budget` bytes (0: no limit) of what is alive there. A group stays alive
  * until the step after its first use's backward, because its gradients end about then. */
@@ -52,6 +76,6 @@ size_t pst__backward_limit(const pst__backward *backward, const size_t *bytes, s
                            uint32_t ahead, size_t budget);
 
 /* Sorts `groups` by descending key[group]; ties: the higher index first. */
-void pst__sort_descending(uint32_t *groups, size_t count, const uint64_t *keys, size_t stride);
+void pst__sort_descending(uint32_t *groups, size_t count, const uint64_t *keys);
 
 #endif

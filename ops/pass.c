@@ -91,7 +91,8 @@ pst_status pst_zero_release(pst_zero *engine, uint32_t index) {
     status = pst__record(engine, PST_ZERO_RELEASE, index, group->layout.gathered_bytes);
     if (status != PST_OK || --group->uses > 0) return status;
     int keep = engine->options.stage < 3 || (step != NULL && step->keep) ||
-               group->state == PST__IN_FLIGHT; /* nobody waited: the pass's end takes it back */
+               group->state == PST__IN_FLIGHT || /* nobody waited: the pass's end takes it back */
+               pst__backward_keeps(engine, group);
     if (!keep) return pst__gather_drop(engine, group);
     return pst__gather_state_step(&group->state, PST__STEP_KEEP);
 }
@@ -114,7 +115,10 @@ static pst_status gather_stale(pst_zero *engine) {
 static void begin_uses(pst_zero *engine) {
     pst__pass *pass = &engine->pass;
     pst__order *order = &engine->order;
-    if (pass->after_backward) memset(order->uses, 0, order->group_count * sizeof *order->uses);
+    if (pass->after_backward)
+        pst__order_forget_uses(order);
+    else
+        pst__order_bound_uses(order);
     if (pass->after_reduce)
         memset(order->first_uses, 0, order->group_count * sizeof *order->first_uses);
     pass->after_backward = pass->after_reduce = 0;
@@ -124,9 +128,12 @@ pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
     pst_status status = pst__zero_check(engine, PST__NO_GROUP);
     if (status != PST_OK) return status;
     pst__pass *pass = &engine->pass;
-    if (pass->kind == PST__BACKWARD) pst__reduce_abandon(engine);
+    if (pass->kind == PST__BACKWARD) {
+        status = pst__backward_break_off(engine);
+        pst__reduce_abandon(engine);
+    }
     pass->kind = PST__NO_PASS;
-    status = pst__gather_settle(engine);
+    if (status == PST_OK) status = pst__gather_settle(engine);
     if (status == PST_OK) status = pst__operation_check_comms(engine);
     if (status == PST_OK) status = pst__gather_refresh(engine);
     if (status != PST_OK) return status;
@@ -177,10 +184,10 @@ pst_status pst_zero_begin_backward(pst_zero *engine, int reduce) {
     pst_status status = check_backward(engine, reduce);
     if (status != PST_OK) return status;
     engine->history[1].current.count = engine->history[1].forward_count;
-    engine->pass.kind = PST__BACKWARD;
     engine->pass.reduce = reduce != 0;
-    pst__backward_begin(engine);
-    return PST_OK;
+    status = pst__backward_begin(engine);
+    if (status == PST_OK) engine->pass.kind = PST__BACKWARD;
+    return status;
 }
 
 pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *const *sources,

@@ -15,7 +15,7 @@ uint64_t pst__hash(uint64_t hash, const void *bytes, size_t count) {
 typedef struct simulation {
     const pst__plan_input *input;
     pst__plan *plan;
-    pst__span *spans;
+    pst__period *spans; /* by group: from its first use to the end of its last one */
     pst__backward backward;
     uint32_t *uses;            /* by group: open ones */
     size_t *open;              /* by group: its interval while it is gathered, or NOT_GATHERED */
@@ -122,7 +122,7 @@ static void build_window(simulation *sim, size_t step) {
         if (sim->plan->steps[i].is_use)
             room = look_at(sim, sim->plan->steps[i].group, limit, &alive);
     for (size_t i = 0; room && i < sim->backward.count; i++)
-        room = look_at(sim, sim->backward.groups[i], limit, &alive);
+        room = look_at(sim, sim->backward.turns[i].group, limit, &alive);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -169,7 +169,7 @@ static pst_status simulate_backward(simulation *sim) {
         size_t limit =
             pst__backward_limit(&sim->backward, input->bytes, i, input->ahead, input->budget);
         for (; issued < limit; issued++) {
-            uint32_t group = sim->backward.groups[issued];
+            uint32_t group = sim->backward.turns[issued].group;
             if (sim->open[group] != NOT_GATHERED) continue;
             pst_status status = open_interval(sim, group, start + i);
             if (status != PST_OK) return status;
@@ -177,7 +177,7 @@ static pst_status simulate_backward(simulation *sim) {
         }
     }
     for (size_t i = 0; i < sim->backward.count; i++)
-        close_interval(sim, sim->backward.groups[i], start + sim->backward.finished[i]);
+        close_interval(sim, sim->backward.turns[i].group, start + sim->backward.turns[i].finished);
     return PST_OK;
 }
 
@@ -226,9 +226,11 @@ static pst_status keep_everything(simulation *sim) {
 static pst_status simulate(simulation *sim) {
     const pst__plan_input *input = sim->input;
     if (!input->window) return keep_everything(sim);
+    pst_status status = PST_OK;
     if (input->grad)
-        pst__backward_build(&sim->backward, sim->spans, input->group_count, input->need);
-    pst_status status = simulate_forward(sim);
+        status = pst__backward_build(input->heap, &sim->backward, sim->spans, input->group_count,
+                                     input->group_count, input->need, input->ahead);
+    if (status == PST_OK) status = simulate_forward(sim);
     if (status == PST_OK) status = simulate_backward(sim);
     return status;
 }
@@ -236,12 +238,13 @@ static pst_status simulate(simulation *sim) {
 /* ---- from the recording, to the plan --------------------------------------------------------- */
 
 pst_status pst__plan_spans(const pst_zero_op *operations, size_t count, size_t group_count,
-                           pst__span *spans) {
-    memset(spans, 0, group_count * sizeof *spans);
+                           pst__period *spans) {
+    for (uint32_t i = 0; i < group_count; i++)
+        spans[i] = (pst__period){.group = i};
     for (size_t i = 0; i < count; i++) {
         if (operations[i].group >= group_count) return PST_EINVAL;
         if (operations[i].backward || operations[i].kind == PST_ZERO_REDUCE) continue;
-        pst__span *span = &spans[operations[i].group];
+        pst__period *span = &spans[operations[i].group];
         if (span->first == 0 && operations[i].kind == PST_ZERO_RELEASE) return PST_EINVAL;
         if (span->first == 0) span->first = i + 1;
         span->last = i + 1;

@@ -60,9 +60,10 @@ static inline int pst__plan_is_step(const pst_zero_op *operation) {
     return !operation->backward && operation->kind != PST_ZERO_REDUCE;
 }
 
-/* The spans of the groups' uses in a recorded forward; the clock counts from 1. */
+/* By group, from the first use of a recorded forward to the end of the last one; the clock counts
+ * from 1. */
 pst_status pst__plan_spans(const pst_zero_op *operations, size_t count, size_t group_count,
-                           pst__span *spans);
+                           pst__period *spans);
 
 #define PST__HASH_SEED 14695981039346656037u
 uint64_t pst__hash(uint64_t hash, const void *bytes, size_t count);

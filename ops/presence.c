@@ -4,10 +4,10 @@
  * The host waits for the answer in a *careful* backward: on the host device always, and otherwise
  * as long as the last answer leaves a doubt that all ranks share: there is no plan, nothing was
  * agreed yet of a backward of this order, a parameter of it had no gradient anywhere, a group was
- * reported twice. What was agreed is kept by path, so that paths may take turns. Without a doubt a backward counts as the last one: each parameter has a gradient, of zeros where
- * no rank had one, and a group that is reported twice is an error where that happens. The answer is
- * then read PST__PRESENCE_SLOTS backwards later, on all ranks in the same backward, and may raise a
- * doubt.
+ * reported twice. What was agreed is kept by path, so that paths may take turns. Without a doubt a
+ * backward counts as the last one: each parameter has a gradient, of zeros where no rank had one,
+ * and a group that is reported twice is an error where that happens. The answer is then read
+ * PST__PRESENCE_SLOTS backwards later, on all ranks in the same backward, and may raise a doubt.
  */
 #include "ops/engine.h"
 #include "ops/operation.h"
@@ -23,6 +23,7 @@ enum { NOT_HERE = 0, ABSENT, PRESENT };
 
 #define WORDS_A_GROUP 3u
 #define HASH_WORDS    4u
+#define LAST_WORDS    (HASH_WORDS + 1u) /* and the rank whose backward was broken off, from 1 */
 
 static size_t bytes_of(const pst_zero *engine) {
     return engine->presence_words * sizeof(int32_t);
@@ -46,6 +47,7 @@ static void agreement_free(const pst_zero *engine, pst__agreement *agreement) {
 
 void pst__agreement_copy(const pst_zero *engine, pst__agreement *to, const pst__agreement *from) {
     to->order = from->order;
+    to->turns = from->turns;
     memcpy(to->groups, from->groups, engine->group_count * sizeof *to->groups);
     memcpy(to->has_gradient, from->has_gradient, engine->parameter_count);
 }
@@ -60,7 +62,7 @@ static pst_status alloc_agreements(pst_zero *engine) {
 pst_status pst__presence_alloc(pst_zero *engine) {
     pst_device *device = engine->device;
     engine->presence_words =
-        engine->parameter_count + WORDS_A_GROUP * engine->group_count + HASH_WORDS;
+        engine->parameter_count + WORDS_A_GROUP * engine->group_count + LAST_WORDS;
     for (size_t i = 0; i < PST__PRESENCE_SLOTS; i++) {
         void *memory = NULL;
         pst_status status =
@@ -68,10 +70,18 @@ pst_status pst__presence_alloc(pst_zero *engine) {
         if (status != PST_OK) return status;
         engine->presence[i] = (pst__presence){.words = memory};
     }
-    return alloc_agreements(engine);
+    void *question = NULL;
+    pst_status status =
+        device->ops->alloc(device, PST_MEMORY_PINNED, sizeof *engine->question, &question);
+    engine->question = question;
+    return status == PST_OK ? alloc_agreements(engine) : status;
 }
 
 void pst__presence_free(pst_zero *engine) {
+    if (engine->question != NULL)
+        engine->device->ops->free(engine->device, PST_MEMORY_PINNED, engine->question,
+                                  sizeof *engine->question);
+    engine->question = NULL;
     agreement_free(engine, &engine->agreed_eagerly);
     for (size_t i = 0; i < PST__MOST_PATHS; i++)
         agreement_free(engine, &engine->history[1].paths[i].agreed);
@@ -153,6 +163,7 @@ static void write_words(pst_zero *engine, int32_t *words, uint64_t hash) {
         engine->needed_here[i] = 0;
     }
     write_hash(words, hash);
+    words[HASH_WORDS] = engine->is_broken ? (int32_t)engine->rank + 1 : 0;
 }
 
 /* ---- hearing --------------------------------------------------------------------------------- */
@@ -184,8 +195,23 @@ static void learn(pst_zero *engine, const pst__presence *slot) {
     }
 }
 
+static int32_t *last_words_of(const pst_zero *engine, const pst__presence *slot) {
+    return slot->words + engine->presence_words - LAST_WORDS;
+}
+
+/* All ranks that break one backward off count it as not having been. */
+static pst_status check_broken(pst_zero *engine, const pst__presence *slot) {
+    const int32_t rank = last_words_of(engine, slot)[HASH_WORDS] - 1;
+    if (rank < 0 || slot->is_broken) return PST_OK;
+    return pst__reduce_give_up(
+        engine, pst__zero_fail(engine, PST_EMISMATCH,
+                               "rank %d has broken a backward off that this rank has completed, "
+                               "whose sums lack its gradients; all ranks must break it off alike",
+                               (int)rank));
+}
+
 static pst_status check_hash(pst_zero *engine, const pst__presence *slot) {
-    const int32_t *words = slot->words + engine->presence_words - HASH_WORDS;
+    const int32_t *words = last_words_of(engine, slot);
     int32_t own[HASH_WORDS];
     int differs = 0;
     write_hash(own, slot->hash);
@@ -208,10 +234,11 @@ static pst_status wait_for(pst_zero *engine, const pst__presence *slot) {
 static pst_status read_slot(pst_zero *engine, pst__presence *slot) {
     if (!slot->is_open) return PST_OK;
     pst_status status = wait_for(engine, slot);
-    if (status == PST_OK) status = check_hash(engine, slot);
+    if (status == PST_OK) status = check_broken(engine, slot);
+    if (status == PST_OK && !slot->is_broken) status = check_hash(engine, slot);
     if (status != PST_OK) return status;
     slot->is_open = 0;
-    learn(engine, slot);
+    if (!slot->is_broken) learn(engine, slot);
     return PST_OK;
 }
 
@@ -227,6 +254,7 @@ pst_status pst__presence_exchange(pst_zero *engine) {
     pst_status status = read_slot(engine, slot);
     if (status == PST_OK) status = pst__operation_take(engine, PST__REDUCE_LANE, &operation);
     if (status != PST_OK) return status;
+    slot->is_broken = engine->is_broken;
     slot->order = engine->backward_order;
     slot->agreement = engine->agreed;
     slot->hash = pst__backward_hash(engine, slot->order);
@@ -247,6 +275,24 @@ pst_status pst__presence_exchange(pst_zero *engine) {
     engine->exchanges++;
     slot->is_open = 1;
     return PST_OK;
+}
+
+pst_status pst__presence_ask(pst_zero *engine, int32_t own, int32_t *largest) {
+    pst__operation *operation;
+    pst_status status = pst__operation_take(engine, PST__GATHER_LANE, &operation);
+    if (status != PST_OK) return status;
+    *engine->question = own;
+    pst_collective *collective = &operation->work.collective;
+    collective->kind = PST_ALL_REDUCE;
+    collective->name = "question";
+    collective->dtype = PST_INT32;
+    collective->destination = engine->question;
+    collective->count = 1;
+    collective->reduce = PST_REDUCE_MAX;
+    status = pst__operation_submit(operation, sizeof own, NULL, 0);
+    if (status == PST_OK) status = pst__operation_wait_end(operation);
+    if (status == PST_OK) *largest = *engine->question;
+    return status;
 }
 
 /* No doubt: all parameters of this backward have gradients. */

@@ -19,20 +19,23 @@ static pst_status append(pst_zero *engine, pst__recording *recording, pst_zero_o
 }
 
 /* Uses of a forward with gradients decide the orders of its backward. */
-static void note_use(pst_zero *engine, pst_zero_op_kind kind, uint32_t group) {
-    pst__span *span = &engine->order.uses[group];
-    uint64_t now = ++engine->pass.clock;
-    if (kind == PST_ZERO_RELEASE && span->first == 0) return;
-    if (span->first == 0) span->first = now;
-    span->last = now;
-    if (engine->order.first_uses[group] == 0) engine->order.first_uses[group] = now;
+static pst_status note_use(pst_zero *engine, pst_zero_op_kind kind, uint32_t group) {
+    pst__order *order = &engine->order;
+    const uint64_t now = ++engine->pass.clock;
+    if (kind == PST_ZERO_RELEASE) {
+        pst__order_end_use(order, group, now);
+        return PST_OK;
+    }
+    if (order->first_uses[group] == 0) order->first_uses[group] = now;
+    return pst__order_begin_use(engine->heap, order, group, now, engine->groups[group].uses > 0);
 }
 
 pst_status pst__record(pst_zero *engine, pst_zero_op_kind kind, uint32_t group, size_t bytes) {
     const pst__pass *pass = &engine->pass;
     if (pass->kind == PST__NO_PASS) return PST_OK;
     int backward = pass->kind == PST__BACKWARD;
-    if (!backward && pass->grad) note_use(engine, kind, group);
+    if (!backward && pass->grad && note_use(engine, kind, group) != PST_OK)
+        return pst__zero_fail(engine, PST_ENOMEM, "%s", "no memory to record a pass");
     pst__history *history = &engine->history[backward ? 1 : pass->grad];
     return append(
         engine, &history->current,

@@ -17,9 +17,18 @@ static pst_status ask_target(pst_zero *engine, uint32_t index, int *accumulate) 
                           "group '%s': gradient_target gave no memory", group->name);
 }
 
+static pst_status reduce_nothing(pst_zero *engine, uint32_t index) {
+    pst__group *group = &engine->groups[index];
+    group->target = NULL;
+    pst_status status = pst__bucket_fill(engine, index, NULL, group->reduce_dtype, 0);
+    if (status == PST_OK && group->reported) pst__fill_consumed(engine, index);
+    return status;
+}
+
 static pst_status reduce_group(pst_zero *engine, uint32_t index) {
     pst__group *group = &engine->groups[index];
     int accumulate = 0, has_sources = group->reported;
+    if (engine->is_broken) return reduce_nothing(engine, index);
     pst_status status = ask_target(engine, index, &accumulate);
     if (status == PST_OK)
         status =
@@ -84,10 +93,12 @@ static pst_status report_late(pst_zero *engine, uint32_t index, const void *cons
 }
 
 /* Behind the gathers that were needed so far; and behind those that another backward needs first,
- * although this one has left them out. */
+ * although this one has left them out: gradients are complete behind the group's first use. */
 static size_t place_now(const pst_zero *engine, uint32_t group) {
     const pst__order *order = &engine->order;
-    const size_t before = pst__backward_before(&order->gathers, order->uses, group);
+    const size_t first = order->first_period[group];
+    const size_t before =
+        first == 0 ? 0 : pst__backward_before(&order->gathers, order->periods[first - 1].last);
     return before > engine->needed ? before : engine->needed;
 }
 
@@ -125,7 +136,7 @@ void pst__reduce_begin(pst_zero *engine) {
         if (order->first_uses[i] != 0 && group->layout.gradient_elements > 0)
             order->reduces[order->reduce_count++] = (uint32_t)i;
     }
-    pst__sort_descending(order->reduces, order->reduce_count, order->first_uses, 1);
+    pst__sort_descending(order->reduces, order->reduce_count, order->first_uses);
     for (size_t i = 0; i < engine->parameter_count; i++)
         engine->parameters[i].has_gradient_here = 0;
     pst__presence_begin(engine);

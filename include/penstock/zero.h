@@ -160,14 +160,16 @@ PST_API pst_status pst_zero_bind_shard(pst_zero *engine, uint32_t group, void *s
 /* A forward pass of the whole model begins. grad: a backward may follow. May be called again before
  * a backward (several forwards, one backward). What a pass that was broken off has left is put
  * right first: its groups are released (which may wait for gathers that nobody waited for) and its
- * gradients forgotten. */
+ * gradients forgotten. All ranks break a backward off alike, be it at different places: what it has
+ * not begun on this rank others may have, and is done with nothing to give. */
 PST_API pst_status pst_zero_begin_forward(pst_zero *engine, int grad);
 
 /* A use of the group begins: its gather is issued unless it is gathered or in flight already, then
- * those that the plan wants ahead. Does not block. In a backward, gathers that the backward order
- * has before this one are issued first: groups by the end of their last use in the forward, last
- * one first. Groups that this rank does not reach are gathered at end_backward, because others may
- * reach them; frozen groups that no rank reached in a backward that reduced leave the order, and
+ * those that the plan wants ahead. Does not block, but in a backward of several forwards, where the
+ * ranks ask each other how far they go. In a backward, gathers that the backward order has before
+ * this one are issued first: groups by the end of their uses in the forward, last one first. Groups
+ * that this rank does not reach are gathered at end_backward, because others may reach them;
+ * frozen groups that no rank reached in a backward that reduced leave the order, and
  * must from then on be reached by all ranks alike. Outside of a pass a use is gathered on demand
  * and not recorded. */
 PST_API pst_status pst_zero_gather(pst_zero *engine, uint32_t group);

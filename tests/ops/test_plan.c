@@ -155,17 +155,18 @@ static void refuses_what_is_no_pass(void **unused) {
 static void an_outer_group_comes_first_in_the_backward_and_lives_longest(void **unused) {
     (void)unused;
     const pst_zero_op nested[] = {USE(0), USE(1), RELEASE(1), USE(2), RELEASE(2), RELEASE(0)};
-    pst__span spans[4];
+    pst__period spans[4];
     pst__backward backward = {0};
     const pst__heap *heap = pst__runtime_heap(runtime);
     assert_int_equal(pst__plan_spans(nested, 6, 4, spans), PST_OK);
     assert_int_equal(pst__backward_alloc(heap, &backward, 4), PST_OK);
-    pst__backward_build(&backward, spans, 4, unknown_need);
+    assert_int_equal(pst__backward_build(heap, &backward, spans, 4, 4, unknown_need, 0), PST_OK);
     const uint32_t order[] = {0, 2, 1};
     assert_int_equal(backward.count, 3);
-    assert_memory_equal(backward.groups, order, sizeof order);
-    assert_int_equal(backward.finished[0], 2);
-    assert_int_equal(backward.finished[1], 1);
+    for (size_t i = 0; i < 3; i++)
+        assert_int_equal(backward.turns[i].group, order[i]);
+    assert_int_equal(backward.turns[0].finished, 2);
+    assert_int_equal(backward.turns[1].finished, 1);
     assert_int_equal(backward.position[3], PST__NO_POSITION);
     pst__backward_free(heap, &backward, 4);
 }
