@@ -87,6 +87,8 @@ static void free_all(pst_offload *offload) {
     pst__stored_remove_all(offload);
     pst__heap_free(offload->heap, offload->table, offload->table_capacity * sizeof(pst__stored *));
     (void)pst_graph_destroy(offload->graph);
+    for (int i = PST__DIRECTION_COUNT; i-- > 0;) /* the first one last: others share its worker */
+        (void)pst_lane_destroy(offload->queues[i].lane);
     pst__transfer_free_spare(offload);
     for (int i = 0; i < PST__DIRECTION_COUNT; i++)
         if (offload->drained[i] != NULL) device->ops->event_destroy(device, offload->drained[i]);

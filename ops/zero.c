@@ -278,6 +278,17 @@ pst_status pst_zero_updated(pst_zero *engine) {
 
 /* ---- destroying ------------------------------------------------------------------------------ */
 
+/* Those that have joined others go before these. What cannot go now goes with the runtime. */
+static void destroy_lanes(pst_zero *engine) {
+    for (int lane = PST__LANE_COUNT; lane-- > 0;) {
+        pst__queue *queue = &engine->queues[lane];
+        if (queue->then_lane != queue->sum_lane && queue->then_lane != queue->lane)
+            (void)pst_lane_destroy(queue->then_lane);
+        (void)pst_lane_destroy(queue->sum_lane);
+        (void)pst_lane_destroy(queue->lane);
+    }
+}
+
 void pst__zero_free(pst_zero *engine) {
     const pst__heap *heap = engine->heap;
     stop_watching(engine);
@@ -290,6 +301,7 @@ void pst__zero_free(pst_zero *engine) {
     pst_arena_destroy(engine->places);
     pst_arena_destroy(engine->sources);
     (void)pst_graph_destroy(engine->graph);
+    destroy_lanes(engine);
     pst__registry_free(engine);
     if (engine->device != NULL) pst__fill_destroy(engine);
     if (engine->shards_ready != NULL)
@@ -396,6 +408,7 @@ int pst__zero_close(pst_zero *engine) {
     stop_watching(engine);
     if (pst__zero_quiesce(engine)) return 1;
     pst__operation_abandon_all(engine);
+    if (!engine->asynchronous) destroy_lanes(engine); /* on others tasks are still in flight */
     pst__log(engine->error, PST_LOG_WARNING,
              "rank %zu, engine '%s': a collective may still write to its memory, which is not "
              "freed",

@@ -3,6 +3,7 @@
 #include "../cmocka_all.h"
 #include "async_device.h"
 
+#include <dirent.h>
 #include <penstock/penstock.h>
 
 #define DEADLINE_NS 100000000u
@@ -89,6 +90,7 @@ typedef struct executor {
     pst_runtime *runtime;
     pst_lane *compute;
     stuck_comm comm;
+    int stays_well;
     float memory[4 * ELEMENTS];
     pst_status status;      /* of building it */
     const void *left_alive; /* what is not freed, in sight of the leak checker */
@@ -101,6 +103,7 @@ static pst_device *device_of(const executor *executor) {
 
 /* From here on nothing ends. */
 static void get_stuck(executor *executor) {
+    if (executor->stays_well) return;
     if (executor->async != NULL) async_pause(executor->async, 1);
     __atomic_store_n(&executor->comm.is_stuck, 1, __ATOMIC_RELEASE);
 }
@@ -248,8 +251,66 @@ static void nothing_is_called_after_a_destroy(void **unused) {
     }
 }
 
+/* ---- threads --------------------------------------------------------------------------------- */
+
+static int count_threads(void) {
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    assert_non_null(tasks);
+    for (const struct dirent *entry; (entry = readdir(tasks)) != NULL;)
+        count += entry->d_name[0] != '.';
+    (void)closedir(tasks);
+    return count;
+}
+
+static pst_status build_two_comms(executor *executor) {
+    stuck_comm reduce;
+    stuck_open(&reduce, executor->async != NULL);
+    const pst_zero_options options = {.size = sizeof options,
+                                      .stage = 3,
+                                      .gather_comm = &executor->comm.comm,
+                                      .reduce_comm = &reduce.comm,
+                                      .device = device_of(executor),
+                                      .compute = executor->compute};
+    pst_zero *zero = NULL;
+    executor->destroy = NULL;
+    const pst_status status = pst_zero_create(executor->runtime, &options, &zero);
+    pst_zero_destroy(zero);
+    return status;
+}
+
+static pst_status build_offload(executor *executor) {
+    const pst_offload_options options = {
+        .size = sizeof options, .device = device_of(executor), .compute = executor->compute};
+    pst_offload *offload = NULL;
+    executor->destroy = NULL;
+    const pst_status status = pst_offload_create(executor->runtime, &options, &offload);
+    pst_offload_destroy(offload);
+    return status;
+}
+
+static void no_thread_outlives_its_executor(void **unused) {
+    static pst_status (*const all[])(struct executor *) = {build_two_comms, build_offload,
+                                                           build_zero, build_flat, build_partition};
+    (void)unused;
+    for (int is_asynchronous = 0; is_asynchronous <= 1; is_asynchronous++) {
+        executor executor = {.stays_well = 1};
+        assert_int_equal(open_executor(&executor, is_asynchronous), PST_OK);
+        const int before = count_threads();
+        for (int i = 0; i < 20; i++)
+            for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
+                assert_int_equal(all[k](&executor), PST_OK);
+                if (executor.destroy != NULL) executor.destroy(&executor);
+            }
+        assert_int_equal(count_threads(), before);
+        pst_runtime_destroy(executor.runtime);
+        if (is_asynchronous) async_close(executor.async);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_thread_outlives_its_executor),
         cmocka_unit_test(nothing_is_called_after_a_destroy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
