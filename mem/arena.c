@@ -310,6 +310,10 @@ void pst_arena_release(pst_arena *arena, const pst_lease *lease, pst_event *even
     if (piece != NULL) pst__pool_give(&arena->pool, piece, event);
 }
 
+pst_status pst_arena_forget(pst_arena *arena, const pst_event *event) {
+    return pst__pool_forget(&arena->pool, event);
+}
+
 void pst_arena_quarantine(pst_arena *arena, const pst_lease *lease) {
     pst__piece *piece = end_lease(arena, lease, "quarantine");
     if (piece != NULL) pst__pool_quarantine(&arena->pool, piece);

@@ -185,6 +185,23 @@ void pst__pool_settle(pst__pool *pool) {
     }
 }
 
+static int names(const pst__piece *piece, const pst_event *event) {
+    for (size_t i = 0; i < piece->after_count; i++)
+        if (piece->after[i] == event) return 1;
+    return 0;
+}
+
+pst_status pst__pool_forget(pst__pool *pool, const pst_event *event) {
+    pst__pool_settle(pool);
+    for (size_t i = 0; i < pool->by_offset.count; i++) {
+        pst__piece *piece = pool->by_offset.items[i];
+        if (piece->state == PST__PIECE_QUARANTINED) piece->after_count = 0; /* never asked again */
+        if (piece->state == PST__PIECE_LEASED) (void)drop_done_events(pool, piece);
+        if (names(piece, event)) return PST_PENDING;
+    }
+    return PST_OK;
+}
+
 void pst__pool_forget_events(pst__pool *pool) {
     for (size_t i = 0; i < pool->pending.count; i++)
         pool->pending.items[i]->after_count = 0;

@@ -42,6 +42,8 @@ void pst__pool_quarantine(pst__pool *pool, pst__piece *piece);
 /* Asks the events of all pending pieces and merges those that are done. A piece whose event failed
  * goes to quarantine. */
 void pst__pool_settle(pst__pool *pool);
+/* PST_OK when no piece names the event, now that those that are done were dropped; PST_PENDING. */
+pst_status pst__pool_forget(pst__pool *pool, const pst_event *event);
 /* What is pending waits for its events no more: whoever gets the memory comes behind them anyway.
  */
 void pst__pool_forget_events(pst__pool *pool);

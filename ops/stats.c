@@ -1,5 +1,7 @@
 #include "ops/engine.h"
 
+#include "base/options.h"
+
 #include <string.h>
 
 static size_t reserved_by(const pst_arena *arena) {
@@ -8,19 +10,20 @@ static size_t reserved_by(const pst_arena *arena) {
     return stats.reserved;
 }
 
-void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats) {
+void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *given) {
     pst__stalls_collect(&engine->stalls);
-    *stats = engine->stats;
-    stats->timed_waits = engine->stalls.measured;
-    stats->untimed_waits = engine->stalls.missed;
-    stats->exposed_ns = stats->exposed_gather_ns + stats->exposed_reduce_ns;
+    pst_zero_stats stats = engine->stats;
+    stats.timed_waits = engine->stalls.measured;
+    stats.untimed_waits = engine->stalls.missed;
+    stats.exposed_ns = stats.exposed_gather_ns + stats.exposed_reduce_ns;
     pst_arena_stats arena;
     pst_arena_get_stats(engine->gathered, &arena);
-    stats->arena_peak = arena.peak;
-    stats->arena_reserved = arena.reserved;
-    stats->places_reserved = reserved_by(engine->places);
-    stats->sources_reserved = reserved_by(engine->sources);
-    stats->staging_reserved = reserved_by(engine->staging);
+    stats.arena_peak = arena.peak;
+    stats.arena_reserved = arena.reserved;
+    stats.places_reserved = reserved_by(engine->places);
+    stats.sources_reserved = reserved_by(engine->sources);
+    stats.staging_reserved = reserved_by(engine->staging);
+    pst__write_sized(given, &stats, sizeof stats);
 }
 
 void pst_zero_reset_stats(pst_zero *engine) {

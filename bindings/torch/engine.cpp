@@ -287,6 +287,7 @@ void Engine::set_replay(bool enabled) {
 
 pst_zero_stats Engine::stats() const {
     pst_zero_stats stats{};
+    stats.size = sizeof stats;
     pst_zero_get_stats(engine(), &stats);
     return stats;
 }

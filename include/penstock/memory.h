@@ -98,10 +98,16 @@ PST_API pst_status pst_arena_acquire_at(pst_arena *arena, size_t offset, size_t 
 /* Ends a lease: the piece may be used again after `event`, which is recorded already and comes
  * after all uses. NULL: now, or, for a lease that was never used, after what it waited for itself.
  * The arena asks the device for the event's completion: keep the event alive until the arena is
- * destroyed (it may be recorded again; the piece then waits for that). A piece whose event fails
- * goes to quarantine. Releasing what is no lease is reported through the error text and changes
- * nothing. */
+ * destroyed, or pst_arena_forget has returned PST_OK for it (it may be recorded again; the piece
+ * then waits for that). So the event of a growing graph's task (pst_task_event) lives long enough
+ * if the task's handle is released after that. A piece whose event fails goes to quarantine.
+ * Releasing what is no lease is reported through the error text and changes nothing. */
 PST_API void pst_arena_release(pst_arena *arena, const pst_lease *lease, pst_event *event);
+
+/* May the event go? PST_OK: no piece waits for it any more, and the arena never asks for it again.
+ * PST_PENDING: ask again when it is done, or when the leases that named it have ended. Whoever has
+ * such a lease has made its stream wait by then, if need be. Does not block. */
+PST_API pst_status pst_arena_forget(pst_arena *arena, const pst_event *event);
 
 /* Ends a lease and keeps the piece out of use until the arena is destroyed (after a failure nobody
  * knows who still writes to it). */
@@ -183,9 +189,10 @@ PST_API pst_status pst_buckets_slot(pst_buckets *buckets, pst_dtype dtype, size_
  * an extra one while both are in use; counted). PST_ESTATE when nothing is in it. */
 PST_API pst_status pst_buckets_flush(pst_buckets *buckets, pst_dtype dtype, pst_bucket *bucket);
 
-/* The bucket's reduction is over behind `event` (NULL: now; lives as in pst_arena_release): its
- * memory may be filled again. Extra buckets and those of their own size go back to the arena.
- * Retiring what is not flushed is reported through the error text and changes nothing. */
+/* The bucket's reduction is over behind `event` (NULL: now; it lives until this bucket is retired
+ * again, and besides as in pst_arena_release): its memory may be filled again. Extra buckets and
+ * those of their own size go back to the arena. Retiring what is not flushed is reported through
+ * the error text and changes nothing. */
 PST_API void pst_buckets_retire(pst_buckets *buckets, uint64_t id, pst_event *event);
 
 /* Gives the memory of retired buckets back to the arena (after the last backward part that

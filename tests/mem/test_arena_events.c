@@ -172,6 +172,29 @@ static void a_new_event_takes_the_place_of_those_the_lease_named(void **state) {
     pst_arena_destroy(arena);
 }
 
+/* As the event of a growing graph's task goes with the task's handle. */
+static void an_event_may_go_when_no_piece_waits_for_it(void **state) {
+    bench *b = *state;
+    pst_arena *arena = open_fixed(b, 2 * UNIT);
+    pst_event event = {PST_PENDING}, failed = {PST_EDEVICE};
+    pst_lease lease = acquire(arena, UNIT);
+    assert_int_equal(pst_arena_forget(arena, &event), PST_OK);
+    pst_arena_release(arena, &lease, &event);
+    assert_int_equal(pst_arena_forget(arena, &event), PST_PENDING);
+    lease = acquire(arena, 2 * UNIT); /* it names the event, too */
+    assert_int_equal(pst_arena_forget(arena, &event), PST_PENDING);
+    event.status = PST_OK;
+    assert_int_equal(pst_arena_forget(arena, &event), PST_OK);
+    event.status = PST_EDEVICE; /* as if it were gone: nobody asks */
+    pst_arena_release(arena, &lease, NULL);
+    assert_int_equal(stats_of(arena).quarantined, 0);
+    lease = acquire(arena, 2 * UNIT);
+    pst_arena_release(arena, &lease, &failed);
+    assert_int_equal(pst_arena_forget(arena, &failed), PST_OK);
+    assert_int_equal(stats_of(arena).quarantined, 2 * UNIT);
+    pst_arena_destroy(arena);
+}
+
 static void a_piece_whose_event_fails_goes_to_quarantine(void **state) {
     bench *b = *state;
     pst_arena *arena = open_fixed(b, 2 * UNIT);
@@ -216,6 +239,7 @@ int main(void) {
         TEST(a_planned_piece_that_waits_for_too_many_events_is_busy),
         TEST(a_lease_released_unused_still_waits_for_what_it_named),
         TEST(a_new_event_takes_the_place_of_those_the_lease_named),
+        TEST(an_event_may_go_when_no_piece_waits_for_it),
         TEST(a_piece_whose_event_fails_goes_to_quarantine),
         TEST(a_segment_is_not_freed_while_a_device_may_use_it),
     };

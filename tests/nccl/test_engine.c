@@ -148,7 +148,7 @@ static void pass_stream(nccl_rank *rank) {
 }
 
 static pst_zero_stats stats_of(int rank) {
-    pst_zero_stats stats;
+    pst_zero_stats stats = {.size = sizeof stats};
     pst_zero_get_stats(engines[rank].engine, &stats);
     return stats;
 }

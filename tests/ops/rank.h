@@ -485,7 +485,7 @@ static inline void check_gradients(rank_state *state, expected_gradient expected
 }
 
 static inline pst_zero_stats stats_of(const rank_state *state) {
-    pst_zero_stats stats;
+    pst_zero_stats stats = {.size = sizeof stats};
     pst_zero_get_stats(state->engine, &stats);
     return stats;
 }
