@@ -49,6 +49,19 @@ void pst__advance_arrive(pst__advance *advance, pst__node *node, uint32_t count,
     }
 }
 
+/* Of a sealed graph, and most of all the tasks of the node's own lane, which is the thread's. */
+static void release_all(pst__advance *advance, const pst__node *node, pst_status status) {
+    const pst_graph *graph = node->graph;
+    const uint32_t end = node[1].first_edge;
+    for (uint32_t e = node->first_edge; e < end; e++) {
+        pst__node *successor = &graph->nodes[graph->edges[e]];
+        if (status < 0 || !(successor->flags & PST__NODE_LOCAL))
+            pst__advance_arrive(advance, successor, 1, status);
+        else if (pst__node_arrive(successor, 1) && successor->lane->order != PST_LANE_BY_SUBMISSION)
+            pst__fifo_append(&successor->lane->ready, successor);
+    }
+}
+
 void pst__advance_release(pst__advance *advance, pst__node *node, pst__phase phase,
                           pst_status status) {
     if (node->flags & PST__NODE_GROWING) {
@@ -56,15 +69,18 @@ void pst__advance_release(pst__advance *advance, pst__node *node, pst__phase pha
         return;
     }
     if (phase == PST__WHEN_DONE && !(node->flags & PST__NODE_LATE)) return;
+    if (phase == PST__ALL) {
+        release_all(advance, node, status);
+        return;
+    }
     const pst_graph *graph = node->graph;
     const uint32_t end = node[1].first_edge;
     /* Looked at before the first arrival: with the last one the next launch may begin, and open
      * this gate again. */
-    const pst_device *device = phase == PST__ALL ? NULL : early_device(node);
+    const pst_device *device = early_device(node);
     for (uint32_t e = node->first_edge; e < end; e++) {
         pst__node *successor = &graph->nodes[graph->edges[e]];
-        if (phase == PST__ALL ||
-            pst__lane_waits_on(successor->lane, device) == (phase == PST__WHEN_LAUNCHED))
+        if (pst__lane_waits_on(successor->lane, device) == (phase == PST__WHEN_LAUNCHED))
             pst__advance_arrive(advance, successor, 1, status);
     }
 }
@@ -102,53 +118,60 @@ static pst_status told_status(const pst__end *end) {
     return is_skipped ? PST_ESKIPPED : end->status;
 }
 
-/* Only the thread that serves its lane ends a task. */
-static void end_task(pst__advance *advance, pst__node *node, const pst__end *end) {
-    pst_lane *lane = advance->lane;
-    lane->untold = 1;
+/* Only the thread that serves its lane ends a task. Returns whether it was the last of its share to
+ * end. */
+static int count_ended(const pst_lane *lane, const pst__node *node, uint64_t number) {
+    pst__run *run = pst__graph_run(node->graph, number);
+    pst__share *share = node->graph->share_of[lane->index];
+    /* Relaxed: whoever ends a task owns the lane, as who launched it did. */
+    if (pst__word_state(pst__load_relaxed(&node->word)) != PST__TASK_LAUNCHED &&
+        pst__share_is_last(&share->unlaunched, share))
+        count_open(run, PST__RUN_UNLAUNCHED);
+    if (!pst__share_is_last(&share->unended[number & 1], share)) return 0;
+    count_open(run, PST__RUN_UNENDED);
+    return 1;
+}
+
+static inline void finish_task(pst__advance *advance, pst__node *node) {
+    const pst__end *end = &advance->end;
+    pst__node_become(node, end->number, end->state, end->status);
+    pst__advance_release(advance, node, end->phase, end->status);
+    /* When the node is dropped it is another task's, and when it is counted the graph may go. */
     if (node->flags & PST__NODE_GROWING) {
-        pst__share_count_grown(&pst__grown_share(node)->ended);
-    } else {
-        pst__run *run = pst__graph_run(node->graph, end->number);
-        pst__share *share = node->graph->share_of[lane->index];
-        /* Relaxed: whoever ends a task owns the lane, as who launched it did. */
-        if (pst__word_state(pst__load_relaxed(&node->word)) != PST__TASK_LAUNCHED &&
-            pst__share_is_last(&share->unlaunched, share))
-            count_open(run, PST__RUN_UNLAUNCHED);
-        if (pst__share_is_last(&share->unended[end->number & 1], share))
-            count_open(run, PST__RUN_UNENDED);
+        pst__share *share = pst__grown_share(node);
+        pst__grown_drop(node);
+        pst__share_count_grown(&share->left);
+    } else if (end->is_last) {
+        (void)pst__sub_acq_rel(&pst__graph_run(node->graph, end->number)->unleft, 1);
     }
+    pst__runtime_wake_seen_waiters(advance->lane->runtime);
+}
+
+/* A task's end, as advance->end says. */
+static void end_task(pst__advance *advance, pst__node *node) {
+    pst__end *end = &advance->end;
+    advance->lane->untold = 1;
+    if (node->flags & PST__NODE_GROWING)
+        pst__share_count_grown(&pst__grown_share(node)->ended);
+    else
+        end->is_last = count_ended(advance->lane, node, end->number);
     if (node->detail != NULL && node->detail->done != NULL) {
-        advance->end = *end;
         advance->call = PST__CALL_DONE;
         advance->node = node;
         node->detail->done(node->detail->done_argument, told_status(end));
         advance->node = NULL;
     }
-    pst__node_finish(advance, node, end);
+    finish_task(advance, node);
 }
 
-void pst__node_finish(pst__advance *advance, pst__node *node, const pst__end *end) {
-    pst__share *share;
-    pst__node_become(node, end->number, end->state, end->status);
-    pst__advance_release(advance, node, end->phase, end->status);
-    /* When the node is dropped it is another task's, and when it is counted the graph may go. */
-    if (node->flags & PST__NODE_GROWING) {
-        share = pst__grown_share(node);
-        pst__grown_drop(node);
-        pst__share_count_grown(&share->left);
-    } else {
-        pst__run *run = pst__graph_run(node->graph, end->number);
-        share = node->graph->share_of[advance->lane->index];
-        if (pst__share_is_last(&share->unleft[end->number & 1], share))
-            (void)pst__sub_acq_rel(&run->unleft, 1);
-    }
-    pst__runtime_wake_seen_waiters(advance->lane->runtime);
+void pst__task_finish(pst__advance *advance, pst__node *node) {
+    finish_task(advance, node);
 }
 
 /* Any thread may end a gate, and as soon as that is counted others may begin the next launch and
  * open the gate in it: then its state is theirs. */
-static void end_gate(pst__advance *advance, pst__node *gate, const pst__end *end) {
+static void end_gate(pst__advance *advance, pst__node *gate) {
+    const pst__end *end = &advance->end;
     pst_graph *graph = gate->graph;
     pst_runtime *runtime = graph->runtime;
     uint32_t open = pst__word(end->number, PST__TASK_OPEN, PST_OK);
@@ -166,12 +189,12 @@ static void end_gate(pst__advance *advance, pst__node *gate, const pst__end *end
 
 void pst__node_end(pst__advance *advance, pst__node *node, uint64_t number, pst__task_state state,
                    pst_status status, pst__phase phase) {
-    const pst__end end = {number, state, status, phase};
+    advance->end = (pst__end){number, state, status, phase, 0};
     if (status < 0) keep_first_error(pst__graph_run(node->graph, number), status);
     if (node->lane == NULL)
-        end_gate(advance, node, &end);
+        end_gate(advance, node);
     else
-        end_task(advance, node, &end);
+        end_task(advance, node);
 }
 
 /* ---- gates ------------------------------------------------------------------------------ */

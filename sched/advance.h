@@ -18,6 +18,7 @@ typedef struct pst__end {
     pst__task_state state;
     pst_status status; /* one that can be kept */
     pst__phase phase;
+    int is_last; /* of its share of a sealed graph's run */
 } pst__end;
 
 /* One thread's walk along the edges; on a lane, its turn. */
@@ -28,7 +29,7 @@ typedef struct pst__advance {
     struct pst__advance *outer;
     pst__node *node; /* NULL: none */
     pst__call call;
-    pst__end end; /* of `node`, in its callback */
+    pst__end end; /* of the task that is ending */
 } pst__advance;
 
 /* `count` predecessors of `node` have come, with `status` if it is an error. */
@@ -56,7 +57,7 @@ void pst__node_become(pst__node *node, uint64_t number, pst__task_state state, p
 void pst__node_end(pst__advance *advance, pst__node *node, uint64_t number, pst__task_state state,
                    pst_status status, pst__phase phase);
 
-/* The part of that behind a task's callback. */
-void pst__node_finish(pst__advance *advance, pst__node *node, const pst__end *end);
+/* The part of that behind a task's callback, as advance->end says. */
+void pst__task_finish(pst__advance *advance, pst__node *node);
 
 #endif

@@ -17,7 +17,7 @@ static void complete(pst__advance *turn) {
     pst__node *node = turn->node;
     turn->node = NULL;
     if (turn->call == PST__CALL_DONE) {
-        pst__node_finish(turn, node, &turn->end);
+        pst__task_finish(turn, node);
     } else {
         (void)pst__runtime_fail(lane->runtime, PST_EINVAL,
                                 "an exception, or the end of its thread, has left task %s: work "

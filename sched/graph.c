@@ -147,7 +147,12 @@ size_t pst_graph_size(const pst_graph *graph) {
 /* ---- shares ----------------------------------------------------------------------------- */
 
 static pst__share *add_share(pst_graph *graph, pst_lane *lane) {
-    pst__share *share = pst__heap_alloc(&graph->runtime->heap, sizeof *share);
+    if (pst__heap_grow(&graph->runtime->heap, (void **)&graph->share_of, &graph->share_room,
+                       lane->index + 1u, sizeof(pst__share *)) != PST_OK)
+        return NULL;
+    pst__share *share = graph->share_of[lane->index];
+    if (share != NULL) return share;
+    share = pst__heap_alloc(&graph->runtime->heap, sizeof *share);
     if (share == NULL) return NULL;
     share->lane = lane;
     share->item = (pst__node){.graph = graph, .lane = lane, .flags = PST__NODE_BATCH};
@@ -157,13 +162,8 @@ static pst__share *add_share(pst_graph *graph, pst_lane *lane) {
     return graph->share_of[lane->index] = share;
 }
 
-pst__share *pst__graph_share(pst_graph *graph, pst_lane *lane) {
-    if (lane->index >= graph->share_room &&
-        pst__heap_grow(&graph->runtime->heap, (void **)&graph->share_of, &graph->share_room,
-                       lane->index + 1u, sizeof(pst__share *)) != PST_OK)
-        return NULL;
-    pst__share *share = graph->share_of[lane->index];
-    return share != NULL ? share : add_share(graph, lane);
+pst__share *pst__graph_make_share(pst_graph *graph, pst_lane *lane) {
+    return add_share(graph, lane->leader) == NULL ? NULL : add_share(graph, lane);
 }
 
 /* ---- checks ----------------------------------------------------------------------------- */
@@ -286,8 +286,7 @@ pst_status pst_graph_add(pst_graph *graph, const pst_task_options *given, pst_ta
     if (status == PST_OK) status = reserve(graph, options->after_count, options->name);
     if (status != PST_OK) return status;
     pst__share *share = pst__graph_share(graph, options->lane);
-    if (share == NULL || pst__graph_share(graph, options->lane->leader) == NULL)
-        return fail(graph, PST_ENOMEM, options->name, "no memory");
+    if (share == NULL) return fail(graph, PST_ENOMEM, options->name, "no memory");
     pst__detail *detail = NULL;
     if (wants_detail(options)) {
         detail = pst__slab_take(&graph->details);

@@ -96,8 +96,10 @@ static inline uint32_t pst__run_unleft(const pst_graph *graph, const pst__run *r
     return (uint32_t)pst__load_acquire(&run->open) + pst__grown_unleft(graph);
 }
 
+/* Of a growing graph what is left has ended, and its gates are counted with both. */
 static inline int pst__run_is_over(const pst_graph *graph, const pst__run *run) {
-    return pst__run_unended(graph, run) == 0 && pst__run_unleft(graph, run) == 0;
+    return (graph->kind == PST_GRAPH_GROWING || (uint32_t)pst__load_acquire(&run->open) == 0) &&
+           pst__run_unleft(graph, run) == 0;
 }
 
 /* The same for all runs that can be in flight. */
@@ -115,9 +117,14 @@ static inline uint32_t pst__node_index(const pst__node *node) {
     return (uint32_t)(node - node->graph->nodes);
 }
 
-/* The graph's share on that lane, made when it is not there; NULL without memory. For the thread
- * that builds the graph or adds to it. */
-pst__share *pst__graph_share(pst_graph *graph, pst_lane *lane);
+/* The graph's share on that lane, made when it is not there, as is its leader's; NULL without
+ * memory. For the thread that builds the graph or adds to it. */
+pst__share *pst__graph_make_share(pst_graph *graph, pst_lane *lane);
+
+static inline pst__share *pst__graph_share(pst_graph *graph, pst_lane *lane) {
+    pst__share *share = lane->index < graph->share_room ? graph->share_of[lane->index] : NULL;
+    return share != NULL ? share : pst__graph_make_share(graph, lane);
+}
 
 /* Tasks and gates that have not ended, for a text. */
 uint32_t pst__graph_count_unfinished(pst_graph *graph);

@@ -152,7 +152,8 @@ static int push_behind_gate(pst__grown *gate, const pst_lane *lane, pst__link *l
 /* 0 when what the target waits for has come already. */
 static int push_behind(pst__grown *source, const pst_lane *lane, pst__link *link) {
     if (source->node.lane == NULL) return push_behind_gate(source, lane, link);
-    return push_link(pst__is_early(&source->node, lane) ? &source->early : &source->late, link);
+    const int is_early = source->node.lane->asynchronous && pst__is_early(&source->node, lane);
+    return push_link(is_early ? &source->early : &source->late, link);
 }
 
 /* Adds the edge, or tells that the source has gone by already: 1, with its error in *status. */

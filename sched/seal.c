@@ -111,7 +111,7 @@ static void count_batches(pst_graph *graph) {
     for (pst__share *share = graph->shares; share != NULL; share = share->next) {
         share->count = share->cursor = 0;
         share->unlaunched = share->tasks;
-        share->unended[0] = share->unended[1] = share->unleft[0] = share->unleft[1] = share->tasks;
+        share->unended[0] = share->unended[1] = share->tasks;
         graph->parts += share->tasks > 0;
     }
     graph->parts += (uint32_t)graph->gate_count;

@@ -24,9 +24,10 @@ struct pst__share {
     pst__share *next; /* of the graph; shares are only added */
 
     /* The owner's. Sealed graphs: of `tasks`, by the run's number & 1, as two runs can be in
-     * flight; whoever counts the last one begins anew. */
+     * flight; whoever counts the last one begins anew. It leaves one task after the other, and so
+     * has left all when it leaves the last that ends. */
     _Alignas(PST__CACHE_LINE) uint32_t unlaunched;
-    uint32_t unended[2], unleft[2];
+    uint32_t unended[2];
     uint32_t ended, left; /* growing graphs */
 };
 

@@ -108,8 +108,8 @@ void pst__wait_tell(pst_runtime *runtime, pst_waiting *waiting, uint64_t waited_
 }
 
 pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argument),
-                           const void *argument, pst_waiting waiting) {
-    const pst__budget budget = {PST__LAUNCHES_A_TURN, PST__TURN_NS, holds, argument};
+                           const void *argument, const uint64_t *open, pst_waiting waiting) {
+    const pst__budget budget = {PST__LAUNCHES_A_TURN, PST__TURN_NS, holds, argument, open};
     const int is_timed = runtime->deadline_ns != 0 || runtime->tell != NULL;
     const uint64_t begin = is_timed ? pst__now() : 0;
     uint64_t poll_ns = PST__POLL_FIRST_NS;
@@ -290,9 +290,9 @@ static pst_status wait_for_launch(const pst__question *asked) {
     pst_runtime *runtime = asked->graph->runtime;
     const pst_waiting waiting = waiting_for(asked);
     if (!asked->launched_suffices || has_come(asked))
-        return pst__wait_until(runtime, has_come, asked, waiting);
+        return pst__wait_until(runtime, has_come, asked, NULL, waiting);
     const uint64_t begin = pst__now();
-    const pst_status status = pst__wait_until(runtime, has_come, asked, waiting);
+    const pst_status status = pst__wait_until(runtime, has_come, asked, NULL, waiting);
     /* Relaxed: figures for pst_runtime_get_stats. */
     (void)pst__add_relaxed(&runtime->late_launches, 1);
     (void)pst__add_relaxed(&runtime->late_launch_ns, pst__now() - begin);
@@ -351,11 +351,12 @@ pst_status pst_launch_wait(pst_launch launch) {
     if (status == PST_OK)
         status = pst__calls_refuse(graph->runtime, "a wait for all of graph", graph->name);
     if (status != PST_OK) return status;
+    const pst__run *run = pst__graph_run(graph, launch.number);
     status = pst__wait_until(graph->runtime, run_is_over, &launch,
+                             graph->kind == PST_GRAPH_SEALED ? &run->open : NULL,
                              (pst_waiting){.lane = "", .task = ""});
     if (is_in_vain(graph->runtime, status)) return pst__report_launch_timeout(&launch);
     if (status != PST_OK) return status;
-    const pst__run *run = pst__graph_run(graph, launch.number);
     /* Relaxed: run_is_over has acquired the counters, which the status comes before. */
     return pst__load_relaxed(&run->number) == launch.number
                ? (pst_status)pst__load_relaxed(&run->status)

@@ -13,10 +13,10 @@ typedef struct pst__question {
 } pst__question;
 
 /* Serves lanes until `holds` answers other than 0. PST_OK, PST_ETIMEDOUT past the runtime's
- * deadline, or the status of a poisoned runtime. `holds` must be cheap. `waiting` says what for, to
- * the caller's hook. */
+ * deadline, or the status of a poisoned runtime. `holds` must be cheap; `open`: see budget.h.
+ * `waiting` says what for, to the caller's hook. */
 pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argument),
-                           const void *argument, pst_waiting waiting);
+                           const void *argument, const uint64_t *open, pst_waiting waiting);
 
 /* Calls the caller's hook if it is due. */
 void pst__wait_tell(pst_runtime *runtime, pst_waiting *waiting, uint64_t waited_ns);
