@@ -41,12 +41,12 @@ static size_t at_least_one(size_t bytes) {
     return bytes == 0 ? 1 : bytes;
 }
 
-static void *take(const pst__heap *heap, size_t bytes) {
+void *pst__heap_alloc_unset(const pst__heap *heap, size_t bytes) {
     return heap->allocator.alloc(heap->allocator.context, at_least_one(bytes), PST__CACHE_LINE);
 }
 
 void *pst__heap_alloc(const pst__heap *heap, size_t bytes) {
-    void *memory = take(heap, bytes);
+    void *memory = pst__heap_alloc_unset(heap, bytes);
     if (memory != NULL) memset(memory, 0, at_least_one(bytes));
     return memory;
 }
@@ -72,7 +72,7 @@ pst_status pst__heap_resize(const pst__heap *heap, void **array, size_t *capacit
                             size_t element) {
     if (count == *capacity) return PST_OK;
     if (count > SIZE_MAX / element) return PST_ENOMEM;
-    unsigned char *moved = take(heap, count * element);
+    unsigned char *moved = pst__heap_alloc_unset(heap, count * element);
     if (moved == NULL) return PST_ENOMEM;
     const size_t kept = (count < *capacity ? count : *capacity) * element;
     if (kept > 0) memcpy(moved, *array, kept);

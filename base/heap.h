@@ -17,6 +17,8 @@ pst_status pst__heap_init(pst__heap *heap, const pst_allocator *allocator);
 
 /* Zeroed memory, aligned to a cache line; NULL when there is none. Any thread. */
 void *pst__heap_alloc(const pst__heap *heap, size_t bytes);
+/* Not zeroed: pages that nobody writes to cost nothing. */
+void *pst__heap_alloc_unset(const pst__heap *heap, size_t bytes);
 /* `bytes` is what was asked for. NULL memory is fine. */
 void pst__heap_free(const pst__heap *heap, void *memory, size_t bytes);
 /* A copy of `text` (NULL counts as ""), freed with pst__heap_free_text. */

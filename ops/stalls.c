@@ -93,6 +93,7 @@ void pst__stalls_collect(pst__stalls *stalls) {
 
 void pst__stalls_free(pst__stalls *stalls) {
     pst_device *device = stalls->device;
+    pst__track_end(stalls->track);
     if (stalls->ring == NULL) return;
     for (size_t i = 0; i < PST__STALLS; i++) {
         if (stalls->ring[i].begin != NULL)

@@ -191,10 +191,12 @@ static pst_status create(pst_runtime *runtime, const pst_lane_options *options,
     const int is_new = !pst__lane_is_gone(lane);
     status = fill(lane, options);
     if (status != PST_OK) {
-        if (is_new)
+        if (is_new) {
+            pst__track_end(lane->track);
             pst__lane_free(lane);
-        else
+        } else {
             pst__place_give_back(lane);
+        }
         return status;
     }
     enlist(lane, options, is_new);

@@ -33,6 +33,8 @@ pst_lane *pst__place_take(pst_runtime *runtime, const pst_lane_options *options)
 
 void pst__place_give_back(pst_lane *lane) {
     pst_runtime *runtime = lane->runtime;
+    pst__track_end(lane->track);
+    lane->track = NULL;
     ck_spinlock_lock(&runtime->lock); /* whoever names lanes that it does not own holds it */
     pst__lane_close(lane);
     lane->is_taken = 0;
@@ -140,8 +142,10 @@ static pst_status end_worker(const pst_lane *lane) {
     if (worker == NULL) return PST_OK;
     pst__worker_stop(worker);
     const pst_status status = pst__worker_join(worker);
-    if (status == PST_OK) give_borrowed_away(worker);
-    return status;
+    if (status != PST_OK) return status;
+    pst__worker_end_track(worker);
+    give_borrowed_away(worker);
+    return PST_OK;
 }
 
 static pst_status stays(const pst_lane *lane, pst_status status) {

@@ -34,8 +34,10 @@ void pst_trace_begin(pst_runtime *runtime, const char *name) {
     if (track != NULL) pst__trace_mark_begin(track, name);
 }
 
+/* Without a track the thread's begin was not recorded: nothing is lost with the end. */
 void pst_trace_end(pst_runtime *runtime) {
-    pst__track *track = track_of(runtime);
+    if (runtime == NULL || !pst__trace_on(runtime->trace)) return;
+    pst__track *track = pst__track_of_thread_if_any(runtime->trace);
     if (track != NULL) pst__trace_mark_end(track);
 }
 

@@ -128,10 +128,14 @@ static pst_status create_track(pst__worker *worker, const char *name) {
     return pst__track_create(worker->runtime->trace, PST__TRACK_WORKER, track, &worker->track);
 }
 
-static pst_status start(pst__worker *worker, const char *name) {
+void pst__worker_end_track(pst__worker *worker) {
+    pst__track_end(worker->track);
+    worker->track = NULL;
+}
+
+static pst_status start_thread(pst__worker *worker, const char *name) {
     pst_runtime *runtime = worker->runtime;
-    pst_status status = worker->track == NULL ? create_track(worker, name) : PST_OK;
-    if (status == PST_OK) status = pst__watchdog_start(runtime);
+    const pst_status status = pst__watchdog_start(runtime);
     if (status != PST_OK) return status;
     pst__store_relaxed(&worker->stop, 0); /* the thread's start publishes both */
     pst__store_relaxed(&worker->ended, 0);
@@ -141,6 +145,13 @@ static pst_status start(pst__worker *worker, const char *name) {
     return pst__runtime_fail(runtime, PST_ESYSTEM,
                              "lane %s: its worker thread could not be started: %s", name,
                              strerror(error));
+}
+
+static pst_status start(pst__worker *worker, const char *name) {
+    pst_status status = create_track(worker, name);
+    if (status == PST_OK) status = start_thread(worker, name);
+    if (status != PST_OK) pst__worker_end_track(worker);
+    return status;
 }
 
 pst_status pst__worker_start(pst_runtime *runtime, const char *name, pst__worker **worker) {

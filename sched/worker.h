@@ -31,6 +31,8 @@ void pst__worker_stop(pst__worker *worker);
 /* Joins the thread, which was told to stop. PST_ETIMEDOUT after the runtime's deadline: it is in a
  * task of the user's. */
 pst_status pst__worker_join(pst__worker *worker);
+/* Its thread was joined, or could not be started: it records no more. */
+void pst__worker_end_track(pst__worker *worker);
 void pst__worker_free(pst__worker *worker);
 
 #endif

@@ -9,7 +9,7 @@
 /* One export. Ids of arrows and of overlapping slices count from the rank's own range, so that
  * files of several ranks can be merged; they stay below 2^53, which is where JSON numbers end. */
 typedef struct chrome {
-    const pst__trace *trace;
+    pst__trace *trace;
     pst__json json;
     uint64_t next_id;
     const char *separator; /* before the next event */
@@ -79,7 +79,7 @@ static void put_process(chrome *chrome) {
 }
 
 /* Lanes stand above threads. */
-static void put_track(chrome *chrome, const pst__track *track) {
+static void put_track(chrome *chrome, const pst__copy *track) {
     metadata_name(chrome, "thread_name", track->index, track->name);
     uint64_t order = (uint64_t)track->kind * 1000000 + track->index;
     metadata_order(chrome, "thread_sort_index", track->index, order);
@@ -95,7 +95,7 @@ static void collective_args(chrome *chrome, const pst__record *slice) {
 }
 
 /* A ticket makes a lane's task a collective; a thread's slice only has to do with one. */
-static void slice_args(chrome *chrome, const pst__track *track, const pst__record *slice) {
+static void slice_args(chrome *chrome, const pst__copy *track, const pst__record *slice) {
     if (slice->ticket == 0 && slice->bytes == 0) return;
     raw(chrome, ",\"args\":{");
     if (slice->ticket != 0) {
@@ -106,7 +106,7 @@ static void slice_args(chrome *chrome, const pst__track *track, const pst__recor
     raw(chrome, "}");
 }
 
-static void put_slice(chrome *chrome, const pst__track *track, const pst__record *slice) {
+static void put_slice(chrome *chrome, const pst__copy *track, const pst__record *slice) {
     begin_event(chrome, "X", slice->name, track->index);
     text(chrome, ",", "cat", slice_category[track->kind]);
     event_time(chrome, slice->begin);
@@ -115,7 +115,7 @@ static void put_slice(chrome *chrome, const pst__track *track, const pst__record
     raw(chrome, "}");
 }
 
-static void overlap_end(chrome *chrome, const pst__track *track, const pst__record *slice,
+static void overlap_end(chrome *chrome, const pst__copy *track, const pst__record *slice,
                         const char *phase, uint64_t time) {
     begin_event(chrome, phase, slice->name, track->index);
     text(chrome, ",", "cat", slice_category[track->kind]);
@@ -123,7 +123,7 @@ static void overlap_end(chrome *chrome, const pst__track *track, const pst__reco
     event_time(chrome, time);
 }
 
-static void put_overlap(chrome *chrome, const pst__track *track, const pst__record *slice) {
+static void put_overlap(chrome *chrome, const pst__copy *track, const pst__record *slice) {
     overlap_end(chrome, track, slice, "b", slice->begin);
     slice_args(chrome, track, slice);
     raw(chrome, "}");
@@ -132,7 +132,7 @@ static void put_overlap(chrome *chrome, const pst__track *track, const pst__reco
     ++chrome->next_id;
 }
 
-static void put_count(chrome *chrome, const pst__track *track, const pst__record *count) {
+static void put_count(chrome *chrome, const pst__copy *track, const pst__record *count) {
     begin_event(chrome, "C", count->name, track->index);
     event_time(chrome, count->begin);
     raw(chrome, ",\"args\":{\"value\":");
@@ -140,12 +140,12 @@ static void put_count(chrome *chrome, const pst__track *track, const pst__record
     raw(chrome, "}}");
 }
 
-static void put_records(chrome *chrome, const pst__track_copy *copy) {
-    for (size_t i = 0; i < copy->count; ++i) {
-        const pst__record *record = &copy->records[i];
-        if (record->kind == PST__RECORD_SLICE) put_slice(chrome, copy->track, record);
-        if (record->kind == PST__RECORD_OVERLAP) put_overlap(chrome, copy->track, record);
-        if (record->kind == PST__RECORD_COUNT) put_count(chrome, copy->track, record);
+static void put_records(chrome *chrome, const pst__copy *track) {
+    for (size_t i = 0; i < track->count; ++i) {
+        const pst__record *record = &track->records[i];
+        if (record->kind == PST__RECORD_SLICE) put_slice(chrome, track, record);
+        if (record->kind == PST__RECORD_OVERLAP) put_overlap(chrome, track, record);
+        if (record->kind == PST__RECORD_COUNT) put_count(chrome, track, record);
     }
 }
 
@@ -165,7 +165,7 @@ static void put_flow(chrome *chrome, const pst__flow *flow) {
 }
 
 static void put_header(chrome *chrome) {
-    const pst__trace *trace = chrome->trace;
+    pst__trace *trace = chrome->trace;
     uint64_t records, overwritten;
     pst__trace_get_stats(trace, &records, &overwritten);
     number(chrome, "{", "schemaVersion", 1);
@@ -183,16 +183,16 @@ static void put_header(chrome *chrome) {
 static void put_all(chrome *chrome, const pst__snapshot *snapshot, const pst__flows *flows) {
     put_header(chrome);
     put_process(chrome);
-    for (size_t i = 0; i < snapshot->track_count; ++i)
-        put_track(chrome, snapshot->tracks[i].track);
-    for (size_t i = 0; i < snapshot->track_count; ++i)
-        put_records(chrome, &snapshot->tracks[i]);
+    for (const pst__copy *track = snapshot->first; track != NULL; track = track->next)
+        put_track(chrome, track);
+    for (const pst__copy *track = snapshot->first; track != NULL; track = track->next)
+        put_records(chrome, track);
     for (size_t i = 0; i < flows->count; ++i)
         put_flow(chrome, &flows->pairs[i]);
     raw(chrome, "\n]}\n");
 }
 
-static pst_status write_file(const pst__trace *trace, const pst__snapshot *snapshot,
+static pst_status write_file(pst__trace *trace, const pst__snapshot *snapshot,
                              const pst__flows *flows, const char *path) {
     chrome chrome = {.trace = trace, .separator = ""};
     chrome.next_id = ((uint64_t)trace->rank << 32) + 1;
@@ -208,7 +208,7 @@ static pst_status write_file(const pst__trace *trace, const pst__snapshot *snaps
                      trace->rank, path, strerror_r(chrome.json.error, reason, sizeof reason));
 }
 
-pst_status pst__chrome_write(const pst__trace *trace, const char *path) {
+pst_status pst__chrome_write(pst__trace *trace, const char *path) {
     pst__snapshot snapshot;
     pst__flows flows;
     pst_status status = pst__snapshot_create(trace, &snapshot);

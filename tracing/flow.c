@@ -6,22 +6,20 @@ static int is_flow(const pst__record *record) {
 
 static size_t count_ends(const pst__snapshot *snapshot) {
     size_t count = 0;
-    for (size_t t = 0; t < snapshot->track_count; ++t)
-        for (size_t i = 0; i < snapshot->tracks[t].count; ++i)
-            count += (size_t)is_flow(&snapshot->tracks[t].records[i]);
+    for (const pst__copy *copy = snapshot->first; copy != NULL; copy = copy->next)
+        for (size_t i = 0; i < copy->count; ++i)
+            count += (size_t)is_flow(&copy->records[i]);
     return count;
 }
 
 /* Copies the ends; a copy's `bytes` is the index of its track. */
 static void gather_ends(const pst__snapshot *snapshot, pst__record *ends) {
-    for (size_t t = 0; t < snapshot->track_count; ++t) {
-        const pst__track_copy *copy = &snapshot->tracks[t];
+    for (const pst__copy *copy = snapshot->first; copy != NULL; copy = copy->next)
         for (size_t i = 0; i < copy->count; ++i) {
             if (!is_flow(&copy->records[i])) continue;
             *ends = copy->records[i];
-            ends++->bytes = copy->track->index;
+            ends++->bytes = copy->index;
         }
-    }
 }
 
 static int before_in_flow(const pst__record *a, const pst__record *b) {

@@ -1,5 +1,7 @@
 #include "tracing/names.h"
 
+#include "tracing/state.h"
+
 #include <string.h>
 
 /* FNV-1a. */
@@ -31,15 +33,20 @@ static pst__name *add(const pst__heap *heap, pst__name **first, const char *text
 }
 
 const char *pst__trace_intern(pst__trace *trace, const char *text) {
-    pst__name **first = &trace->names[hash_of(text) % PST__NAME_LISTS];
-    (void)pthread_mutex_lock(&trace->lock);
+    pst__names *names = &trace->names;
+    pst__name **first = &names->lists[hash_of(text) % PST__NAME_LISTS];
+    (void)pthread_mutex_lock(&names->lock);
     pst__name *name = find(*first, text);
     if (name == NULL) name = add(&trace->heap, first, text);
-    (void)pthread_mutex_unlock(&trace->lock);
+    (void)pthread_mutex_unlock(&names->lock);
     return name == NULL ? NULL : name->text;
 }
 
-static void destroy_list(const pst__heap *heap, pst__name *first) {
+int pst__names_init(pst__names *names) {
+    return pthread_mutex_init(&names->lock, NULL);
+}
+
+static void free_list(const pst__heap *heap, pst__name *first) {
     for (pst__name *name = first, *next; name != NULL; name = next) {
         next = name->next;
         pst__heap_free_text(heap, name->text);
@@ -47,7 +54,8 @@ static void destroy_list(const pst__heap *heap, pst__name *first) {
     }
 }
 
-void pst__names_destroy(pst__trace *trace) {
+void pst__names_free(const pst__heap *heap, pst__names *names) {
     for (size_t i = 0; i < PST__NAME_LISTS; i++)
-        destroy_list(&trace->heap, trace->names[i]);
+        free_list(heap, names->lists[i]);
+    (void)pthread_mutex_destroy(&names->lock);
 }

@@ -2,7 +2,7 @@
 
 pst_status pst__ring_create(const pst__heap *heap, pst__ring *ring, uint64_t capacity) {
     if (capacity > SIZE_MAX / sizeof(pst__record)) return PST_ENOMEM;
-    pst__record *records = pst__heap_alloc(heap, capacity * sizeof(pst__record));
+    pst__record *records = pst__heap_alloc_unset(heap, capacity * sizeof(pst__record));
     if (records == NULL) return PST_ENOMEM;
     ring->capacity = capacity;
     /* Partner: the acquire in pst__ring_exists; who sees the records sees their capacity. */

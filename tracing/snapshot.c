@@ -88,48 +88,46 @@ static void lay_out(pst__record *records, size_t count) {
     }
 }
 
-static pst_status copy_track(const pst__trace *trace, pst__track_copy *copy) {
-    uint64_t overwritten;
-    uint64_t count = pst__ring_count(&copy->track->ring, &overwritten);
-    copy->room = (size_t)(count - overwritten);
-    if (copy->room == 0) return PST_OK;
-    copy->records = pst__heap_alloc(&trace->heap, copy->room * sizeof *copy->records);
-    if (copy->records == NULL) return PST_ENOMEM;
-    size_t copied = pst__ring_copy(&copy->track->ring, copy->records, copy->room);
-    copy->count = cut_at_begin(copy->records, copied, trace->begin);
+static void put_in_order(pst__copy *copy, uint64_t begin) {
+    copy->count = cut_at_begin(copy->records, copy->count, begin);
     pst__records_sort(copy->records, copy->count, before_in_track);
     lay_out(copy->records, copy->count);
-    return PST_OK;
 }
 
-/* Tracks come newest first and have indices 1, 2, ...; later ones are not in this list. */
-static pst_status copy_tracks(const pst__trace *trace, const pst__track *newest,
-                              pst__snapshot *snapshot) {
-    pst_status status = PST_OK;
-    for (const pst__track *track = newest; track != NULL; track = track->next)
-        snapshot->tracks[track->index - 1].track = track;
-    for (size_t i = 0; i < snapshot->track_count && status == PST_OK; ++i)
-        status = copy_track(trace, &snapshot->tracks[i]);
-    return status;
+/* Returns the end of the list, which has grown by this copy; NULL when there was no memory for it.
+ */
+static pst__copy **append(pst__copy **end, pst__copy *copy) {
+    if (copy == NULL) return NULL;
+    *end = copy;
+    return &copy->next;
 }
 
-pst_status pst__snapshot_create(const pst__trace *trace, pst__snapshot *snapshot) {
-    const pst__track *newest = pst__trace_tracks(trace);
+/* The trace's lock is held. */
+static pst_status copy_tracks(const pst__trace *trace, pst__snapshot *snapshot) {
+    pst__copy **end = &snapshot->first;
+    for (const pst__copy *past = trace->past.first; past != NULL && end != NULL; past = past->next)
+        end = append(end, pst__copy_of_copy(snapshot->heap, past));
+    for (const pst__track *track = trace->tracks; track != NULL && end != NULL; track = track->next)
+        end = append(end, pst__copy_of_track(track));
+    return end == NULL ? PST_ENOMEM : PST_OK;
+}
+
+pst_status pst__snapshot_create(pst__trace *trace, pst__snapshot *snapshot) {
     *snapshot = (pst__snapshot){.heap = &trace->heap};
-    snapshot->track_count = newest == NULL ? 0 : newest->index;
-    snapshot->tracks =
-        pst__heap_alloc(snapshot->heap, snapshot->track_count * sizeof *snapshot->tracks);
-    if (snapshot->tracks == NULL) return PST_ENOMEM;
-    pst_status status = copy_tracks(trace, newest, snapshot);
+    (void)pthread_mutex_lock(&trace->lock);
+    const pst_status status = copy_tracks(trace, snapshot);
+    const uint64_t begin = trace->begin;
+    (void)pthread_mutex_unlock(&trace->lock);
     if (status != PST_OK) pst__snapshot_destroy(snapshot);
+    for (pst__copy *copy = snapshot->first; copy != NULL; copy = copy->next)
+        put_in_order(copy, begin);
     return status;
 }
 
 void pst__snapshot_destroy(pst__snapshot *snapshot) {
-    for (size_t i = 0; i < snapshot->track_count; ++i) {
-        pst__track_copy *copy = &snapshot->tracks[i];
-        pst__heap_free(snapshot->heap, copy->records, copy->room * sizeof *copy->records);
+    while (snapshot->first != NULL) {
+        pst__copy *copy = snapshot->first;
+        snapshot->first = copy->next;
+        pst__copy_free(snapshot->heap, copy);
     }
-    pst__heap_free(snapshot->heap, snapshot->tracks,
-                   snapshot->track_count * sizeof *snapshot->tracks);
 }

@@ -8,20 +8,14 @@
 #define PST__RECORD_OVERLAP (PST__RECORD_COUNT + 1u) /* a slice that neither nests nor follows */
 #define PST__RECORD_DROPPED (PST__RECORD_COUNT + 2u) /* a flow's end that lies in no slice */
 
-typedef struct pst__track_copy {
-    const pst__track *track;
-    pst__record *records; /* by begin; an outer slice before the inner, slices before the rest */
-    size_t count, room;
-} pst__track_copy;
-
+/* Records stand by begin; an outer slice before the inner, slices before the rest. */
 typedef struct pst__snapshot {
     const pst__heap *heap;
-    pst__track_copy *tracks; /* by index */
-    size_t track_count;
+    pst__copy *first; /* tracks that have ended, in that order, then the others by age */
 } pst__snapshot;
 
 /* PST_ENOMEM leaves nothing to destroy. */
-pst_status pst__snapshot_create(const pst__trace *trace, pst__snapshot *snapshot);
+pst_status pst__snapshot_create(pst__trace *trace, pst__snapshot *snapshot);
 void pst__snapshot_destroy(pst__snapshot *snapshot);
 
 /* Sorts in place, without memory. */

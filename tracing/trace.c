@@ -2,7 +2,6 @@
 
 #include "base/clock.h"
 #include "tracing/chrome.h"
-#include "tracing/names.h"
 #include "tracing/track.h"
 
 #define DEFAULT_RECORDS 65536u
@@ -29,9 +28,12 @@ pst_status pst__trace_create(const pst__heap *heap, pst__error *error, int rank,
     made->capacity = ring_capacity(records);
     if (pthread_key_create(&made->key, NULL) != 0) goto fail_key;
     if (pthread_mutex_init(&made->lock, NULL) != 0) goto fail_lock;
+    if (pst__names_init(&made->names) != 0) goto fail_names;
     *trace = made;
     return PST_OK;
 
+fail_names:
+    (void)pthread_mutex_destroy(&made->lock);
 fail_lock:
     (void)pthread_key_delete(made->key);
 fail_key:
@@ -44,35 +46,43 @@ fail_key:
 
 void pst__trace_destroy(pst__trace *trace) {
     if (trace == NULL) return;
-    for (pst__track *track = pst__trace_tracks(trace), *next; track != NULL; track = next) {
+    for (pst__track *track = trace->tracks, *next; track != NULL; track = next) {
         next = track->next;
-        pst__track_destroy(track);
+        pst__track_free(track);
     }
-    pst__names_destroy(trace);
+    pst__past_forget(trace);
+    pst__names_free(&trace->heap, &trace->names);
     (void)pthread_key_delete(trace->key);
     (void)pthread_mutex_destroy(&trace->lock);
     pst__heap heap = trace->heap;
     pst__heap_free(&heap, trace, sizeof *trace);
 }
 
-/* Every track gets its ring, old ones are cleared. Rings made before a failure stay for later. */
-static pst_status prepare_rings(pst__trace *trace) {
-    for (pst__track *track = pst__trace_tracks(trace); track != NULL; track = track->next) {
-        pst_status status = pst__track_prepare(track);
-        if (status != PST_OK) return status;
+/* Cleared before threads are looked for, so that those that have ended leave nothing. */
+static void forget_records(pst__trace *trace) {
+    pst__past_forget(trace);
+    for (pst__track *track = trace->tracks; track != NULL; track = track->next)
         pst__ring_clear(&track->ring);
-    }
-    return PST_OK;
+    pst__threads_reap(trace, 0);
+    /* Relaxed: a number to show. */
+    pst__store_relaxed(&trace->lost, 0);
+}
+
+/* Every track gets its ring. Rings made before a failure stay for later. */
+static pst_status prepare_rings(pst__trace *trace) {
+    pst_status status = PST_OK;
+    for (pst__track *track = trace->tracks; track != NULL && status == PST_OK; track = track->next)
+        status = pst__track_prepare(track);
+    return status;
 }
 
 static pst_status start_locked(pst__trace *trace) {
     if (trace->recording)
         return pst__fail(trace->error, PST_ESTATE,
                          "rank %d: the trace is recording already; stop it first", trace->rank);
+    forget_records(trace);
     pst_status status = prepare_rings(trace);
     if (status != PST_OK) return status;
-    /* Relaxed: a number to show. */
-    pst__store_relaxed(&trace->lost, 0);
     /* Relaxed: a thread that records reads it after the acquire in pst__trace_on. */
     pst__store_relaxed(&trace->session, trace->session + 1);
     trace->begin_real = pst__clock_read(CLOCK_REALTIME);
@@ -105,12 +115,19 @@ pst_status pst__trace_write(pst__trace *trace, const char *path) {
     return pst__chrome_write(trace, path);
 }
 
-void pst__trace_get_stats(const pst__trace *trace, uint64_t *records, uint64_t *overwritten) {
-    /* Relaxed: a number to show; partner: pst__track_of_thread. */
-    *records = *overwritten = pst__load_relaxed(&trace->lost);
-    for (pst__track *track = pst__trace_tracks(trace); track != NULL; track = track->next) {
+static void count(const pst__trace *trace, uint64_t *records, uint64_t *overwritten) {
+    /* Relaxed: a number to show; partners: pst__track_of_thread, pst__past_keep. */
+    *overwritten = pst__load_relaxed(&trace->lost);
+    *records = *overwritten + trace->past.records;
+    for (const pst__track *track = trace->tracks; track != NULL; track = track->next) {
         uint64_t gone;
         *records += pst__ring_count(&track->ring, &gone);
         *overwritten += gone;
     }
+}
+
+void pst__trace_get_stats(pst__trace *trace, uint64_t *records, uint64_t *overwritten) {
+    (void)pthread_mutex_lock(&trace->lock);
+    count(trace, records, overwritten);
+    (void)pthread_mutex_unlock(&trace->lock);
 }

@@ -1,4 +1,4 @@
-/* The trace of one runtime: a ring a track. A ring has one writer at a time and no lock. */
+/* The trace of one runtime: a ring a track. A ring has one writer at a time, who takes no lock. */
 #ifndef PST_TRACING_TRACE_H
 #define PST_TRACING_TRACE_H
 
@@ -28,7 +28,7 @@ pst_status pst__trace_start(pst__trace *trace);
 pst_status pst__trace_stop(pst__trace *trace);
 pst_status pst__trace_write(pst__trace *trace, const char *path);
 /* `records` counts all since the start, `overwritten` those of them that are lost. Any thread. */
-void pst__trace_get_stats(const pst__trace *trace, uint64_t *records, uint64_t *overwritten);
+void pst__trace_get_stats(pst__trace *trace, uint64_t *records, uint64_t *overwritten);
 
 /* A copy of `text` that lives as long as the trace, for names whose owner may be gone when the
  * trace is written; equal texts share one copy. Takes a lock and looks the text up, for each
@@ -36,13 +36,22 @@ void pst__trace_get_stats(const pst__trace *trace, uint64_t *records, uint64_t *
  * Any thread. */
 const char *pst__trace_intern(pst__trace *trace, const char *text);
 
-/* A track lives as long as its trace. `name` is copied. Any thread. */
+/* A track lives until pst__track_end, or as long as its trace. `name` is copied. Any thread. */
 pst_status pst__track_create(pst__trace *trace, pst__track_kind kind, const char *name,
                              pst__track **track);
-/* The calling thread's own worker track, made at its first use; NULL without memory and beyond
- * PST__TRACE_THREADS_MAX threads, which counts as a lost record. Any thread. */
+/* Gives the track back, with its ring: nobody records on it any more. What it holds of the present
+ * recording stays in the trace, as long as it is not too much (past.h). Not for the tracks of
+ * pst__track_of_thread. NULL is fine. Any thread. */
+void pst__track_end(pst__track *track);
+
+/* The calling thread's own worker track, made at its first use and given back at some time after
+ * the thread has ended: when another thread makes one, or a recording starts. NULL without memory,
+ * and while PST__TRACE_THREADS_MAX other threads have one, which counts as a lost record. Any
+ * thread. */
 #define PST__TRACE_THREADS_MAX 64
 pst__track *pst__track_of_thread(pst__trace *trace);
+/* The same if the thread has one already, else NULL. */
+pst__track *pst__track_of_thread_if_any(pst__trace *trace);
 /* Makes `track` the calling thread's own: what pst__track_of_thread returns on it. PST_ENOMEM. */
 pst_status pst__track_bind(pst__track *track);
 

@@ -8,10 +8,17 @@
 extern "C" {
 #endif
 
-/* Starts and stops recording on all threads of the runtime. Starting clears what was recorded.
- * Rings are allocated here, never while recording; a full ring overwrites its oldest records and
- * counts them. One thread at a time. PST_EINVAL, PST_ENOMEM, PST_ESTATE (it is started already, or
- * is not). */
+/* Starts and stops recording on all threads of the runtime. Starting clears what was recorded. A
+ * full ring overwrites its oldest records and counts them. One thread at a time. PST_EINVAL,
+ * PST_ENOMEM, PST_ESTATE (it is started already, or is not).
+ *
+ * Memory: each lane, each worker and each other thread that records (64 such threads at a time) has
+ * a ring of `trace_records` records of 56 bytes, 3.7 MB by default, whose pages cost nothing until
+ * something is recorded in them. Lanes and workers get theirs here, or when they are created while
+ * recording; a thread gets its own with its first record. pst_lane_destroy gives a lane's and its
+ * worker's back; that of a thread that has ended goes when another thread records for the first
+ * time, or a recording starts. What such lanes and threads recorded stays in the trace until the
+ * next start: of the last 1024 of them, and as many records as four rings hold. */
 PST_API pst_status pst_trace_start(pst_runtime *runtime);
 PST_API pst_status pst_trace_stop(pst_runtime *runtime);
 
@@ -26,14 +33,17 @@ PST_API pst_status pst_trace_write(pst_runtime *runtime, const char *path);
 /* Since the last start, also while recording. Any thread. */
 typedef struct pst_trace_stats {
     uint64_t records;     /* all, the overwritten ones included */
-    uint64_t overwritten; /* lost to full rings, or to threads beyond the 64th that recorded */
+    uint64_t overwritten; /* lost to full rings, with lanes and threads that ended (see
+                           * pst_trace_start), or on threads for which there was no ring */
 } pst_trace_stats;
 PST_API void pst_trace_get_stats(const pst_runtime *runtime, pst_trace_stats *stats);
 
 /* The caller's own marks on the calling thread's track: slices from begin to end, which nest, and
  * numbers over time. `name` must be a string that lives until the trace is written. Nested deeper
  * than 32 the inner ones are left out; an end without its begin is ignored. Without a started trace
- * they cost a branch. Any thread, never block; a thread's first mark allocates its ring. */
+ * they cost a branch. Any thread. They never block but for a thread's first mark, which allocates
+ * its ring and may wait for a copy of the others' that is being made; while 64 other threads have
+ * one, the thread's marks are lost, and each pair counts once. */
 PST_API void pst_trace_begin(pst_runtime *runtime, const char *name);
 PST_API void pst_trace_end(pst_runtime *runtime);
 PST_API void pst_trace_counter(pst_runtime *runtime, const char *name, int64_t value);

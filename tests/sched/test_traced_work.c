@@ -1,7 +1,9 @@
 /* What the scheduler tells the trace: lane and worker slices, arrows between lanes, marks. */
+#include "tests/base/counting_heap.h"
 #include "tests/sched/harness.h"
 
 #include <penstock/trace.h>
+#include <pthread.h>
 #include <unistd.h>
 
 static char *read_all(const char *path) {
@@ -138,12 +140,80 @@ static void nothing_is_recorded_unless_started(void **state) {
     pst_runtime_destroy(runtime);
 }
 
+/* The second lane is served in the first one's place. */
+static void a_destroyed_lane_leaves_its_slices_and_its_names_to_no_other(void **state) {
+    (void)state;
+    counting_heap heap = {0};
+    const pst_runtime_options options = {.size = sizeof options,
+                                         .allocator = {counting_alloc, counting_free, &heap}};
+    pst_runtime *runtime;
+    assert_ok(pst_runtime_create(&options, &runtime));
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
+    assert_ok(pst_trace_start(runtime));
+    const char *names[] = {"gather", "reduce", "reduce again"};
+    long bytes[3];
+    for (int i = 0; i < 3; i++) {
+        step a = {.name = names[i]};
+        pst_lane *lane = open_lane(runtime, names[i], PST_LANE_WORKER);
+        pst_task task = add_step(graph, lane, &a, NO_TASK, NO_TASK, NO_TASK);
+        assert_ok(pst_launch_wait((pst_launch){graph, 0}));
+        pst_task_release(task);
+        assert_ok(pst_lane_destroy(lane));
+        bytes[i] = heap.live_bytes;
+    }
+    assert_true(bytes[2] - bytes[0] < 16384); /* a ring has megabytes */
+    char *text = trace_of(runtime);
+    assert_int_equal(count_of(text, "\"name\":\"worker gather\""), 1);
+    assert_int_equal(count_of(text, "\"name\":\"worker reduce\""), 1);
+    /* The lane's name, its slice, and that of the thread that launched it. */
+    assert_int_equal(count_of(text, "\"name\":\"gather\""), 3);
+    assert_int_equal(count_of(text, "\"name\":\"reduce\""), 3);
+    free(text);
+    assert_ok(pst_runtime_destroy(runtime));
+    assert_int_equal(heap.live_bytes, 0);
+}
+
+enum { MARKING_THREADS = 65 };
+
+typedef struct marking {
+    pst_runtime *runtime;
+    pthread_barrier_t all_have_marked;
+} marking;
+
+static void *mark(void *argument) {
+    marking *marking = argument;
+    pst_trace_begin(marking->runtime, "mark");
+    pst_trace_end(marking->runtime);
+    (void)pthread_barrier_wait(&marking->all_have_marked);
+    return NULL;
+}
+
+static void a_mark_of_a_thread_too_many_is_lost_once(void **state) {
+    (void)state;
+    marking marking = {.runtime = open_runtime(20000)};
+    pthread_t threads[MARKING_THREADS];
+    assert_int_equal(pthread_barrier_init(&marking.all_have_marked, NULL, MARKING_THREADS), 0);
+    assert_ok(pst_trace_start(marking.runtime));
+    for (int i = 0; i < MARKING_THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, mark, &marking), 0);
+    for (int i = 0; i < MARKING_THREADS; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    pst_trace_stats stats;
+    pst_trace_get_stats(marking.runtime, &stats);
+    assert_int_equal(stats.records, MARKING_THREADS);
+    assert_int_equal(stats.overwritten, 1);
+    (void)pthread_barrier_destroy(&marking.all_have_marked);
+    pst_runtime_destroy(marking.runtime);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lanes_workers_and_arrows_are_recorded),
         cmocka_unit_test(a_task_has_no_arrow_of_the_one_that_had_its_memory),
         cmocka_unit_test(a_workers_track_says_whose_worker_it_is),
         cmocka_unit_test(nothing_is_recorded_unless_started),
+        cmocka_unit_test(a_destroyed_lane_leaves_its_slices_and_its_names_to_no_other),
+        cmocka_unit_test(a_mark_of_a_thread_too_many_is_lost_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

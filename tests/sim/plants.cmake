@@ -78,7 +78,7 @@ penstock_plant(never_abandoned sched/flights.c "" 5000
 penstock_plant(links_not_freed sched/growing.c "was not freed" 5000
   "    free_links(graph, task);\n    ck_stack_push" "    ck_stack_push")
 penstock_plant(half_made_lane sched/lane.c "was not freed" 5000
-  "            pst__lane_free(lane);\n        else" "            (void)lane;\n        else")
+  "            pst__lane_free(lane);\n        } else {" "            (void)lane;\n        } else {")
 penstock_plant(wait_name_freed_as_more ops/registry.c "was freed as" 20000
   "pst__heap_free(engine->heap, wait_name, bytes);"
   "pst__heap_free(engine->heap, wait_name, bytes + 64);")

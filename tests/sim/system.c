@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #define EVENT_DESCRIPTOR (1 << 20) /* no real one's number */
 
@@ -149,6 +150,18 @@ int __wrap_pthread_join(pthread_t id, void **result) {
     (void)result;
     sim_thread_join(id);
     return 0;
+}
+
+pid_t __wrap_gettid(void) {
+    return (pid_t)sim_thread_id();
+}
+
+int __wrap_tgkill(pid_t process, pid_t thread, int signal) {
+    if (process != getpid() || signal != 0) sim_fail("a signal that is not simulated");
+    sim_point();
+    if (!sim_thread_has_ended((unsigned long)thread)) return 0;
+    errno = ESRCH;
+    return -1;
 }
 
 int __wrap_pthread_sigmask(int how, const void *set, void *before) {

@@ -35,6 +35,8 @@ int __wrap_close(int descriptor);
 int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*body)(void *),
                           void *argument);
 int __wrap_pthread_join(pthread_t id, void **result);
+pid_t __wrap_gettid(void);
+int __wrap_tgkill(pid_t process, pid_t thread, int signal);
 int __wrap_pthread_sigmask(int how, const void *set, void *before);
 int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex);
 int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex);

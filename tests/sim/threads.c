@@ -315,6 +315,15 @@ void sim_thread_join(unsigned long id) {
     other->state = THREAD_UNUSED;
 }
 
+unsigned long sim_thread_id(void) {
+    return (unsigned long)(world.current - world.threads) + 1;
+}
+
+int sim_thread_has_ended(unsigned long id) {
+    const state state = world.threads[id - 1].state;
+    return state == THREAD_ENDED || state == THREAD_UNUSED;
+}
+
 void **sim_thread_value(unsigned key) {
     return &world.current->values[key];
 }

@@ -40,6 +40,9 @@ uint32_t sim_choose(uint32_t bound);
 /* 0, or -1 when there is no room for another thread. */
 int sim_thread_create(unsigned long *id, void *(*body)(void *), void *argument);
 void sim_thread_join(unsigned long id);
+/* The running thread's id; that of one that was joined is given out again. */
+unsigned long sim_thread_id(void);
+int sim_thread_has_ended(unsigned long id);
 /* The thread's own value of a key below SIM_KEYS. */
 #define SIM_KEYS 64
 void **sim_thread_value(unsigned key);

@@ -3,6 +3,7 @@
 #include "tests/tracing/traced.h"
 
 #include <pthread.h>
+#include <signal.h>
 
 static int open_trace(void **state) {
     static traced traced;
@@ -103,6 +104,32 @@ static void a_track_made_before_the_first_start_has_no_ring_yet(void **state) {
     assert_true(traced->counts.live_bytes - bytes < 2048);
     start(traced);
     assert_true(traced->counts.live_bytes - bytes > 2048);
+}
+
+static long resident_bytes(void) {
+    long pages = 0, resident = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "%ld %ld", &pages, &resident), 2);
+    (void)fclose(file);
+    return resident * sysconf(_SC_PAGESIZE);
+}
+
+static void a_ring_costs_no_memory_until_something_is_recorded(void **state) {
+    enum { TRACKS = 32, RECORDS = 65536 };
+    (void)state;
+    traced traced;
+    memset(&traced, 0, sizeof traced);
+    assert_int_equal(pst__heap_init(&traced.heap, NULL), PST_OK);
+    pst__error_init(&traced.error, NULL, NULL);
+    assert_int_equal(pst__trace_create(&traced.heap, &traced.error, 0, 1, RECORDS, &traced.trace),
+                     PST_OK);
+    for (int i = 0; i < TRACKS; ++i)
+        (void)new_track(&traced, "lane");
+    const long bytes = resident_bytes();
+    start(&traced);
+    assert_true(resident_bytes() - bytes < TRACKS * RECORDS * 56L / 4);
+    pst__trace_destroy(traced.trace);
 }
 
 /* ---- recording ------------------------------------------------------------------------------ */
@@ -281,14 +308,133 @@ static void a_bound_track_is_the_threads_own(void **state) {
     assert_ptr_not_equal(pst__track_of_thread(traced->trace), worker);
 }
 
-static void threads_beyond_the_limit_get_no_track_and_are_counted(void **state) {
-    traced *traced = *state;
+/* ---- tracks that end ------------------------------------------------------------------------- */
+
+static uint64_t overwritten_count(traced *traced) {
     uint64_t records, overwritten;
-    for (int i = 0; i < PST__TRACE_THREADS_MAX; ++i)
-        assert_non_null(track_seen_by_a_thread(traced->trace, NULL));
-    assert_null(track_seen_by_a_thread(traced->trace, NULL));
     pst__trace_get_stats(traced->trace, &records, &overwritten);
-    assert_int_equal(overwritten, 1);
+    return overwritten;
+}
+
+typedef struct marker {
+    pthread_t thread;
+    pst__trace *trace;
+    const char *name;
+    int *may_end; /* (optional) relaxed: the thread's own end orders what it did */
+    pid_t id;
+} marker;
+
+static void *mark_once(void *argument) {
+    marker *marker = argument;
+    marker->id = gettid();
+    pst__track *track = pst__track_of_thread(marker->trace);
+    pst__trace_mark_begin(track, marker->name);
+    pst__trace_mark_end(track);
+    while (marker->may_end != NULL && !pst__load_relaxed(marker->may_end))
+        (void)sched_yield();
+    return NULL;
+}
+
+static void begin_marker(marker *marker) {
+    assert_int_equal(pthread_create(&marker->thread, NULL, mark_once, marker), 0);
+}
+
+static void mark_on_a_thread(traced *traced, const char *name) {
+    marker marker = {.trace = traced->trace, .name = name};
+    begin_marker(&marker);
+    (void)pthread_join(marker.thread, NULL);
+    while (tgkill(getpid(), marker.id, 0) == 0) /* the kernel may know it for a moment yet */
+        (void)sched_yield();
+}
+
+static void threads_that_end_give_their_rings_back_and_leave_their_marks(void **state) {
+    enum { THREADS = 100, RECORDS = 4096, RING = RECORDS * 56 };
+    (void)state;
+    traced traced;
+    char names[THREADS][16];
+    assert_int_equal(traced_open(&traced, 0, 1, RECORDS), PST_OK);
+    start(&traced);
+    const long bytes = traced.counts.live_bytes;
+    for (int i = 0; i < THREADS; i++) {
+        (void)snprintf(names[i], sizeof names[i], "mark %03d", i);
+        mark_on_a_thread(&traced, names[i]);
+    }
+    assert_true(traced.counts.live_bytes - bytes < 2 * RING);
+    assert_int_equal(record_count(&traced), THREADS);
+    assert_int_equal(overwritten_count(&traced), 0);
+    char *text = traced_text(&traced);
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(occurrences(text, names[i]), 1);
+    free(text);
+    assert_int_equal(traced_close(&traced), 0);
+}
+
+static void only_threads_that_run_count_against_the_limit(void **state) {
+    traced *traced = *state;
+    marker markers[PST__TRACE_THREADS_MAX];
+    int may_end = 0;
+    start(traced);
+    for (int i = 0; i < PST__TRACE_THREADS_MAX; ++i)
+        mark_on_a_thread(traced, "ended");
+    for (int i = 0; i < PST__TRACE_THREADS_MAX; ++i) {
+        markers[i] = (marker){.trace = traced->trace, .name = "runs", .may_end = &may_end};
+        begin_marker(&markers[i]);
+    }
+    while (record_count(traced) < 2 * PST__TRACE_THREADS_MAX)
+        (void)sched_yield();
+    assert_int_equal(overwritten_count(traced), 0);
+    mark_on_a_thread(traced, "one too many");
+    assert_int_equal(record_count(traced), 2 * PST__TRACE_THREADS_MAX + 1);
+    assert_int_equal(overwritten_count(traced), 1);
+    pst__store_relaxed(&may_end, 1);
+    for (int i = 0; i < PST__TRACE_THREADS_MAX; ++i)
+        (void)pthread_join(markers[i].thread, NULL);
+    while (track_seen_by_a_thread(traced->trace, NULL) == NULL) /* looks only now and then */
+        (void)sched_yield();
+}
+
+static void end_a_track(traced *traced, const char *name, int records) {
+    pst__track *track = new_track(traced, name);
+    for (int i = 0; i < records; ++i)
+        slice_now(track, "task");
+    pst__track_end(track);
+}
+
+static void tracks_that_end_keep_a_bounded_number_of_records(void **state) {
+    traced *traced = *state;
+    char name[] = "lane 0";
+    start(traced);
+    for (; name[5] <= '9'; ++name[5])
+        end_a_track(traced, name, 100);
+    assert_int_equal(record_count(traced), 1000);
+    assert_int_equal(overwritten_count(traced), 1000 - 4 * 63);
+    char *text = traced_text(traced);
+    assert_null(strstr(text, "lane 5"));
+    assert_non_null(strstr(text, "lane 6"));
+    free(text);
+}
+
+static void tracks_that_end_are_kept_in_a_bounded_number_and_only_with_records(void **state) {
+    (void)state;
+    traced traced;
+    assert_int_equal(traced_open(&traced, 0, 1, 4096), PST_OK);
+    const long idle = traced.counts.live_bytes;
+    start(&traced);
+    for (int i = 0; i < 1024; ++i)
+        end_a_track(&traced, "lane", 1);
+    const long full = traced.counts.live_bytes;
+    for (int i = 0; i < 1024; ++i) {
+        end_a_track(&traced, "lane", 1);
+        end_a_track(&traced, "lane", 0);
+    }
+    assert_int_equal(traced.counts.live_bytes, full);
+    assert_int_equal(record_count(&traced), 2048);
+    assert_int_equal(overwritten_count(&traced), 1024);
+    stop(&traced);
+    start(&traced);
+    assert_int_equal(traced.counts.live_bytes, idle);
+    assert_int_equal(record_count(&traced), 0);
+    assert_int_equal(traced_close(&traced), 0);
 }
 
 /* ---- several threads ------------------------------------------------------------------------- */
@@ -334,6 +480,39 @@ static void threads_may_record_while_another_starts_stops_and_writes(void **stat
     pst__store_relaxed(&quit, 1);
     for (int i = 0; i < RECORDERS; ++i)
         (void)pthread_join(recorders[i].thread, NULL);
+}
+
+static void *send_threads_and_lanes(void *argument) {
+    const recorder *recorder = argument;
+    for (pst__track *lane; !pst__load_relaxed(recorder->quit); pst__track_end(lane)) {
+        marker marker = {.trace = recorder->trace, .name = "passing"};
+        if (pthread_create(&marker.thread, NULL, mark_once, &marker) == 0)
+            (void)pthread_join(marker.thread, NULL);
+        if (pst__track_create(recorder->trace, PST__TRACK_LANE, "lane", &lane) != PST_OK) break;
+        slice_now(lane, "passing");
+    }
+    return NULL;
+}
+
+static void tracks_may_end_while_others_record_and_one_writes(void **state) {
+    traced *traced = *state;
+    int quit = 0;
+    recorder stays = {.trace = traced->trace, .quit = &quit}, sender = stays;
+    assert_int_equal(pthread_create(&stays.thread, NULL, record_on, &stays), 0);
+    assert_int_equal(pthread_create(&sender.thread, NULL, send_threads_and_lanes, &sender), 0);
+    for (int round = 0; round < ROUNDS; ++round) {
+        start(traced);
+        for (size_t seen = 0; seen < 10;) {
+            char *text = traced_text(traced);
+            assert_non_null(text);
+            seen = occurrences(text, "\"passing\"");
+            free(text);
+        }
+        stop(traced);
+    }
+    pst__store_relaxed(&quit, 1);
+    (void)pthread_join(stays.thread, NULL);
+    (void)pthread_join(sender.thread, NULL);
 }
 
 /* ---- no memory ------------------------------------------------------------------------------- */
@@ -395,6 +574,7 @@ int main(void) {
         WITH_TRACE(records_stay_after_the_stop_and_can_be_written_twice),
         WITH_TRACE(a_track_made_while_recording_records),
         WITH_TRACE(a_track_made_before_the_first_start_has_no_ring_yet),
+        cmocka_unit_test(a_ring_costs_no_memory_until_something_is_recorded),
         WITH_TRACE(recording_allocates_nothing),
         WITH_TRACE(overwritten_records_are_counted_over_all_tracks),
         WITH_TRACE(nothing_is_recorded_on_no_track),
@@ -407,8 +587,12 @@ int main(void) {
         cmocka_unit_test(a_trace_made_again_knows_no_thread),
         WITH_TRACE(each_thread_has_a_track_of_its_own),
         WITH_TRACE(a_bound_track_is_the_threads_own),
-        WITH_TRACE(threads_beyond_the_limit_get_no_track_and_are_counted),
+        cmocka_unit_test(threads_that_end_give_their_rings_back_and_leave_their_marks),
+        WITH_TRACE(only_threads_that_run_count_against_the_limit),
+        WITH_TRACE(tracks_that_end_keep_a_bounded_number_of_records),
+        cmocka_unit_test(tracks_that_end_are_kept_in_a_bounded_number_and_only_with_records),
         WITH_TRACE(threads_may_record_while_another_starts_stops_and_writes),
+        WITH_TRACE(tracks_may_end_while_others_record_and_one_writes),
         cmocka_unit_test(each_failed_allocation_is_reported_and_loses_nothing),
         WITH_TRACE(a_start_that_found_no_memory_works_later),
     };
