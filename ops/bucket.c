@@ -22,7 +22,7 @@ static pst_status flush(void *context, pst_dtype dtype) {
     collective->source_bytes = bucket.used_bytes;
     collective->stride = bucket.stride;
     collective->pieces = operation->pieces;
-    collective->scale = pst__fill_leaves_scale(engine, dtype) ? 1.0 / (double)engine->world : 1.0;
+    collective->scale = 1.0 / (double)engine->world; /* the sums are in fp32 */
     operation->bucket = bucket.id;
     operation->has_bucket = 1;
     size_t bytes = open->whole_bytes;
@@ -127,10 +127,8 @@ static pst_status copy_in(pst_zero *engine, const pst__group *group, pst__part p
     size_t count =
         pst__layout_casts(&group->layout, engine->world, part, slot->memory, slot->stride, sources,
                           dtype, group->reduce_dtype, engine->casts);
-    const double scale =
-        pst__fill_leaves_scale(engine, group->reduce_dtype) ? 1.0 : 1.0 / (double)engine->world;
     pst_status status =
-        device->ops->cast_scale_copy(device, engine->filling.stream, engine->casts, count, scale);
+        device->ops->cast_scale_copy(device, engine->filling.stream, engine->casts, count, 1.0);
     if (status == PST_OK) return PST_OK;
     return pst__zero_fail(engine, status, "group '%s': copying its %s gradients failed",
                           group->name, pst_dtype_name(dtype));

@@ -323,9 +323,6 @@ uint64_t pst__backward_hash(const pst_zero *engine, uint64_t order);
 /* ---- fill.c ---------------------------------------------------------------------------------- */
 pst_status pst__fill_create(pst_zero *engine);
 void pst__fill_destroy(pst_zero *engine);
-/* Sums in fp32 are scaled themselves, so that gradients of the same dtype are copied as they are.
- * Gradients in float16 are scaled by their copies: they might not fit it otherwise. */
-int pst__fill_leaves_scale(pst_zero *engine, pst_dtype dtype);
 /* Around the copies of a group's gradients: behind what compute was given so far. */
 pst_status pst__fill_begin(pst_zero *engine);
 pst_status pst__fill_end(pst_zero *engine);

@@ -40,10 +40,6 @@ pst_status pst__fill_end(pst_zero *engine) {
     return engine->device->ops->event_record(engine->device, filling->filled, filling->own);
 }
 
-int pst__fill_leaves_scale(pst_zero *engine, pst_dtype dtype) {
-    return pst__queue_of(engine, PST__REDUCE_LANE)->sum_lane != NULL && dtype != PST_FLOAT16;
-}
-
 void pst__fill_tell(const pst_zero *engine, uint32_t group) {
     if (engine->options.gradients_consumed != NULL)
         engine->options.gradients_consumed(engine->options.callback_context, group);

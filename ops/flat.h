@@ -99,7 +99,6 @@ struct pst_flat {
     size_t copied_count, copied_capacity;
     pst_cast *casts;
     size_t cast_count, cast_capacity;
-    double cast_scale;
     uint32_t *batch; /* copies of the next collective */
     size_t batch_capacity;
     pst_flat_stats stats;

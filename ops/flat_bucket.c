@@ -65,15 +65,14 @@ pst_status pst__flat_bucket_copy(pst_flat *flat) {
     flat->cast_count = 0;
     if (casts == 0) return PST_OK;
     pst_device *device = flat->engine->device;
-    pst_status status = device->ops->cast_scale_copy(device, flat->engine->filling.stream,
-                                                     flat->casts, casts, flat->cast_scale);
+    pst_status status =
+        device->ops->cast_scale_copy(device, flat->engine->filling.stream, flat->casts, casts, 1.0);
     if (status == PST_OK) return PST_OK;
     return pst__flat_fail(flat, status, "copying %zu pieces of gradients failed", casts);
 }
 
 static void describe(const pst_flat *flat, pst__operation *operation, const pst_bucket *bucket) {
     pst_collective *collective = &operation->work.collective;
-    int is_scaled = pst__fill_leaves_scale(flat->engine, bucket->dtype);
     collective->kind = PST_REDUCE_SCATTER;
     collective->name = "gradients";
     collective->dtype = bucket->dtype;
@@ -81,7 +80,7 @@ static void describe(const pst_flat *flat, pst__operation *operation, const pst_
     collective->source_bytes = bucket->used_bytes;
     collective->stride = bucket->stride;
     collective->pieces = operation->pieces;
-    collective->scale = is_scaled ? 1.0 / (double)flat->engine->world : 1.0;
+    collective->scale = 1.0 / (double)flat->engine->world;
     operation->bucket = bucket->id;
     operation->has_bucket = 1;
 }
@@ -196,15 +195,6 @@ static pst_status add_part(pst_flat *flat, const part *part) {
     return status == PST_OK ? add_casts(flat, part, &slot) : status;
 }
 
-/* Copies of one launch have one scale. */
-static pst_status begin_copies(pst_flat *flat, pst_dtype travels) {
-    pst_zero *engine = flat->engine;
-    double scale = pst__fill_leaves_scale(engine, travels) ? 1.0 : 1.0 / (double)engine->world;
-    pst_status status = scale == flat->cast_scale ? PST_OK : pst__flat_bucket_copy(flat);
-    flat->cast_scale = scale;
-    return status;
-}
-
 pst_status pst__flat_bucket_add(pst_flat *flat, const pst__flat_report *report) {
     pst__flat_parameter *parameter = &flat->parameters[report->parameter];
     part part = {.parameter = parameter,
@@ -213,7 +203,6 @@ pst_status pst__flat_bucket_add(pst_flat *flat, const pst__flat_report *report) 
                  .travels = report->travels};
     size_t most = chunk_bytes(flat) / pst_dtype_size(part.travels);
     pst_status status = prepare(flat, part.travels);
-    if (status == PST_OK) status = begin_copies(flat, part.travels);
     for (; status == PST_OK && part.first < parameter->chunk; part.first += part.count) {
         size_t left = parameter->chunk - part.first;
         part.count = left < most ? left : most;

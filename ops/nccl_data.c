@@ -176,13 +176,17 @@ static pst_status sum_in_fp32(batch *batch) {
     return status;
 }
 
+/* Sums of float16 overflow where their means do not. */
+static int sums_in_fp32(const pst__nccl *own, const pst_collective *collective) {
+    return own->sum == PST_NCCL_SUM_IN_FP32 || collective->dtype == PST_FLOAT16;
+}
+
 /* Where NCCL may put this rank's sum at once: a piece that takes all of it as it is, else NULL. */
 static void *direct_destination(const pst_collective *collective) {
     const pst_reduce_piece *piece = collective->pieces;
     int whole = collective->piece_count == 1 && piece->offset == 0 && !piece->accumulate &&
                 piece->destination_dtype == collective->dtype &&
-                piece->count * pst_dtype_size(collective->dtype) == collective->source_bytes &&
-                scale_of(collective) == 1.0;
+                piece->count * pst_dtype_size(collective->dtype) == collective->source_bytes;
     return whole ? piece->destination : NULL;
 }
 
@@ -232,7 +236,10 @@ static pst_status sum_by_nccl(batch *batch) {
     open_group(batch);
     reduce_chunks(batch, direct != NULL ? direct : collective->staging);
     status = close_group(batch);
-    return status != PST_OK || direct != NULL ? status : write_pieces(batch, collective->staging);
+    if (status != PST_OK) return status;
+    if (direct == NULL) return write_pieces(batch, collective->staging);
+    const void *source = direct;
+    return scale_of(collective) == 1.0 ? PST_OK : sum(batch, collective->pieces, &source, 1);
 }
 
 /* ---- in place -------------------------------------------------------------------------------- */
@@ -276,7 +283,7 @@ size_t pst__nccl_staging_bytes(const pst__nccl *own, const pst_collective *colle
     size_t others = (size_t)own->comm.size - 1;
     if (collective->kind == PST_BARRIER) return 1;
     if (collective->kind != PST_REDUCE_SCATTER) return 0;
-    if (own->sum == PST_NCCL_SUM_IN_FP32) return others * collective->source_bytes;
+    if (sums_in_fp32(own, collective)) return others * collective->source_bytes;
     return direct_destination(collective) != NULL ? 0 : collective->source_bytes;
 }
 
@@ -295,7 +302,7 @@ static int has_payload(const pst_collective *collective) {
 
 static pst_status check(const pst__nccl *own, const pst_collective *collective) {
     int by_nccl = collective->kind == PST_ALL_REDUCE ||
-                  (collective->kind == PST_REDUCE_SCATTER && own->sum == PST_NCCL_SUM_BY_NCCL);
+                  (collective->kind == PST_REDUCE_SCATTER && !sums_in_fp32(own, collective));
     if ((unsigned)collective->kind >= PST_COLLECTIVE_KIND_COUNT ||
         (unsigned)collective->dtype >= PST_DTYPE_COUNT)
         return PST_EINVAL;
@@ -316,7 +323,7 @@ pst_status pst__nccl_enqueue(pst__nccl *own, const pst_collective *collective, p
     case PST_ALL_GATHER:
         return all_gather(&batch);
     case PST_REDUCE_SCATTER:
-        return own->sum == PST_NCCL_SUM_IN_FP32 ? sum_in_fp32(&batch) : sum_by_nccl(&batch);
+        return sums_in_fp32(own, collective) ? sum_in_fp32(&batch) : sum_by_nccl(&batch);
     case PST_ALL_REDUCE:
         return all_reduce(&batch);
     case PST_BROADCAST:

@@ -12,7 +12,8 @@
  *   ncclReduce a rank in one group. NCCL sums in the source's dtype, in an order of its own. A
  *   single piece that takes the whole chunk as it is gets it from NCCL, else it lands in staging
  *   and the device casts, scales and accumulates.
- * - reduce-scatter, PST_NCCL_SUM_IN_FP32: each rank sends each other rank its chunk (as many bytes
+ * - reduce-scatter, PST_NCCL_SUM_IN_FP32, and any of float16, whose sums overflow where their means
+ *   do not: each rank sends each other rank its chunk (as many bytes
  *   as above), and the device sums in fp32 in the order of ranks: the same bits as the
  *   communicators `local` and `ce`.
  * - all-reduce (sums and maxima, in the array's dtype) and broadcast are the calls of these names,

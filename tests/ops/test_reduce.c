@@ -171,6 +171,42 @@ static void reduces_in_another_dtype(void **unused) {
     on_all_worlds(&model, reduce_in_bf16);
 }
 
+static pst_status make_equal_gradients_now(void *argument) {
+    const rank_state *state = *(rank_state *const *)argument;
+    for (size_t p = 0; p < state->model->parameter_count; p++)
+        for (size_t i = 0; i < elements_of(&state->model->shapes[p]); i++)
+            state->gradients[p][i] = *(const float *)state->argument;
+    return PST_OK;
+}
+
+static float what_each_rank_has(const rank_state *state, size_t parameter, size_t element) {
+    (void)parameter, (void)element;
+    return *(const float *)state->argument;
+}
+
+static void reduce_equal_gradients(rank_state *state) {
+    build_and_begin_backward(state);
+    CHECK_FINE();
+    on_compute(state, make_equal_gradients_now, &state, sizeof state);
+    for (size_t g = state->model->group_count; g-- > 0;) {
+        backward_use(state, g);
+        CHECK_FINE();
+    }
+    CHECK_OK(pst_zero_end_backward(state->engine));
+    check_gradients(state, what_each_rank_has);
+}
+
+/* The least number of float16, and one of which two are too many for it. */
+static void means_of_float16_neither_vanish_nor_overflow(void **unused) {
+    (void)unused;
+    float values[] = {0x1p-24f, 60000.0f};
+    model model = odd_model(3);
+    model.reduce_dtype = PST_FLOAT16;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        for (int world = 2; world <= 4; world += 2)
+            run_ranks(world, &model, reduce_equal_gradients, &values[i]);
+}
+
 /* ---- who has a gradient ---------------------------------------------------------------------- */
 
 static float without_the_last_rank(const rank_state *state, size_t parameter, size_t element) {
@@ -516,6 +552,7 @@ int main(void) {
         cmocka_unit_test(a_group_that_is_larger_than_most_travels_in_parts_of_their_size),
         cmocka_unit_test(accumulates_over_two_backwards),
         cmocka_unit_test(reduces_in_another_dtype),
+        cmocka_unit_test(means_of_float16_neither_vanish_nor_overflow),
         cmocka_unit_test(a_rank_that_never_reaches_a_group_sends_zeros),
         cmocka_unit_test(no_rank_has_a_gradient),
         cmocka_unit_test(frozen_groups_that_nobody_needs_leave_the_backward),
