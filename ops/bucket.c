@@ -3,6 +3,15 @@
 #include "ops/engine.h"
 #include "ops/operation.h"
 
+static void note_written(pst_zero *engine, pst_dtype dtype) {
+    for (size_t i = 0; i < engine->group_count; i++) {
+        pst__group *group = &engine->groups[i];
+        if (!group->is_filled || group->reduce_dtype != dtype) continue;
+        group->is_filled = 0;
+        group->is_written = 1;
+    }
+}
+
 static pst_status flush(void *context, pst_dtype dtype) {
     pst_zero *engine = context;
     pst__open_bucket *open = &engine->open[dtype];
@@ -29,6 +38,7 @@ static pst_status flush(void *context, pst_dtype dtype) {
     *open = (pst__open_bucket){0};
     status = pst__operation_submit(operation, bytes, &operation->ready, 1);
     if (status != PST_OK) return status;
+    note_written(engine, dtype);
     if (engine->asynchronous) engine->bucket_tickets[bucket.id] = collective->ticket;
     engine->stats.reduces++;
     engine->stats.reduce_bytes += bytes;
@@ -118,6 +128,7 @@ static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
                                                   .destination_dtype = group->dtype,
                                                   .accumulate = accumulate};
     operation->work.collective.piece_count++;
+    group->is_filled = 1;
     return PST_OK;
 }
 

@@ -64,7 +64,10 @@ typedef struct pst__group {
     const void **sources; /* of the reported gradients, by member */
     pst_dtype sources_dtype;
     int reported;
+    int was_used;            /* in a forward with gradients, ever */
     int reduced;             /* its turn in this backward is over */
+    int is_filled;           /* a part of it is in a bucket that has not gone out */
+    int is_written;          /* a bucket with a part of it has gone out in this backward */
     uint32_t late;           /* further reports in this backward */
     uint32_t reported_after; /* where it was reported: see above */
     void *target;            /* of its reduced gradient in this backward */

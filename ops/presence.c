@@ -102,7 +102,6 @@ static int is_used(const pst_zero *engine, size_t group) {
 static int is_group_in_doubt(const pst_zero *engine, size_t group) {
     const pst__agreement *expected = engine->expected;
     const pst__layout *layout = &engine->groups[group].layout;
-    if (expected->groups[group].late > 0) return 1;
     for (size_t i = 0; i < layout->member_count; i++) {
         const pst__member *member = &layout->members[i];
         if (member->trainable && !expected->has_gradient[member->parameter]) return 1;
@@ -112,8 +111,10 @@ static int is_group_in_doubt(const pst_zero *engine, size_t group) {
 
 static int is_in_doubt(const pst_zero *engine) {
     if (!engine->asynchronous || engine->expected == NULL) return 1;
-    for (size_t i = 0; i < engine->group_count; i++)
+    for (size_t i = 0; i < engine->group_count; i++) {
+        if (engine->expected->groups[i].late > 0) return 1;
         if (is_used(engine, i) && is_group_in_doubt(engine, i)) return 1;
+    }
     return 0;
 }
 

@@ -26,6 +26,7 @@ static pst_status note_use(pst_zero *engine, pst_zero_op_kind kind, uint32_t gro
         pst__order_end_use(order, group, now);
         return PST_OK;
     }
+    engine->groups[group].was_used = 1;
     if (order->first_uses[group] == 0) order->first_uses[group] = now;
     return pst__order_begin_use(engine->heap, order, group, now, engine->groups[group].uses > 0);
 }

@@ -78,6 +78,12 @@ static pst_status keep_late(pst_zero *engine, uint32_t index, const void *const 
     return PST_OK;
 }
 
+static const char *why_late(const pst__group *group) {
+    if (group->reported) return "twice in one backward";
+    if (group->reduced) return "after groups that follow them were needed";
+    return "without a use in a forward since they were reduced last";
+}
+
 /* Other ranks hear of it only where the host waits for what they all tell. */
 static pst_status report_late(pst_zero *engine, uint32_t index, const void *const *sources,
                               pst_dtype dtype) {
@@ -87,8 +93,7 @@ static pst_status report_late(pst_zero *engine, uint32_t index, const void *cons
         engine, PST_EMISMATCH,
         "group '%s': its gradients were reported %s, unlike in the pass that was recorded; call "
         "pst_zero_set_replay(engine, 0) on all ranks if passes differ that much",
-        group->name,
-        group->reported ? "twice in one backward" : "after groups that follow them were needed");
+        group->name, why_late(group));
     return pst__reduce_give_up(engine, status);
 }
 
@@ -110,14 +115,17 @@ pst_status pst__reduce_report(pst_zero *engine, uint32_t index, const void *cons
         pst__fill_tell(engine, index);
         return PST_OK;
     }
-    if (engine->order.first_uses[index] == 0)
+    if (!group->was_used)
         return pst__zero_fail(engine, PST_ESTATE,
                               "group '%s' has gradients but was not used in a forward",
                               group->name);
     note_presence(engine, group, sources);
     if (group->reported_after == PST__NOT_REPORTED)
         group->reported_after = PST__REPORTED_FIRST + (uint32_t)place_now(engine, index);
-    if (group->reported || group->reduced) return report_late(engine, index, sources, dtype);
+    /* What only graphs of before the last reduction have used has no place in the order. */
+    int has_place = engine->order.first_uses[index] != 0;
+    if (!has_place || group->reported || group->reduced)
+        return report_late(engine, index, sources, dtype);
     memcpy(group->sources, sources, group->layout.member_count * sizeof *sources);
     group->sources_dtype = dtype;
     group->reported = 1;
@@ -129,7 +137,7 @@ void pst__reduce_begin(pst_zero *engine) {
     engine->reduced = 0;
     for (size_t i = engine->group_count; i-- > 0;) {
         pst__group *group = &engine->groups[i];
-        group->reported = group->reduced = 0;
+        group->reported = group->reduced = group->is_filled = group->is_written = 0;
         group->reported_after = PST__NOT_REPORTED;
         group->late = 0;
         group->target = NULL;
@@ -151,27 +159,31 @@ static const pst__late *find_late(const pst_zero *engine, uint32_t group, uint32
     return NULL;
 }
 
+static pst_status reduce_late_group(pst_zero *engine, uint32_t index, const pst__late *own) {
+    const pst__group *group = &engine->groups[index];
+    int accumulate = 1;
+    pst_status status = PST_OK;
+    if (group->target == NULL) status = ask_target(engine, index, &accumulate);
+    if (status == PST_OK)
+        status = pst__bucket_fill(engine, index, own == NULL ? NULL : own->sources,
+                                  own == NULL ? group->reduce_dtype : own->dtype, accumulate);
+    if (status == PST_OK && own != NULL) pst__fill_consumed(engine, index);
+    return status;
+}
+
 /* Every rank takes part for every group that came late anywhere. */
 static pst_status reduce_round(pst_zero *engine, uint32_t round) {
-    for (size_t i = 0; i < engine->order.reduce_count; i++) {
-        uint32_t index = engine->order.reduces[i];
-        if (engine->agreed->groups[index].late <= round) continue;
-        const pst__late *own = find_late(engine, index, round);
-        pst_status status =
-            pst__bucket_fill(engine, index, own == NULL ? NULL : own->sources,
-                             own == NULL ? engine->groups[index].reduce_dtype : own->dtype, 1);
-        if (status != PST_OK) return status;
-        if (own != NULL) pst__fill_consumed(engine, index);
-    }
-    return PST_OK;
+    pst_status status = PST_OK;
+    for (uint32_t i = 0; status == PST_OK && i < engine->group_count; i++)
+        if (engine->agreed->groups[i].late > round)
+            status = reduce_late_group(engine, i, find_late(engine, i, round));
+    return status;
 }
 
 static uint32_t count_rounds(const pst_zero *engine) {
     uint32_t rounds = 0;
-    for (size_t i = 0; i < engine->order.reduce_count; i++) {
-        uint32_t late = engine->agreed->groups[engine->order.reduces[i]].late;
-        if (late > rounds) rounds = late;
-    }
+    for (size_t i = 0; i < engine->group_count; i++)
+        if (engine->agreed->groups[i].late > rounds) rounds = engine->agreed->groups[i].late;
     return rounds;
 }
 

@@ -233,6 +233,10 @@ int pst_zero_has_gradient(const pst_zero *engine, uint32_t parameter) {
            engine->parameters[parameter].has_gradient;
 }
 
+int pst_zero_has_written(const pst_zero *engine, uint32_t group) {
+    return engine != NULL && group < engine->group_count && engine->groups[group].is_written;
+}
+
 void pst__registry_free(pst_zero *engine) {
     for (size_t i = 0; i < engine->group_count; i++)
         free_group(engine, &engine->groups[i]);

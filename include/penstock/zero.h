@@ -194,10 +194,12 @@ PST_API pst_status pst_zero_begin_backward(pst_zero *engine, int reduce);
 /* The gradients of a group in this backward are complete: sources[i] is the whole gradient of the
  * group's i-th parameter, contiguous, of sources_dtype, or NULL (frozen, or none here). Groups
  * reduce in the reverse order of their first use in the forward, whatever the order of these calls.
- * A second call in one backward (a parameter used under several nested backwards) adds. On an
- * asynchronous device it is PST_EMISMATCH in a planned backward unless the one before had such
- * calls; so is a call for a group whose turn is over, because groups behind it were needed before:
- * this ends the training. May issue gathers, those that this group's turn held back. */
+ * A second call in one backward (a parameter used under several nested backwards) adds, and so does
+ * one for a group that no forward has used since it was reduced last (a graph that was kept over
+ * other passes): they are reduced at end_backward. On an asynchronous device either is
+ * PST_EMISMATCH in a planned backward unless the one before had such calls; so is a call for a
+ * group whose turn is over, because groups behind it were needed before: this ends the training.
+ * May issue gathers, those that this group's turn held back. */
 PST_API pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *const *sources,
                                       pst_dtype sources_dtype);
 
@@ -209,6 +211,11 @@ PST_API pst_status pst_zero_end_backward(pst_zero *engine);
  * backward did not wait for the ranks' answer (see the top) each trainable parameter that the
  * forward used counts as having one, of zeros if no rank had one. */
 PST_API int pst_zero_has_gradient(const pst_zero *engine, uint32_t parameter);
+
+/* Whether a reduction of the latest backward writes to the target of this group, or has written
+ * there: if that backward was broken off and had *accumulate, what was in the target is lost, and
+ * the target is written until the next begin_forward. */
+PST_API int pst_zero_has_written(const pst_zero *engine, uint32_t group);
 
 /* The shards changed (optimizer, loading): gathered copies are stale, and communication copies are
  * cast anew. Shards may change between passes: one that ended, and the begin of the next. */

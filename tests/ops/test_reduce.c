@@ -514,6 +514,85 @@ static void a_backward_that_was_broken_off_is_forgotten(void **unused) {
     on_all_worlds(&model, break_off);
 }
 
+/* Groups 0 and 1 by a graph that is kept over another pass: by each rank, or the first one alone.
+ */
+static int has_kept_graph(const rank_state *state) {
+    return state->rank == 0 || !*(const int *)state->argument;
+}
+
+static float mean_over_who_has_it(const rank_state *state, size_t parameter, size_t element) {
+    const int is_kept_by_one = parameter < 5 && *(const int *)state->argument;
+    return mean_gradient(state->world, is_kept_by_one ? 1u : ~0u, 1, parameter, element);
+}
+
+static void report_a_kept_graph(rank_state *state) {
+    build_engine(state);
+    CHECK_FINE();
+    for (int pass = 0; pass < 2; pass++) {
+        begin_backward(state);
+        CHECK_FINE();
+        backward_use(state, 2);
+        CHECK_FINE();
+        CHECK_OK(pst_zero_end_backward(state->engine));
+        fresh_targets(state);
+        CHECK_OK(pst_zero_begin_forward(state->engine, 1));
+        use(state, 2);
+        CHECK_FINE();
+        CHECK_OK(pst_zero_end_forward(state->engine));
+        CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+        for (size_t g = 3; g-- > 0;) {
+            if (g < 2 && !has_kept_graph(state)) continue;
+            report(state, g);
+            CHECK_FINE();
+        }
+        CHECK_OK(pst_zero_end_backward(state->engine));
+        check_gradients(state, mean_over_who_has_it);
+        CHECK_FINE();
+        check_who_has_gradients(state);
+        CHECK_FINE();
+    }
+}
+
+static void a_graph_that_was_kept_over_another_pass_is_reduced(void **unused) {
+    (void)unused;
+    for (int on_one_rank = 0; on_one_rank <= 1; on_one_rank++)
+        for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+            model model = odd_model(3);
+            run_ranks(worlds[i], &model, report_a_kept_graph, &on_one_rank);
+        }
+}
+
+static void see_what_is_written(rank_state *state) {
+    const int goes_out_at_once = state->model->bucket_bytes != 0;
+    build_and_begin_backward(state);
+    CHECK_FINE();
+    CHECK(!pst_zero_has_written(state->engine, state->groups[2]));
+    report(state, 2);
+    CHECK_FINE();
+    report(state, 0); /* waits for its turn */
+    CHECK_FINE();
+    CHECK(pst_zero_has_written(state->engine, state->groups[2]) == goes_out_at_once);
+    CHECK(!pst_zero_has_written(state->engine, state->groups[0]));
+    report(state, 1);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_end_backward(state->engine));
+    for (size_t g = 0; g < 3; g++)
+        CHECK(pst_zero_has_written(state->engine, state->groups[g]));
+    begin_backward(state);
+    CHECK_FINE();
+    for (size_t g = 0; g < 3; g++)
+        CHECK(!pst_zero_has_written(state->engine, state->groups[g]));
+    CHECK_OK(pst_zero_end_backward(state->engine));
+}
+
+static void a_target_is_written_from_when_its_bucket_goes_out(void **unused) {
+    (void)unused;
+    model model = odd_model(2);
+    on_all_worlds(&model, see_what_is_written);
+    model.bucket_bytes = 256;
+    on_all_worlds(&model, see_what_is_written);
+}
+
 /* ---- buckets --------------------------------------------------------------------------------- */
 
 static void count_reduces(rank_state *state) {
@@ -565,6 +644,8 @@ int main(void) {
         cmocka_unit_test(a_second_backward_after_one_forward_adds),
         cmocka_unit_test(accumulates_without_communication),
         cmocka_unit_test(a_backward_that_was_broken_off_is_forgotten),
+        cmocka_unit_test(a_graph_that_was_kept_over_another_pass_is_reduced),
+        cmocka_unit_test(a_target_is_written_from_when_its_bucket_goes_out),
         cmocka_unit_test(small_groups_share_a_bucket),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
