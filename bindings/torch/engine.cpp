@@ -202,13 +202,16 @@ void Engine::begin_backward(bool reduce) {
 void Engine::gradients(uint32_t index, std::vector<std::optional<at::Tensor>> sources) {
     Group &group = groups_.at(index);
     std::vector<const void *> pointers(group.parameters.size(), nullptr);
+    at::ScalarType dtype = group.gather_dtype;
+    for (const auto &source : sources)
+        if (source) dtype = c10::promoteTypes(dtype, source->scalar_type());
     auto &kept = group.sources.emplace_back();
     for (size_t i = 0; i < pointers.size() && i < sources.size(); i++) {
         if (!sources[i]) continue;
-        kept.push_back(sources[i]->to(group.gather_dtype).contiguous());
+        kept.push_back(sources[i]->to(dtype).contiguous());
         pointers[i] = kept.back().const_data_ptr();
     }
-    check(pst_zero_gradients(engine(), index, pointers.data(), dtype_of(group.gather_dtype)));
+    check(pst_zero_gradients(engine(), index, pointers.data(), dtype_of(dtype)));
 }
 
 void Engine::set_gradient(uint32_t group, at::Tensor flat) {
@@ -225,6 +228,7 @@ pst_status Engine::gradient_target(void *context, uint32_t index, void **memory,
     auto &self = *static_cast<Engine *>(context);
     Group &group = self.groups_.at(index);
     *accumulate = group.gradient.defined();
+    const RealTensors real_tensors;
     try {
         if (!group.gradient.defined()) {
             const auto bytes = static_cast<int64_t>(self.group_layout(index).gradient_bytes);
@@ -251,6 +255,10 @@ void Engine::end_backward() {
 
 bool Engine::has_gradient(uint32_t parameter) const {
     return pst_zero_has_gradient(engine(), parameter) != 0;
+}
+
+bool Engine::has_written(uint32_t group) const {
+    return pst_zero_has_written(engine(), group) != 0;
 }
 
 void Engine::updated() {

@@ -67,7 +67,8 @@ class Engine {
     void release(uint32_t group);
     void end_forward();
     void begin_backward(bool reduce);
-    // The whole gradients of the group's parameters, or nothing; held until they are read.
+    // The whole gradients of the group's parameters, or nothing; held until they are read. They
+    // count in the widest of their dtypes.
     void gradients(uint32_t group, std::vector<std::optional<at::Tensor>> sources);
     // The flat gradient to add to in this backward; without it the backward makes a new one.
     void set_gradient(uint32_t group, at::Tensor flat);
@@ -75,6 +76,7 @@ class Engine {
     std::optional<at::Tensor> take_gradient(uint32_t group);
     void end_backward();
     bool has_gradient(uint32_t parameter) const;
+    bool has_written(uint32_t group) const;
     void updated();
 
     std::vector<Operation> recorded(bool grad) const;

@@ -132,6 +132,7 @@ void bind_engine(py::module_ &module) {
         .def("take_gradient", &Engine::take_gradient)
         .def("end_backward", &Engine::end_backward, Unlocked())
         .def("has_gradient", &Engine::has_gradient)
+        .def("has_written", &Engine::has_written)
         .def("updated", &Engine::updated)
         .def("recorded", &Engine::recorded)
         .def("compile", &Engine::compile, Unlocked())

@@ -10,7 +10,10 @@ from equality import (
     assert_close,
     assert_same_gradients,
     assert_same_parameters,
+    both_ways,
     breaking_off,
+    finish,
+    pair,
     sgd,
     train_both,
     whole,
@@ -18,25 +21,6 @@ from equality import (
 )
 from models import Net, loss_of, make
 from torch.distributed.tensor import DTensor
-
-# On GPUs each test makes communicators anew; stage 2 holds what 1 holds and reduces as 3 does.
-both_ways = pytest.mark.parametrize("stage", [1, 3] if models.DEVICE == "cuda" else [1, 2, 3])
-
-
-def pair(stage=3, kind=Net, **options):
-    """A model twice: unsharded and sharded."""
-    return make(kind), penstock.shard(make(kind), stage=stage, **options)
-
-
-def finish(reference, sharded):
-    """Compare gradients, step, compare parameters."""
-    assert_same_gradients(sharded, reference, equality.TOLERANCE)
-    for model in (reference, sharded):
-        optimizer = sgd(model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_same_parameters(sharded, reference, equality.TOLERANCE)
-    penstock.close(sharded)
 
 
 def accumulate(stage, local):
@@ -516,23 +500,6 @@ def forget_forwards(stage):
 @both_ways
 def test_a_forward_without_a_backward_is_forgotten(worlds, stage):
     worlds(2).run(forget_forwards, stage)
-
-
-def freeze_later():
-    rank, _ = world()
-    reference, sharded = pair(3)
-    for step in range(3):
-        if step == 1:
-            for model in (reference, sharded):
-                model.blocks[1].requires_grad_(False)
-                model.zero_grad()
-        accumulate_reference(reference, step)
-        loss_of(sharded, step, rank).backward()
-    finish(reference, sharded)
-
-
-def test_parameters_frozen_after_shard_get_no_gradient(worlds):
-    worlds(2).run(freeze_later)
 
 
 def shards_are_dtensors():

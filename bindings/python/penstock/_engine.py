@@ -66,11 +66,13 @@ class Engine:
         self.depth = 0  # forwards of units that run, inside each other
         self.read: list[Unit] = []  # held because the root's forward, which runs, has read them
         self.sync = True  # whether backwards reduce
+        self.broken_backwards = 0
         self.plans: dict[bool, Plan] = {}  # in force, for training and for evaluation
         self.backward: Backward
         self._parameters = [p for group in self.groups() for p in group.parameters]
         self._known_versions = self._versions()
         self._ids = {id(p.sharded) for p in self._parameters}
+        self.whole_ids = {id(p.full) for p in self._parameters}
         model.__dict__[_ATTRIBUTE] = self
         _live.add(self)
 
@@ -120,6 +122,15 @@ class Engine:
                 f"shards of {self.name} were written while its forward ran, which may have used "
                 "values of before: write to them (a momentum encoder, say) before the forward",
             )
+
+    def hold_for_root(self, unit: Unit) -> None:
+        """Hold a unit until the root's forward, which uses it itself, and its backward are done."""
+        if not self.root.calls:
+            return
+        unit.read_by_root = True
+        if not unit.whole:
+            unit.hold()
+            self.read.append(unit)
 
     def drop_read(self) -> None:
         """End the uses of what the root's forward has read: it has ended."""
@@ -189,6 +200,7 @@ class Engine:
         if self.closed:
             return
         self.closed = True
+        self.backward.break_off()
         for unit in self.units:
             unit.reset()
         self.native.destroy()

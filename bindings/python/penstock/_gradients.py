@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.variable import Variable
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -20,6 +22,8 @@ from penstock._world import as_sharded, local_of
 if TYPE_CHECKING:
     from penstock._hooks import Use
 
+_logger = logging.getLogger("penstock")
+
 
 class _Ending:
     """Ends a backward when autograd calls it; autograd drops it uncalled if that is broken off."""
@@ -29,6 +33,13 @@ class _Ending:
 
     def __call__(self) -> None:
         self._end()
+
+
+def _outside_transforms() -> AbstractContextManager[object]:
+    """Leave torch.func's transforms, if any: tensors that are made here are the engine's own."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return nullcontext()
+    return temporarily_clear_interpreter_stack()
 
 
 class Backward:
@@ -44,6 +55,7 @@ class Backward:
         self._engine = engine
         self._running = False
         self._ending: weakref.ref[_Ending] | None = None
+        self._is_broken = False
         self._reduces = False
         self._held: list[Unit] = []
 
@@ -55,38 +67,64 @@ class Backward:
             return
         self._engine.refuse_stream("runs a backward")
         self._running = True
+        self._refuse_in_forward()
         self._reduces = self._engine.sync
-        with self._giving_back():
+        with self._breaking_off(), _outside_transforms():
             for group in self._engine.groups():
                 group.arrived.expected = sum(p.full.requires_grad for p in group.trainable)
                 if self._reduces:
                     _offer_old_gradient(self._engine, group)
+                else:
+                    group.keep_gradients()
             self._engine.native.begin_backward(self._reduces)
         ending = _Ending(self._end)
         self._ending = weakref.ref(ending, self._dropped)
         Variable._execution_engine.queue_callback(ending)
 
     @contextmanager
-    def _giving_back(self) -> Iterator[None]:
-        """Where something fails, show what was there before the backward."""
+    def _breaking_off(self) -> Iterator[None]:
+        """Break the backward off where something fails."""
         try:
             yield
         except BaseException:
-            for group in self._engine.groups():
-                _give_back(group)
+            self.break_off()
             raise
 
     def _dropped(self, ending: weakref.ref[_Ending]) -> None:
         """Show the shards again if that backward was broken off: its caller may look at them."""
         if self._running and ending is self._ending:
+            self.break_off()
             self._held.clear()
-            for group in self._engine.groups():
-                _give_back(group)
             for unit in self._engine.units:
                 unit.reset()
 
+    def break_off(self) -> None:
+        """Show the gradients of before, but for those that a failed backward has been added to.
+
+        Those are given up: reductions on their way may still write to them, and what a part of a
+        backward was added to is nobody's gradient.
+        """
+        if not self._running or self._is_broken:
+            return
+        self._is_broken = True
+        self._engine.broken_backwards += 1
+        lost = [p.name for group in self._engine.groups() for p in _give_up(self._engine, group)]
+        for group in self._engine.groups():
+            _give_back(group)
+        if lost:
+            _warn_of_lost(self._engine, lost)
+
+    def _refuse_in_forward(self) -> None:
+        if self._engine.depth > 0:
+            raise PenstockError(
+                "ESTATE",
+                f"a backward inside the forward of the sharded model {self._engine.name} reached "
+                "its parameters: use torch.autograd.grad with respect to inputs there, and call "
+                "backward behind the forward; after a forward that was interrupted, run another",
+            )
+
     def _check_running(self) -> None:
-        if self._ending is not None and self._ending() is None:
+        if self._ending is None or self._ending() is None:
             raise PenstockError(
                 "ESTATE",
                 f"a backward of the sharded model {self._engine.name} was broken off: "
@@ -110,6 +148,7 @@ class Backward:
         if unit.in_backward:
             return
         unit.in_backward = True
+        unit.backward_task = torch._C._current_graph_task_id()
         self._held.append(unit)
         for group in unit.groups:
             group.complete = False
@@ -119,6 +158,8 @@ class Backward:
         """Take a group's gradients, which autograd has finished, once all of them are there."""
         self.begin()
         if len(group.arrived.indices) < group.arrived.expected:
+            return
+        if self._is_nested(group.unit):
             return
         self._report(group)
         group.complete = True
@@ -143,25 +184,32 @@ class Backward:
         """Forget a backward that was broken off."""
         if not self._running:
             return
-        self._running = False
+        self._running = self._is_broken = False
         self._held.clear()
         for group in self._engine.groups():
             group.old.clear()
             group.arrived.indices.clear()
             group.arrived.expected = 0
-            for parameter in group.trainable:
-                parameter.full.grad = None
+            group.drop_gradients()
 
     def _may_release(self, unit: Unit) -> bool:
         if not unit.in_backward or unit.active:
             return False
-        if (unit is self._engine.root or unit.read_by_root) and any(
-            not p.trainable for g in unit.groups for p in g.parameters
-        ):
-            # Between the root's gradients lie the blocks, and a frozen parameter before a block is
-            # still to come.
+        if unit is self._engine.root or (unit.read_by_root and unit.has_frozen):
+            # Between the root's gradients lie the blocks, and checkpoints that are run anew: what
+            # has no gradient, or one of another graph, may still be needed.
             return False
-        return all(group.complete or not group.trainable for group in unit.groups)
+        return all(group.complete or group.arrived.expected == 0 for group in unit.groups)
+
+    def _is_nested(self, unit: Unit) -> bool:
+        """Whether a graph inside the backward's own runs, and the latter may use the unit, too.
+
+        A reentrant checkpoint has such a graph, at the end of which gradients are there although
+        others are still to come.
+        """
+        if unit is not self._engine.root and not unit.read_by_root:
+            return False
+        return unit.in_backward and unit.backward_task != torch._C._current_graph_task_id()
 
     def _release(self, unit: Unit) -> None:
         unit.in_backward = False
@@ -173,12 +221,11 @@ class Backward:
         if not self._reduces:
             return
         sources = [_dense(parameter.full.grad) for parameter in group.parameters]
-        for parameter in group.trainable:
-            parameter.full.grad = None
+        group.drop_gradients()
         self._engine.native.gradients(group.index, sources)
 
     def _end(self) -> None:
-        with self._giving_back():
+        with self._breaking_off(), _outside_transforms():
             self._finish()
         if self._reduces:
             _call_hooks(self._engine)
@@ -193,11 +240,11 @@ class Backward:
         for unit in list(self._held):
             unit.active.clear()
             self._release(unit)
-        self._running = False
         self._engine.native.end_backward()
         if self._reduces:
             for group in groups:
                 _show_gradient(self._engine, group)
+        self._running = False
 
 
 def _dense(gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -236,6 +283,26 @@ def _call_hooks(engine: Engine) -> None:
         if is_wanted and engine.native.has_gradient(parameter.index):
             for hook in list(hooks.values()):
                 hook(parameter.sharded)
+
+
+def _give_up(engine: Engine, group: Group) -> list[Parameter]:
+    """Forget what was there before the backward if that has been added to it."""
+    if not engine.native.has_written(group.index):
+        return []
+    lost = list(group.old)
+    group.old.clear()
+    return lost
+
+
+def _warn_of_lost(engine: Engine, names: list[str]) -> None:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    _logger.warning(
+        "%s: a backward failed when it had been added to the gradients of %s%s: these are None "
+        "now. Call zero_grad() and begin the accumulation anew, on all ranks",
+        engine.name,
+        ", ".join(names[:5]),
+        more,
+    )
 
 
 @torch.no_grad()
@@ -295,8 +362,9 @@ def no_sync(model: nn.Module | None = None) -> Iterator[None]:
     """Backwards in this context do not reduce: whole gradients stay on each rank.
 
     The first backward after it that reduces takes them along. Until then they are not in
-    ``parameter.grad``, and ``zero_grad`` does not touch them. A backward that is broken off takes
-    them with it: begin the accumulation anew.
+    ``parameter.grad``, and ``zero_grad`` does not touch them. They add up in the more precise of
+    the dtypes of gathering and of reducing. A backward that is broken off takes them with it: begin
+    the accumulation anew.
 
     Parameters
     ----------

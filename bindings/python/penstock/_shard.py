@@ -51,6 +51,11 @@ def shard(
     Build optimizers from them. In the forward and backward of a block its modules hold the whole
     parameters. All ranks call this alike, with equal parameter values: every rank keeps its rows.
 
+    A backward that fails leaves each ``.grad`` as it was before, or None where reductions had added
+    to it by then: the log names those, and ``penstock.stats(model).broken_backwards`` counts such
+    backwards. Gradients that `no_sync` kept are lost, too. Call ``zero_grad()`` and begin the
+    accumulation anew, on all ranks.
+
     Parameters
     ----------
     model : nn.Module

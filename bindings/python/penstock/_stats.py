@@ -36,6 +36,8 @@ class Stats:
     forwards, backwards, planned_passes, deviations, prefetches : int
         Passes; those that followed a plan to their end; how often one left the path that was
         expected; groups gathered ahead.
+    broken_backwards : int
+        Backwards that failed; see `shard` for what becomes of gradients.
     arena_peak, arena_reserved, bucket_peak : int
         Bytes of gathered groups at most, of memory reserved, of gradient buckets at most.
     plan_peak, plan_lower_bound : int
@@ -55,6 +57,7 @@ class Stats:
     exposed_reduce_ns: int
     forwards: int
     backwards: int
+    broken_backwards: int
     planned_passes: int
     deviations: int
     prefetches: int
@@ -87,8 +90,13 @@ def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:
     -------
     Stats
     """
-    native = engine_of(model).native
-    figures = Stats(communicator=native.communicator(), **native.stats())
+    engine = engine_of(model)
+    figures = Stats(
+        communicator=engine.native.communicator(),
+        broken_backwards=engine.broken_backwards,
+        **engine.native.stats(),
+    )
     if reset:
-        native.reset_stats()
+        engine.native.reset_stats()
+        engine.broken_backwards = 0
     return figures

@@ -139,6 +139,8 @@ class Group:
         Whether all gradients of this use in the backward were reported.
     old : dict of Parameter and torch.Tensor
         While a backward runs: what ``parameter.grad`` was, which the engine adds to.
+    keeps : bool
+        Whether gradients of backwards that did not reduce may be here.
     """
 
     def __init__(self, name: str, unit: Unit, dtype: torch.dtype) -> None:
@@ -153,11 +155,33 @@ class Group:
         self.arrived = Arrived()
         self.complete = False
         self.old: dict[Parameter, torch.Tensor] = {}
+        self.keeps = False
 
     @property
     def trainable(self) -> list[Parameter]:
         """The parameters that get gradients."""
         return [parameter for parameter in self.parameters if parameter.trainable]
+
+    def keep_gradients(self) -> None:
+        """Let gradients stay here, and add up in the more precise of their dtypes."""
+        if self.keeps:
+            return
+        self.keeps = True
+        dtype = torch.promote_types(self.gather_dtype, self.reduce_dtype)
+        if dtype != self.gather_dtype:
+            self._set_gradient_dtype(dtype)
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients that are here: they were taken, or their backward failed."""
+        for parameter in self.trainable:
+            parameter.full.grad = None
+        if self.keeps:
+            self.keeps = False
+            self._set_gradient_dtype(self.gather_dtype)
+
+    def _set_gradient_dtype(self, dtype: torch.dtype) -> None:
+        for parameter in self.trainable:
+            parameter.full.grad_dtype = dtype
 
 
 class Unit:
@@ -177,6 +201,8 @@ class Unit:
         Whether its modules have the whole parameters now.
     in_backward : bool
         Whether a backward holds it.
+    backward_task : int
+        The graph, by torch's number, in which the backward has got to it.
     active : set of Use
         Uses whose backward has begun and has not yet reached their inputs.
     pending : WeakSet of Use
@@ -198,6 +224,7 @@ class Unit:
         self.held = 0
         self.whole = False
         self.in_backward = False
+        self.backward_task = -1
         self.active: set[Use] = set()
         self.pending: weakref.WeakSet[Use] = weakref.WeakSet()
         self.calls: list[Use] = []
