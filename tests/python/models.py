@@ -298,6 +298,19 @@ class CheckpointedPairsReentrant(CheckpointedPairs):
     reentrant = True
 
 
+class TiedReentrant(Net):
+    """Of two blocks that share a matrix the last one is run anew, in a graph of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[2] = Block(11)
+        self.blocks[2].up.weight = self.blocks[0].up.weight
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        first, second, third = self.blocks
+        return checkpoint(third, second(first(x)), use_reentrant=True)
+
+
 class WeightNormed(nn.Module):
     """A weight computed from two parameters: its gradients come after the input's."""
 
@@ -318,6 +331,75 @@ class Reparametrized(Checkpointed):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(WeightNormed() for _ in range(3))
+
+
+class Giving(Block):
+    """Gives, beside its output, a view of a parameter of its own."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x), self.down.weight.T[:2]
+
+
+class Latents(nn.Module):
+    """Gives its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(4, WIDTH))
+
+    def forward(self) -> torch.Tensor:
+        return self.rows
+
+
+class GivenAway(Net):
+    """The model uses parameters that modules return, and returns one itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents = Latents()
+        self.blocks = nn.ModuleList(Giving(11 + 2 * i) for i in range(3))
+        self.gain = nn.Parameter(torch.rand(1, 3) + 0.5)
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        latents = self.latents()
+        x = x * latents
+        for block in self.blocks:
+            x, given = block(x)
+            x = x + given.sum(dim=0)
+        return x @ latents.T @ latents
+
+    def forward(self, x: torch.Tensor, rank: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x, rank), self.gain
+
+
+class Viewed(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).view(x.shape)
+
+
+class ViewsChangedInPlace(Net):
+    """Changes what blocks return, which are views, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Viewed(11 + 2 * i) for i in range(3))
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+            x += 1.0
+        return x
+
+
+class GradientInside(Net):
+    """Takes a gradient through blocks in its forward, and differentiates it."""
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        with torch.enable_grad():
+            start = x.detach().requires_grad_()
+            energy = self.blocks[1](self.blocks[0](start)).square().sum()
+            (slope,) = torch.autograd.grad(energy, start, create_graph=True)
+        return self.blocks[2](x + 0.1 * slope)
 
 
 class NestedValues(Net):

@@ -27,8 +27,28 @@ KINDS = [
 ]
 
 
+# What a forward may do beside calling its blocks. The first one's loss uses what it returns.
+ODD_FORWARDS = [
+    models.GivenAway,
+    models.ViewsChangedInPlace,
+    models.GradientInside,
+    models.TiedReentrant,
+]
+
+
 def train_and_close(kind, **options):
     penstock.close(train_both(kind, **options))
+
+
+def loss_with_gain(model, step, rank):
+    out, gain = model(models.batch(step, rank), rank)
+    return (out * gain).square().mean()
+
+
+def train_odd_forwards(stage):
+    for kind in ODD_FORWARDS:
+        loss = loss_with_gain if kind is models.GivenAway else models.loss_of
+        train_and_close(kind, stage=stage, loss=loss)
 
 
 # Every kind, stage and number of ranks. On GPUs, where each makes communicators anew, the kinds
@@ -53,6 +73,11 @@ def name_of(value):
 @pytest.mark.parametrize(("kind", "stage", "ranks"), CASES, ids=name_of)
 def test_training_equals_unsharded(worlds, kind, stage, ranks):
     worlds(ranks).run(train_and_close, kind, stage=stage)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_odd_forwards_equal_unsharded(worlds, stage):
+    worlds(2).run(train_odd_forwards, stage)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

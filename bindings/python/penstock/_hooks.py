@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch._compile import _disable_dynamo
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from penstock._engine import Engine
 from penstock._units import Arrived, Group, Parameter, Unit
@@ -39,9 +39,11 @@ class Use:
         Whether some input gets a gradient, so that the end of the backward can be seen there.
     marked : (torch.Tensor, int), optional
         While the forward runs: the only such input, and its version.
+    begin : Node, optional
+        While the forward runs: the oldest node of its graph, where inputs get gradients.
     """
 
-    __slots__ = ("__weakref__", "engine", "has_inputs", "marked", "recomputed", "unit")
+    __slots__ = ("__weakref__", "begin", "engine", "has_inputs", "marked", "recomputed", "unit")
 
     def __init__(self, engine: Engine, unit: Unit, recomputed: bool) -> None:
         self.engine = engine
@@ -49,6 +51,7 @@ class Use:
         self.recomputed = recomputed
         self.has_inputs = False
         self.marked: tuple[torch.Tensor, int] | None = None
+        self.begin: Any = None
 
 
 class _Inputs(torch.autograd.Function):
@@ -68,6 +71,10 @@ class _Inputs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         _reached_inputs(ctx.use)
         return (None, *gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, use: None, *tangents: torch.Tensor | None) -> Any:
+        return tuple(None if x is None else x.view_as(x) for x in tangents)
 
 
 def install(engine: Engine) -> None:
@@ -132,7 +139,9 @@ def _before_forward(
 ) -> Arguments:
     engine.refuse_capture()
     use = Use(engine, unit, recomputed=torch._C._current_graph_task_id() != -1)
-    if use.recomputed:
+    if use.recomputed and engine.depth > 0:
+        engine.hold_for_root(unit)
+    elif use.recomputed:
         engine.backward.hold(unit)
     else:
         engine.enter(unit)
@@ -160,11 +169,12 @@ def _mark_inputs(use: Use, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arg
             return _mark_input(use, args, where[0]), kwargs
     leaves, spec = tree_flatten((args, kwargs))
     where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
-    if not where:
-        return args, kwargs
+    if not where or torch._C._functorch.peek_interpreter_stack() is not None:
+        return args, kwargs  # torch.func's transforms take no such class
     use.has_inputs = True
     for i, marked in zip(where, _Inputs.apply(use, *(leaves[i] for i in where)), strict=True):
         leaves[i] = marked
+    use.begin = leaves[where[0]].grad_fn
     return tree_unflatten(leaves, spec)
 
 
@@ -172,7 +182,8 @@ def _mark_input(use: Use, args: tuple[Any, ...], where: int) -> tuple[Any, ...]:
     """Mark the only input that gets a gradient: a view's node needs no class of its own."""
     use.has_inputs = True
     marked = args[where].view_as(args[where])
-    marked.grad_fn.register_hook(partial(_reached_input, use))
+    use.begin = marked.grad_fn
+    use.begin.register_hook(partial(_reached_input, use))
     use.marked = marked, marked._version
     return (*args[:where], marked, *args[where + 1 :])
 
@@ -180,10 +191,15 @@ def _mark_input(use: Use, args: tuple[Any, ...], where: int) -> tuple[Any, ...]:
 @_disable_dynamo
 def _after_forward(
     engine: Engine, unit: Unit, module: nn.Module, args: tuple[Any, ...], output: Any
-) -> None:
+) -> Any:
     if not unit.calls:  # the forward never began: gathering failed
-        return
+        return None
     use = unit.calls.pop()
+    tensors = [output] if isinstance(output, torch.Tensor) else _tensors_of(output)
+    gives = _is_any_parameter(engine, tensors)
+    if gives:
+        output = tree_map(partial(_copy_parameter, engine), output)
+        tensors = _tensors_of(output)
     if use.marked is not None:
         marked, version = use.marked
         # Changed in place, it has another node, and nothing tells when the backward gets there:
@@ -191,28 +207,68 @@ def _after_forward(
         use.has_inputs = marked._version == version or unit.has_frozen
         use.marked = None
     if torch.is_grad_enabled():
-        _watch_outputs(use, output)
-    if use.recomputed:
-        return
-    if unit is engine.root and output is not None:
-        # The root is used at both ends of a pass: so its backward comes first, and its gradients
-        # are reduced last. (No output: it failed, or has no backward.)
-        unit.hold()
-        unit.drop()
+        _watch_outputs(use, tensors)
+    use.begin = None
+    if not use.recomputed:
+        _end_forward(engine, unit, output)
+    return output if gives else None
+
+
+def _end_forward(engine: Engine, unit: Unit, output: Any) -> None:
     if unit is engine.root:
+        if output is not None:
+            # The root is used at both ends of a pass: so its backward comes first, and its
+            # gradients are reduced last. (No output: it failed, or has no backward.)
+            unit.hold()
+            unit.drop()
         engine.drop_read()
     unit.drop()
     engine.leave()
 
 
-def _watch_outputs(use: Use, output: Any) -> None:
+def _tensors_of(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output]
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_any_parameter(engine: Engine, tensors: list[torch.Tensor]) -> bool:
+    """Whether one of them is a whole parameter, or a view of one."""
+    for tensor in tensors:
+        base = tensor._base
+        if id(tensor if base is None else base) in engine.whole_ids:
+            return True
+    return False
+
+
+def _copy_parameter(engine: Engine, leaf: Any) -> Any:
+    """Copy what a forward gives away of its parameters: they are not there when it is used."""
+    if isinstance(leaf, torch.Tensor) and _is_any_parameter(engine, [leaf]):
+        return leaf.clone()
+    return leaf
+
+
+def _watch_outputs(use: Use, outputs: list[torch.Tensor]) -> None:
     watched = False
-    for leaf in [output] if isinstance(output, torch.Tensor) else tree_leaves(output):
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            leaf.register_hook(partial(_before_backward, use))
+    for output in outputs:
+        if output.requires_grad:
+            shown = output if output._base is None else _behind_view(use, output)
+            shown.register_hook(partial(_before_backward, use))
             watched = True
     if watched and use.has_inputs and not use.recomputed:
         use.unit.pending.add(use)
+
+
+def _behind_view(use: Use, output: Any) -> torch.Tensor:
+    """Return what a view shows, if the forward has made that.
+
+    A view that is changed in place has another node, and nobody gets to the old one.
+    """
+    base = output._base
+    if base.grad_fn is None:
+        return output
+    is_older = use.begin is not None and base.grad_fn._sequence_nr() <= use.begin._sequence_nr()
+    return output if is_older else base
 
 
 # ---- backward -----------------------------------------------------------------------------------
@@ -220,6 +276,9 @@ def _watch_outputs(use: Use, output: Any) -> None:
 
 @_disable_dynamo
 def _before_backward(use: Use, gradient: torch.Tensor) -> None:
+    if use.engine.depth > 0:  # autograd.grad in a forward
+        use.engine.hold_for_root(use.unit)
+        return
     if use.has_inputs:
         use.unit.active.add(use)
     use.engine.backward.reach(use.unit)
@@ -231,7 +290,8 @@ def _reached_input(use: Use, inputs: Any, outputs: Any) -> None:
 
 @_disable_dynamo
 def _reached_inputs(use: Use) -> None:
-    use.engine.backward.reached_inputs(use)
+    if use.engine.depth == 0:
+        use.engine.backward.reached_inputs(use)
 
 
 # Once a parameter, and all others once a unit: so it does no more than it must.

@@ -54,7 +54,5 @@ def _read(engine: Engine, unit: Unit) -> None:
     if engine.root.in_backward:  # the model's forward is run anew
         unit.read_by_root = True
         engine.backward.hold(unit)
-    elif engine.root.calls:
-        unit.read_by_root = True
-        unit.hold()
-        engine.read.append(unit)
+    else:
+        engine.hold_for_root(unit)

@@ -49,7 +49,8 @@ def shard(
     Afterwards ``model.parameters()`` are DTensors, ``Shard(0)``, of the original shapes (plain
     tensors where ``torch.distributed`` is not initialised: then this process is the only rank).
     Build optimizers from them. In the forward and backward of a block its modules hold the whole
-    parameters. All ranks call this alike, with equal parameter values: every rank keeps its rows.
+    parameters; what a forward returns of them is a copy. All ranks call this alike, with equal
+    parameter values: every rank keeps its rows.
 
     A backward that fails leaves each ``.grad`` as it was before, or None where reductions had added
     to it by then: the log names those, and ``penstock.stats(model).broken_backwards`` counts such
