@@ -43,7 +43,8 @@ list(TRANSFORM shared PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
 file(GLOB sources CONFIGURE_DEPENDS bindings/torch/*.cpp)
 list(REMOVE_ITEM sources ${shared})
 Python_add_library(penstock_torch MODULE WITH_SOABI ${sources})
-target_compile_definitions(penstock_torch PRIVATE TORCH_EXTENSION_NAME=_C)
+target_compile_definitions(penstock_torch PRIVATE TORCH_EXTENSION_NAME=_C
+                           PENSTOCK_VERSION="${PROJECT_VERSION}")
 
 # DeepCompile's operators: a process can hold one TORCH_LIBRARY(dc), so they are loaded on demand.
 file(GLOB sources CONFIGURE_DEPENDS bindings/torch/deepcompile/*.cpp)

@@ -273,7 +273,7 @@ def measure(given: argparse.Namespace, device: torch.device) -> None:
 def close(way: Implementation, given: argparse.Namespace, device: torch.device) -> None:
     """Print what penstock says of itself, trace it if asked to, and end it."""
     stats = library.stats(way.model)
-    say(str(stats))
+    say(repr(stats))
     if given.time_waits:
         stalls = [stats.device_gather_ns, stats.device_reduce_ns]
         gathers, reductions = of_all_ranks([ns / stats.forwards / 1e6 for ns in stalls], device)

@@ -145,6 +145,7 @@ void bind_engine(py::module_ &module) {
 
 PYBIND11_MODULE(_C, module) {
     module.doc() = "Penstock's ZeRO engine over libtorch; use the package `penstock`.";
+    module.attr("__version__") = PENSTOCK_VERSION;
     py::register_exception_translator(&raise_penstock_error);
     bind_runtime(module);
     bind_layouts(module);

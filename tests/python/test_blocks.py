@@ -66,8 +66,10 @@ def test_a_model_with_nothing_repeated_has_no_blocks():
         ([nn.LayerNorm, "embed"], ["embed", "norm"]),
         (lambda name, module: name.endswith("up"), ["blocks.0.up", "blocks.1.up", "blocks.2.up"]),
         ([], []),
+        ("blocks.*", ["blocks.0", "blocks.1", "blocks.2"]),
+        (Block, ["blocks.0", "blocks.1", "blocks.2"]),
     ],
-    ids=["name", "pattern", "class", "mixed", "predicate", "none"],
+    ids=["name", "pattern", "class", "mixed", "predicate", "none", "a pattern", "a class"],
 )
 def test_blocks_can_be_named(blocks, want):
     assert names(make(Net), blocks) == want
@@ -76,6 +78,8 @@ def test_blocks_can_be_named(blocks, want):
 def test_a_module_can_be_given_itself():
     model = make(Net)
     assert names(model, [model.head, model.embed]) == ["embed", "head"]
+    assert names(model, model.head) == ["head"]
+    assert names(model, model.blocks) == ["blocks.0", "blocks.1", "blocks.2"]
 
 
 def test_named_blocks_inside_each_other_are_the_outermost():

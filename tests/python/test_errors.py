@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import threading
 import time
 
@@ -13,6 +14,7 @@ from equality import breaking_off, sgd, world
 from models import Net, loss_of, make
 from penstock import PenstockError
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 
@@ -27,6 +29,63 @@ def refuses(status, text, function, *args, **kwargs):
 
 def test_an_unknown_stage_is_refused():
     refuses("EINVAL", "stage=4.*1, 2 and 3", penstock.shard, make(Net), stage=4)
+
+
+WRONG = [
+    ("stage", [0, True, 3.0, "3", None], "1, 2 and 3"),
+    ("communicator", ["gloo", None, 3], "give one of 'auto', 'ce'"),
+    ("ranks_per_node", [0, "2"], "1 or more"),
+    ("param_dtype", ["bf16", torch.int8, torch.complex64], "floating-point dtype of 16 bits"),
+    ("reduce_dtype", ["fp32", torch.float8_e4m3fn], "floating-point dtype of 16 bits"),
+    ("prefetch_ahead", [-1, 2.5, True, 2**32], "0 or more"),
+    ("prefetch_bytes", [0, "1G", 1.5], "bytes, 1 or more, or leave it out"),
+    ("bucket_bytes", [-1, None], "bytes, 1 or more$"),
+    ("part_bytes", [-5, 2**63], "bytes, 1 or more"),
+    ("timeout", ["10", 0, -1, float("nan"), float("inf"), True, None], "seconds, more than 0"),
+    ("verify", ["no", 1], "True or False"),
+    ("time_waits", [None], "True or False"),
+    ("blocks", [5], "give names, patterns, classes"),
+    ("process_group", ["gloo"], "give what torch.distributed.new_group"),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "allowed"), WRONG, ids=[name for name, *_ in WRONG])
+def test_an_argument_of_shard_that_is_wrong_is_named(name, values, allowed):
+    for value in values:
+        text = rf"^{name}={re.escape(repr(value))}: .*{allowed}"
+        refuses("EINVAL", text, penstock.shard, make(Net), **{name: value})
+
+
+@pytest.mark.skipif(models.DEVICE == "cuda", reason="on a GPU there are all communicators")
+def test_the_version_is_that_of_the_build():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", penstock.__version__)
+
+
+def test_a_communicator_of_gpus_is_refused_on_a_cpu():
+    for name in ("ce", "nccl", "crossover"):
+        refuses("EINVAL", f"'{name}'.*on cpu", penstock.shard, make(Net), communicator=name)
+
+
+def test_what_is_no_model_is_named():
+    for function in (penstock.shard, penstock.stats, penstock.close, penstock.invalidate):
+        refuses("EINVAL", "model='x': give an nn.Module", function, "x")
+    for context in (penstock.no_sync, penstock.record, penstock.trace):
+        refuses("EINVAL", "model=5: give an nn.Module", context(5).__enter__)
+    refuses("EINVAL", "model='x': give", penstock.get_recorded_ops, "x")
+    refuses("EINVAL", "model='x': give", penstock.compile, "x", recorded_ops=[])
+
+
+def test_arguments_of_plans_figures_and_traces_that_are_wrong_are_named():
+    model = penstock.shard(make(Net))
+    wrong = {"recorded_ops": [5], "zero_stage": "3", "prefetch_ahead": -1, "prefetch_bytes": 0}
+    for name, value in wrong.items():
+        given = {"recorded_ops": [], name: value}
+        text = rf"^{name}={re.escape(repr(value))}: "
+        refuses("EINVAL", text, penstock.compile, model, **given)
+    refuses("EINVAL", "training=1: give True", penstock.get_recorded_ops, model, training=1)
+    refuses("EINVAL", "reset=1: give True or False", penstock.stats, model, reset=1)
+    refuses("EINVAL", "path=5: give the file", penstock.trace(model, 5).__enter__)
+    penstock.close(model)
 
 
 def test_a_model_without_parameters_is_refused():
@@ -343,8 +402,6 @@ def shorten(model):
     ids=["shape", "dtype", "frozen", "number"],
 )
 def test_models_that_differ_between_ranks_are_refused(worlds, change, named):
-    import re
-
     for status, text in worlds(2).run(shard_differing, change):
         assert status == "EMISMATCH", text
         assert re.search(named, text), text
@@ -450,6 +507,9 @@ def group_of_others():
 
     rank, _ = world()
     group = dist.new_group([1])
+    mesh = DeviceMesh(models.DEVICE, [0, 1])
+    text = r"process_group=DeviceMesh.*mesh.get_group\(\)"
+    refuses("EINVAL", text, penstock.shard, make(Net), process_group=mesh)
     if rank == 0:
         refuses("EINVAL", "not a rank", penstock.shard, make(Net), process_group=group)
     else:
@@ -459,5 +519,5 @@ def group_of_others():
         penstock.close(model)
 
 
-def test_a_process_group_without_this_rank_is_refused(worlds):
+def test_a_mesh_and_a_group_without_this_rank_are_refused(worlds):
     worlds(2).run(group_of_others)

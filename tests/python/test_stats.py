@@ -1,5 +1,7 @@
 """Figures of a sharded model, on the CPU and on GPUs."""
 
+from dataclasses import replace
+
 import penstock
 import pytest
 import torch
@@ -31,3 +33,13 @@ def test_the_stream_that_computes_is_timed_on_gpus_if_asked(worlds, wanted):
         if DEVICE != "cuda":
             assert figures.exposed_ns > 0
         assert again.timed_waits == again.device_gather_ns == again.device_reduce_ns == 0
+
+
+def test_figures_are_printed_with_units_and_without_zeros():
+    sharded = penstock.shard(make(Net))
+    loss_of(sharded, 0, 0)
+    figures = replace(penstock.stats(sharded), exposed_ns=2_500_000, arena_peak=3 << 19)
+    lines = dict(line.split(maxsplit=1) for line in str(figures).splitlines())
+    assert lines["forwards"] == "1" and "backwards" not in lines
+    assert lines["exposed_ns"] == "2.500 ms" and lines["arena_peak"] == "1.500 MiB"
+    penstock.close(sharded)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 import torch
 from torch.distributed import ProcessGroup
 
+__version__: str
+
 class Runtime:
     def __init__(
         self,

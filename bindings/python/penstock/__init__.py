@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock._C import __version__
     from penstock._errors import PenstockError
     from penstock._gradients import no_sync
     from penstock._plan import (
@@ -31,6 +32,7 @@ __all__ = [
     "PenstockError",
     "Plan",
     "Stats",
+    "__version__",
     "close",
     "compile",
     "get_recorded_ops",
@@ -47,6 +49,7 @@ _HOME = {
     "PenstockError": "_errors",
     "Plan": "_plan",
     "Stats": "_stats",
+    "__version__": "_C",
     "close": "_shard",
     "compile": "_plan",
     "get_recorded_ops": "_plan",

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import TypeGuard
 
 from torch import nn
 
+from penstock._arguments import refuse
 from penstock._errors import PenstockError
 
 Selector = str | type[nn.Module] | nn.Module
-Blocks = Iterable[Selector] | Callable[[str, nn.Module], bool] | None
+Blocks = Selector | Iterable[Selector] | Callable[[str, nn.Module], bool] | None
 Named = tuple[str, nn.Module]
+
+_MAY_BE = "give names, patterns, classes, modules, or a predicate over (name, module)"
 
 
 def find_blocks(model: nn.Module, blocks: Blocks = None) -> list[Named]:
@@ -22,7 +26,7 @@ def find_blocks(model: nn.Module, blocks: Blocks = None) -> list[Named]:
     ----------
     model : nn.Module
         The whole model.
-    blocks : iterable of (str, class, module), or callable, optional
+    blocks : str, class, module, iterable of these, or callable, optional
         Names or patterns (``"layers.*"``), classes, modules; or a predicate over (name, module).
         Left out: the elements of each outermost ``nn.ModuleList``; without such a list, the
         instances of the class that repeats, is in no other such class, and has most parameters.
@@ -33,13 +37,28 @@ def find_blocks(model: nn.Module, blocks: Blocks = None) -> list[Named]:
     """
     if blocks is None:
         return _listed(model) or _repeated(model)
-    if callable(blocks):
+    if _is_predicate(blocks):
         predicate = blocks
         return _outermost(model, lambda name, module: bool(predicate(name, module)))
-    selectors = list(blocks)
+    selectors = _selectors(blocks)
     for selector in selectors:
         _check_selects(model, selector)
     return _outermost(model, lambda name, module: any(_selects(s, name, module) for s in selectors))
+
+
+def _is_predicate(blocks: Blocks) -> TypeGuard[Callable[[str, nn.Module], bool]]:
+    """Whether it is a function: classes and modules can be called, too."""
+    return callable(blocks) and not isinstance(blocks, (type, nn.Module))
+
+
+def _selectors(blocks: Blocks) -> list[Selector]:
+    if isinstance(blocks, (str, type)):
+        return [blocks]
+    if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.ModuleList):
+        return [blocks]
+    if not isinstance(blocks, Iterable):
+        refuse("blocks", blocks, _MAY_BE)
+    return list(blocks)
 
 
 def find_beside(model: nn.Module, blocks: list[Named]) -> list[Named]:
@@ -140,10 +159,7 @@ def _selects(selector: Selector, name: str, module: nn.Module) -> bool:
 
 def _check_selects(model: nn.Module, selector: Selector) -> None:
     if not isinstance(selector, (str, type, nn.Module)):
-        raise PenstockError(
-            "EINVAL",
-            f"blocks= holds {selector!r}: give names, patterns, classes, modules, or a predicate",
-        )
+        raise PenstockError("EINVAL", f"blocks= holds {selector!r}: {_MAY_BE}")
     if not any(name and _selects(selector, name, m) for name, m in model.named_modules()):
         raise PenstockError(
             "EINVAL",

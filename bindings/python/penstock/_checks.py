@@ -13,19 +13,6 @@ from penstock._errors import PenstockError
 from penstock._units import is_shared
 
 
-def check_stage(stage: int) -> None:
-    """Raise unless the stage is one of 1, 2, 3."""
-    if stage not in (1, 2, 3):
-        raise PenstockError("EINVAL", f"stage={stage!r}: ZeRO has the stages 1, 2 and 3")
-
-
-def check_communicator(name: str) -> None:
-    """Raise unless there is a communicator of that name."""
-    if name not in ("auto", "ce", "nccl", "crossover", "hierarchy"):
-        there_are = "there are 'auto', 'ce', 'nccl', 'crossover' and 'hierarchy'"
-        raise PenstockError("EINVAL", f"communicator={name!r}: {there_are}")
-
-
 def check_parameters(model: nn.Module) -> None:
     """Raise when the model has no parameters, or one that cannot be sharded."""
     kind = type(model).__name__

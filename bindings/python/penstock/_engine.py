@@ -11,7 +11,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from penstock import _C
+from penstock._arguments import check_model
 from penstock._errors import PenstockError
+from penstock._options import Options
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World, local_of, stream_of
 
@@ -36,6 +38,11 @@ class Engine:
         The C runtime and engine.
     units : list of Unit
         The root first, then the others in the order of ``model.modules()``.
+    options : Options
+        As `shard` was called.
+
+    Attributes
+    ----------
     stage : int
         1, 2 or 3.
     input_dtype : torch.dtype, optional
@@ -50,8 +57,7 @@ class Engine:
         runtime: _C.Runtime,
         native: _C.Engine,
         units: list[Unit],
-        stage: int,
-        input_dtype: torch.dtype | None,
+        options: Options,
     ) -> None:
         self.name = type(model).__name__
         self.world = world
@@ -61,8 +67,8 @@ class Engine:
         self.closed = False
         self.units = units
         self.root = units[0]
-        self.stage = stage
-        self.input_dtype = input_dtype
+        self.stage = options.stage
+        self.input_dtype = options.param_dtype
         self.depth = 0  # forwards of units that run, inside each other
         self.read: list[Unit] = []  # held because the root's forward, which runs, has read them
         self.sync = True  # whether backwards reduce
@@ -257,6 +263,7 @@ def engine_of(model: nn.Module | None) -> Engine:
     """
     if model is None:
         return _only_engine()
+    check_model(model)
     model = getattr(model, "_orig_mod", model)
     engine = model.__dict__.get(_ATTRIBUTE)
     if engine is None:

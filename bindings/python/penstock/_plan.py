@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from penstock._arguments import check_bytes, check_count, check_flag, check_stage, refuse
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
 
@@ -108,6 +109,7 @@ def get_recorded_ops(model: nn.Module | None = None, *, training: bool = True) -
     -------
     list of Operation
     """
+    check_flag("training", training)
     engine = engine_of(model)
     names = {group.index: group.name for group in engine.groups()}
     return [
@@ -148,6 +150,12 @@ def compile(
         In force from the next pass on; see `Plan.execute`.
     """
     engine = engine_of(model)
+    check_count("prefetch_ahead", prefetch_ahead, 0)
+    check_bytes("prefetch_bytes", prefetch_bytes)
+    check_flag("training", training)
+    _check_operations(recorded_ops)
+    if zero_stage is not None:
+        check_stage("zero_stage", zero_stage)
     if zero_stage is not None and zero_stage != engine.stage:
         raise PenstockError(
             "EINVAL",
@@ -157,6 +165,12 @@ def compile(
         tuple(recorded_ops), prefetch_ahead, prefetch_bytes or 0, training, 0, 0, 0, 0, 0, engine
     )
     return _compile(engine, draft)
+
+
+def _check_operations(recorded_ops: Sequence[Operation]) -> None:
+    is_list = isinstance(recorded_ops, Sequence)
+    if not is_list or not all(isinstance(op, Operation) for op in recorded_ops):
+        refuse("recorded_ops", recorded_ops, "give what penstock.get_recorded_ops(model) returned")
 
 
 def _compile(engine: Engine, plan: Plan) -> Plan:

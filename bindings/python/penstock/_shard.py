@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from penstock import _C, _checks
+from penstock import _C, _arguments, _checks
 from penstock._blocks import Blocks, find_beside, find_blocks
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
 from penstock._gradients import Backward
 from penstock._hooks import install
-from penstock._memory import segment_maker
+from penstock._native import open_native
+from penstock._options import Options
 from penstock._reads import watch
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World, stream_of
@@ -68,7 +69,7 @@ def shard(
     stage : int
         1: optimizer states are sharded, and gradients when they are reduced; 2: gradients travel
         while the backward runs; 3: parameters are sharded too, and whole only around their use.
-    blocks : iterable of (str, class, module), or callable, optional
+    blocks : str, class, module, iterable of these, or callable, optional
         What is gathered as one: names or patterns of modules, classes, modules, or a predicate over
         (name, module). Left out: elements of ``nn.ModuleList``, or the layers that repeat. Large
         modules beside them (an embedding, a head) are gathered each by itself.
@@ -121,50 +122,45 @@ def shard(
         ESTATE: sharded already, or an optimizer was built before. EMISMATCH: the ranks' models
         differ.
     """
-    _check(model, stage)
-    _checks.check_communicator(communicator)
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    device = _checks.check_device(model)
-    world = World(process_group, device, seconds, communicator, ranks_per_node)
-    runtime = _C.Runtime(world.rank, world.size, seconds, device, stream_of(device))
-    native = _C.Engine(
-        runtime=runtime,
-        name=type(model).__name__,
-        communicator=communicator,
+    _arguments.check_model(model)
+    options = Options(
         stage=stage,
-        gather=world.gather,
-        reduce=world.reduce,
-        nodes=world.nodes,
+        communicator=communicator,
+        ranks_per_node=ranks_per_node,
+        param_dtype=param_dtype,
+        reduce_dtype=reduce_dtype,
         prefetch_ahead=prefetch_ahead,
-        prefetch_bytes=prefetch_bytes or 0,
+        prefetch_bytes=prefetch_bytes,
         bucket_bytes=bucket_bytes,
-        part_bytes=part_bytes or 0,
+        part_bytes=part_bytes,
+        timeout=timeout,
         verify=verify,
         time_waits=time_waits,
-        segments=segment_maker(device),
     )
+    _check(model)
+    device = _checks.check_device(model)
+    options.check(device)
+    units = _make_units(model, find_blocks(model, blocks))
+    for group in (group for unit in units for group in unit.groups):
+        _set_dtypes(group, options)
+    world = World(process_group, device, options.seconds, communicator, ranks_per_node)
     try:
-        units = _make_units(model, find_blocks(model, blocks), native)
-        for group in (group for unit in units for group in unit.groups):
-            _set_dtypes(group, param_dtype, reduce_dtype)
-            _register(native, group)
-        native.seal()
+        runtime = _C.Runtime(world.rank, world.size, options.seconds, device, stream_of(device))
+        native = open_native(type(model).__name__, options, world, runtime, units)
     except BaseException:
-        native.destroy()
         world.close()
         raise
     for unit in units:
         for group in unit.groups:
             _make_shard(native, world, group)
-        unit.seal()
+        unit.seal(native)
     engine = Engine(
         model,
         world=world,
         runtime=runtime,
         native=native,
         units=units,
-        stage=stage,
-        input_dtype=param_dtype,
+        options=options,
     )
     engine.backward = Backward(engine)
     install(engine)
@@ -202,8 +198,7 @@ def close(model: nn.Module | None = None) -> None:
     engine_of(model).close()
 
 
-def _check(model: nn.Module, stage: int) -> None:
-    _checks.check_stage(stage)
+def _check(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if is_sharded(module):
             where = f"submodule {name!r} of it" if name else "it"
@@ -217,13 +212,11 @@ def _check(model: nn.Module, stage: int) -> None:
 # ---- units and groups ---------------------------------------------------------------------------
 
 
-def _make_units(
-    model: nn.Module, blocks: list[tuple[str, nn.Module]], native: _C.Engine
-) -> list[Unit]:
-    root = Unit("root", model, native)
-    units = [Unit(name, module, native) for name, module in blocks]
+def _make_units(model: nn.Module, blocks: list[tuple[str, nn.Module]]) -> list[Unit]:
+    root = Unit("root", model)
+    units = [Unit(name, module) for name, module in blocks]
     beside = find_beside(model, blocks)
-    units += [Unit(name, module, native, beside_blocks=True) for name, module in beside]
+    units += [Unit(name, module, beside_blocks=True) for name, module in beside]
     order = {module: place for place, module in enumerate(model.modules())}
     units.sort(key=lambda unit: order[unit.module])
     owners: dict[int, list[Unit]] = {}
@@ -265,27 +258,10 @@ def _group_of(unit: Unit, dtype: torch.dtype) -> Group:
     return unit.groups[-1]
 
 
-def _set_dtypes(
-    group: Group, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
-) -> None:
+def _set_dtypes(group: Group, options: Options) -> None:
     if group.dtype.is_floating_point and group.dtype.itemsize > 1:  # float8 is moved as it is
-        group.gather_dtype = param_dtype or group.dtype
-        group.reduce_dtype = reduce_dtype or group.gather_dtype
-
-
-def _register(native: _C.Engine, group: Group) -> None:
-    for parameter in group.parameters:
-        parameter.index = native.add_parameter(
-            parameter.name, parameter.shape[0], parameter.row_elements, parameter.trainable
-        )
-    group.index = native.add_group(
-        group.name,
-        [parameter.index for parameter in group.parameters],
-        group.dtype,
-        group.gather_dtype,
-        group.reduce_dtype,
-        group.unit.forward_only,
-    )
+        group.gather_dtype = options.param_dtype or group.dtype
+        group.reduce_dtype = options.reduce_dtype or group.gather_dtype
 
 
 @torch.no_grad()

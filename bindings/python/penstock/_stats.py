@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from torch import nn
 
+from penstock._arguments import check_flag
 from penstock._engine import engine_of
 
 
 @dataclass(frozen=True)
 class Stats:
     """Counts since ``shard`` (or since ``stats(model, reset=True)``), of this rank.
+
+    Printed, they have units, a line each, and those that are zero are left out.
 
     Attributes
     ----------
@@ -75,6 +78,20 @@ class Stats:
     sources_reserved: int
     staging_reserved: int
 
+    def __str__(self) -> str:
+        figures = asdict(self).items()
+        lines = (f"{name:<20}{_readable(name, value)}" for name, value in figures if value)
+        return "\n".join(lines)
+
+
+def _readable(name: str, value: str | int) -> str:
+    if isinstance(value, str):
+        return value
+    if name.endswith("_ns"):
+        return f"{value / 1e6:.3f} ms"
+    is_bytes = name.endswith(("_bytes", "_peak", "_bound", "_reserved"))
+    return f"{value / 2**20:.3f} MiB" if is_bytes else str(value)
+
 
 def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:
     """Figures of a sharded model.
@@ -90,6 +107,7 @@ def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:
     -------
     Stats
     """
+    check_flag("reset", reset)
     engine = engine_of(model)
     figures = Stats(
         communicator=engine.native.communicator(),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock._arguments import check_model, refuse
 from penstock._engine import engine_of
 from penstock._errors import PenstockError
 
@@ -36,8 +37,12 @@ def trace(model: nn.Module | PathLike | None = None, path: PathLike | None = Non
     """
     if isinstance(model, (str, os.PathLike)):
         model, path = None, model
+    if model is not None:
+        check_model(model)
     if path is None:
         raise PenstockError("EINVAL", "trace: say which file to write: trace(model, path)")
+    if not isinstance(path, (str, os.PathLike)):
+        refuse("path", path, "give the file to write, a str or a path")
     engine = engine_of(model)
 
     def finish() -> None:

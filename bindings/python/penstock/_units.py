@@ -211,12 +211,10 @@ class Unit:
         Forwards that run, the innermost last.
     """
 
-    def __init__(
-        self, name: str, module: nn.Module, native: _C.Engine, *, beside_blocks: bool = False
-    ) -> None:
+    def __init__(self, name: str, module: nn.Module, *, beside_blocks: bool = False) -> None:
         self.name = name
         self.module = module
-        self.native = native
+        self.native: _C.Engine
         self.beside_blocks = beside_blocks
         self.forward_only = beside_blocks and all(_is_looked_up(m) for m in module.modules())
         self.read_by_root = False
@@ -238,8 +236,9 @@ class Unit:
         """Whether some of its parameters get no gradients now."""
         return any(not whole.requires_grad for whole in self._whole)
 
-    def seal(self) -> None:
-        """Note where its parameters show: all of its groups have their shards."""
+    def seal(self, native: _C.Engine) -> None:
+        """Note where its parameters show, and who gathers them: its groups have their shards."""
+        self.native = native
         self._shown = [
             (module, attribute, parameter.full, parameter.sharded)
             for group in self.groups

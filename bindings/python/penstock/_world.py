@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from penstock._arguments import refuse
 from penstock._errors import PenstockError
 from penstock._nodes import Nodes, hosts_of, nodes_of
 
@@ -59,9 +60,8 @@ class World:
                 raise PenstockError("EINVAL", "communicator='hierarchy': this process is alone")
             return
         group: Any = process_group if process_group is not None else dist.group.WORLD
+        _check_group(group)
         self.rank = dist.get_rank(group)
-        if self.rank < 0:
-            raise PenstockError("EINVAL", "this process is not a rank of the process group given")
         self.size = dist.get_world_size(group)
         self.mesh = DeviceMesh.from_group(group, device.type)
         # Operations run on threads of the engine, so they need queues that nobody else uses.
@@ -110,6 +110,19 @@ class World:
             return None
         stride = torch.empty(shape, device="meta").stride()
         return DTensorSpec(self.mesh, (Shard(0),), tensor_meta=TensorMeta(shape, stride, dtype))
+
+
+def _check_group(group: Any) -> None:
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise PenstockError("EINVAL", "this process is not a rank of the process group given")
+    if isinstance(group, DeviceMesh):
+        refuse(
+            "process_group",
+            group,
+            "that is a mesh: give the group of one of its dimensions, mesh.get_group()",
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        refuse("process_group", group, "give what torch.distributed.new_group returns")
 
 
 def as_sharded(local: torch.Tensor, layout: Layout) -> torch.Tensor:

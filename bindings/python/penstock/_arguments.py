@@ -1,0 +1,99 @@
+"""What arguments may be: one that may not is named, with what was given and what is allowed."""
+
+from __future__ import annotations
+
+import math
+import operator
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from penstock._errors import PenstockError
+
+COMMUNICATORS = ("auto", "ce", "nccl", "crossover", "hierarchy")
+_OF_GPUS = ("ce", "nccl", "crossover")
+_MOST = 2**32 - 1  # what the engine counts in
+_LONGEST = 10**9  # seconds
+
+
+def refuse(name: str, value: Any, allowed: str) -> NoReturn:
+    """Raise the error that an argument is not what it may be."""
+    raise PenstockError("EINVAL", f"{name}={value!r}: {allowed}")
+
+
+def check_model(model: Any) -> None:
+    """Raise unless it is a module."""
+    if not isinstance(model, nn.Module):
+        refuse("model", model, "give an nn.Module")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise unless it is True or False."""
+    if not isinstance(value, bool):
+        refuse(name, value, "give True or False")
+
+
+def check_count(name: str, value: Any, least: int, most: int = _MOST) -> None:
+    """Raise unless it is a whole number within these limits."""
+    if not _is_whole(value) or not least <= value <= most:
+        refuse(name, value, f"give a whole number, {least} or more and at most {most}")
+
+
+def check_bytes(name: str, value: Any, *, or_none: bool = True) -> None:
+    """Raise unless it is a number of bytes, 1 or more; or None, where that is allowed."""
+    if value is None and or_none:
+        return
+    if not _is_whole(value) or not 1 <= value < 2**63:
+        leave_out = ", or leave it out" if or_none else ""
+        refuse(name, value, f"give a number of bytes, 1 or more{leave_out}")
+
+
+def check_stage(name: str, value: Any) -> None:
+    """Raise unless it is one of 1, 2, 3."""
+    if not _is_whole(value) or value not in (1, 2, 3):
+        refuse(name, value, "ZeRO has the stages 1, 2 and 3")
+
+
+def check_dtype(name: str, value: Any) -> None:
+    """Raise unless it is None or a dtype that can be computed with."""
+    if value is None:
+        return
+    is_float = isinstance(value, torch.dtype) and value.is_floating_point and value.itemsize > 1
+    if not is_float:
+        refuse(name, value, "give a floating-point dtype of 16 bits or more, as torch.bfloat16")
+
+
+def check_communicator(name: Any, device: torch.device) -> None:
+    """Raise unless there is a communicator of that name for models on that device."""
+    if name not in COMMUNICATORS:
+        refuse("communicator", name, f"give one of {', '.join(map(repr, COMMUNICATORS))}")
+    if name in _OF_GPUS and device.type != "cuda":
+        refuse(
+            "communicator",
+            name,
+            f"it moves the data of GPUs, and the model is on {device}: leave it out, or move the "
+            "model to a GPU before shard",
+        )
+
+
+def check_seconds(timeout: Any) -> float:
+    """Return a time-out in seconds; raise unless it is one."""
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or math.isnan(seconds) or not 0 < seconds <= _LONGEST:
+        refuse(
+            "timeout", timeout, f"give seconds, more than 0 and at most {_LONGEST}, or a timedelta"
+        )
+    return float(seconds)
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
