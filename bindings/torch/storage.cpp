@@ -55,6 +55,12 @@ at::Tensor make_released_tensor(at::IntArrayRef shape, at::ScalarType dtype, at:
     return tensor;
 }
 
+at::Tensor make_view(const at::Tensor &whole, int64_t first, at::IntArrayRef shape) {
+    char *memory = static_cast<char *>(whole.mutable_data_ptr()) + first * whole.element_size();
+    return at::from_blob(
+        memory, shape, [whole](void *) {}, whole.options(), whole.device());
+}
+
 void bind_storage(const at::Tensor &tensor, void *memory) {
     c10::StorageImpl &storage = storage_of(tensor);
     storage.*member(ThrowFlag{}) = false;

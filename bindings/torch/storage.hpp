@@ -14,6 +14,10 @@ namespace penstock {
 at::Tensor make_released_tensor(at::IntArrayRef shape, at::ScalarType dtype, at::Device device,
                                 const std::string &message);
 
+// A contiguous tensor of that shape on the elements of `whole`, which it keeps, from `first` on;
+// its storage is its own, and begins there.
+at::Tensor make_view(const at::Tensor &whole, int64_t first, at::IntArrayRef shape);
+
 // From now on the tensor, and every other tensor on its storage, lies at `memory` (not owned).
 void bind_storage(const at::Tensor &tensor, void *memory);
 

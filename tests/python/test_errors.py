@@ -13,6 +13,7 @@ import torch
 from equality import breaking_off, sgd, world
 from models import Net, loss_of, make
 from penstock import PenstockError
+from penstock._world import local_of
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -188,11 +189,37 @@ def test_a_closed_model_says_so():
     refuses("ESTATE", "Net was closed", loss_of, model, 0, 0)
 
 
-def test_a_model_converted_after_shard_says_so():
+def test_a_sharded_model_that_is_converted_says_so_and_stays_as_it_is():
     model = penstock.shard(make(Net))
-    model.double()
-    refuses("ESTATE", "'embed.weight' was moved or converted", loss_of, model, 0, 0)
+    model.register_buffer("seen", torch.zeros(1, device=models.DEVICE))
+    want = loss_of(model, 0, 0).item()
+    for convert in (model.double, model.half, lambda: model.to("meta"), model.blocks[1].up.double):
+        refuses("ESTATE", "parameter '.*weight' is sharded and cannot be moved", convert)
+    assert model.seen.dtype == torch.float32
+    assert loss_of(model, 0, 0).item() == want
     penstock.close(model)
+
+
+def test_a_move_to_where_a_sharded_model_is_changes_nothing():
+    model = penstock.shard(make(Net))
+    before = [local_of(p).data_ptr() for p in model.parameters()]
+    want = loss_of(model, 0, 0).item()
+    device = next(model.parameters()).device
+    for where in (device, torch.device(device.type, device.index or 0), torch.float32):
+        assert model.to(where) is model
+        assert model.blocks[1].up.to(where) is model.blocks[1].up
+    assert [local_of(p).data_ptr() for p in model.parameters()] == before
+    assert loss_of(model, 0, 0).item() == want
+    penstock.close(model)
+
+
+def move_in_place():
+    test_a_move_to_where_a_sharded_model_is_changes_nothing()
+    test_a_sharded_model_that_is_converted_says_so_and_stays_as_it_is()
+
+
+def test_sharded_models_of_several_ranks_are_moved_and_converted_as_those_of_one(worlds):
+    worlds(2).run(move_in_place)
 
 
 def test_a_parameter_thawed_after_shard_says_so():

@@ -1,6 +1,7 @@
 """Model and optimizer state through torch's own functions, full and sharded."""
 
 import copy
+import pickle
 
 import penstock
 import pytest
@@ -163,3 +164,78 @@ def load_in_place(folder, options):
 )
 def test_a_checkpoint_loaded_in_place_is_noticed(worlds, tmp_path, options):
     worlds(2).run(load_in_place, str(tmp_path), options)
+
+
+def assert_copied(copies, model):
+    """Plain DTensors with the model's values, in other memory."""
+    for name, parameter in model.named_parameters():
+        got, want = copies[name].to_local(), parameter.to_local()
+        assert type(copies[name]) is DTensor, name
+        assert torch.equal(got, want), name
+        assert got.data_ptr() != want.data_ptr() or got.numel() == 0, name
+
+
+def copy_and_save(folder, stage):
+    model, _ = trained(stage=stage)
+    rank, _ = world()
+    loss_of(model, 0, rank).backward()
+    state = model.state_dict()
+    for name, value in state.items():
+        rows = value.to_local()
+        assert value.data_ptr() == 0, name  # as those of FSDP2
+        assert rows.untyped_storage().nbytes() == rows.nbytes, name  # a file has no more than it
+    path = f"{folder}/{rank}.pt"
+    torch.save(state, path)
+    saved = {name: torch.zeros_like(value) for name, value in state.items()}
+    dcp.async_save(state, checkpoint_id=f"{folder}/dcp").result()
+    dcp.load(saved, checkpoint_id=f"{folder}/dcp")
+    of_parameters = pickle.loads(pickle.dumps(dict(model.named_parameters())))
+    for copies in (copy.deepcopy(state), torch.load(path), saved, of_parameters):
+        assert_copied(copies, model)
+    for parameter in model.parameters():
+        copied = copy.deepcopy(parameter)
+        assert isinstance(copied, torch.nn.Parameter) and type(copied) is DTensor
+        assert torch.equal(copied.grad.to_local(), parameter.grad.to_local())
+    penstock.close(model)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_state_dict_is_saved_and_copied_as_any_other(worlds, tmp_path, stage):
+    worlds(2).run(copy_and_save, str(tmp_path), stage)
+
+
+def load_whole(stage):
+    """Plain tensors of the whole shape, which every rank has; one in another dtype."""
+    for assign in (False, True):
+        model = penstock.shard(make(Tied, seed=3), stage=stage)
+        losses(model)
+        state = make(Tied, seed=4).state_dict()
+        state["norm.weight"] = state["norm.weight"].double()
+        model.load_state_dict(state, assign=assign)
+        assert losses(model) == pytest.approx(losses(make(Tied, seed=4)))
+        state["norm.weight"] = torch.zeros(3)
+        with pytest.raises(RuntimeError, match=r"norm\.weight"):
+            model.load_state_dict(state)
+        penstock.close(model)
+
+
+def test_whole_plain_tensors_are_loaded(worlds):
+    worlds(2).run(load_whole, 3)
+
+
+def refuse_copies():
+    model, _ = trained(stage=1)
+    for use in (
+        copy.deepcopy,
+        torch.optim.swa_utils.AveragedModel,
+        pickle.dumps,
+        lambda model: copy.deepcopy(model.blocks[0].up),
+    ):
+        with pytest.raises(penstock.PenstockError, match=r"Net is sharded.*state_dict\(\)"):
+            use(model)
+    step(model, adamw(model), 3)
+    penstock.close(model)
+
+
+def test_a_sharded_model_says_that_it_cannot_be_copied(worlds):
+    worlds(2).run(refuse_copies)

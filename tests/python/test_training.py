@@ -398,6 +398,50 @@ def test_changed_parameters_are_gathered_anew(worlds, stage):
     worlds(2).run(update_unseen, stage)
 
 
+def write_to_data(stage):
+    """What EMA, merged adapters and clipping do: torch counts none of it for plain tensors."""
+    rank, size = world()
+    reference, sharded = pair(stage)
+    kept = [p.data for p in sharded.parameters()]
+
+    def halve(model):
+        for p in model.parameters():
+            p.data.mul_(0.5)
+
+    def add(model):
+        for p in model.parameters():
+            p.data += 0.25
+
+    def set_anew(model):
+        for p in model.parameters():
+            p.data = p.data * 3
+
+    def write_to_what_was_kept(model):
+        for p in kept if model is sharded else model.parameters():
+            p.data.mul_(2)
+
+    def write_to_the_state(model):
+        for value in model.state_dict().values():
+            value.data.mul_(2)
+
+    for write in (halve, add, set_anew, write_to_what_was_kept, write_to_the_state):
+        for model in (reference, sharded):
+            with torch.no_grad():
+                loss_of(model, 0, rank)
+            write(model)
+        want = loss_of(reference, 0, rank).item()
+        assert loss_of(sharded, 0, rank).item() == pytest.approx(want, rel=1e-5), write
+    wrong = sharded.norm.weight.data.double()
+    with pytest.raises(penstock.PenstockError, match=r"of shape \(7,\) stays a torch.float32"):
+        sharded.norm.weight.data = wrong
+    penstock.close(sharded)
+
+
+@both_ways
+def test_writes_through_data_are_noticed(worlds, stage):
+    worlds(2).run(write_to_data, stage)
+
+
 def break_off(stage, options):
     """A backward that raises half-way; the next step is right."""
     rank, _ = world()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -168,7 +168,8 @@ class Engine:
                 _follow_requires_grad(parameter)
             if sharded._backward_hooks:
                 _refuse_hooks(parameter)
-        if self._versions() != self._known_versions:
+        # The shards of a process alone are plain tensors, whose .data nobody counts writes to.
+        if self.world.mesh is None or self._versions() != self._known_versions:
             self.updated()
 
     def _versions(self) -> int:
@@ -200,6 +201,12 @@ class Engine:
                 parameter.show(parameter.sharded)
         self.updated()
 
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        _refuse_copy(self.name)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        _refuse_copy(self.name)
+
     def close(self) -> None:
         """End the engine: threads, memory and private process groups are given back."""
         _live.discard(self)
@@ -218,6 +225,15 @@ def _refuse_moved(parameter: Parameter) -> None:
         "ESTATE",
         f"parameter {parameter.name!r} was moved or converted after shard: do that (to, half, ...) "
         "before penstock.shard(model)",
+    )
+
+
+def _refuse_copy(name: str) -> NoReturn:
+    raise PenstockError(
+        "EUNSUPPORTED",
+        f"{name} is sharded: neither it nor a module of it can be copied (deepcopy, AveragedModel) "
+        "or pickled (torch.save). Copy the model before penstock.shard, and shard the copy as "
+        "well; save the state_dict()",
     )
 
 
@@ -244,7 +260,7 @@ def _copy_rows(parameter: Parameter, loaded: torch.Tensor) -> None:
     target = local_of(parameter.sharded)
     source = local_of(loaded)
     if source.shape == parameter.shape and source.shape != target.shape:
-        source = source[parameter.first_row : parameter.first_row + len(target)]
+        source = parameter.rows_of(source)
     target.copy_(source)
 
 

@@ -271,7 +271,8 @@ def _show_gradient(engine: Engine, group: Group) -> None:
             if parameter.sharded.requires_grad and engine.native.has_gradient(parameter.index):
                 group.old.pop(parameter, None)  # is in it
                 rows = flat.as_strided(*parameter.rows)
-                _add_and_set(parameter, as_sharded(rows, parameter.layout))
+                like = local_of(parameter.sharded)
+                _add_and_set(parameter, as_sharded(rows, parameter.layout, like))
     _give_back(group)
 
 

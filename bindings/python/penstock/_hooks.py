@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch._compile import _disable_dynamo
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from penstock._engine import Engine
-from penstock._units import Arrived, Group, Parameter, Unit
-from penstock._world import as_sharded, local_of
+from penstock._units import Arrived, Group, Unit
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _PLAIN = (torch.Tensor, int, float, str, type(None))  # holds no further tensors
@@ -96,34 +94,6 @@ def install(engine: Engine) -> None:
         for parameter in group.trainable:
             hook = partial(_got_gradient, group.arrived, parameter.index, all_are_there)
             parameter.full.register_post_accumulate_grad_hook(hook)
-    held: dict[nn.Module, dict[str, Parameter]] = {}
-    for parameter in engine.parameters():
-        for holder, attribute in parameter.places:
-            held.setdefault(holder, {})[attribute] = parameter
-    for module, parameters in held.items():
-        module.register_state_dict_post_hook(partial(_after_state_dict, parameters))
-        module.register_load_state_dict_post_hook(partial(_after_load, engine))
-
-
-def _after_state_dict(
-    parameters: dict[str, Parameter],
-    module: nn.Module,
-    state: dict[str, Any],
-    prefix: str,
-    local_metadata: Any,
-) -> None:
-    """Show rows that count what is written to them: a detached DTensor's rows count for themselves.
-
-    So a checkpoint that is loaded into the state dict, in place, is noticed.
-    """
-    for attribute, parameter in parameters.items():
-        if isinstance(state.get(prefix + attribute), DTensor):
-            rows = local_of(parameter.sharded).detach()
-            state[prefix + attribute] = as_sharded(rows, parameter.layout)
-
-
-def _after_load(engine: Engine, module: nn.Module, incompatible_keys: Any) -> None:
-    engine.take_loaded(module)
 
 
 # ---- forward ------------------------------------------------------------------------------------

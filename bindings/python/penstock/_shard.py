@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from penstock import _C, _arguments, _checks
+from penstock import _C, _arguments, _checks, _hooks, _state
 from penstock._blocks import Blocks, find_beside, find_blocks
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
 from penstock._gradients import Backward
-from penstock._hooks import install
 from penstock._native import open_native
 from penstock._options import Options
 from penstock._reads import watch
@@ -163,7 +162,8 @@ def shard(
         options=options,
     )
     engine.backward = Backward(engine)
-    install(engine)
+    _hooks.install(engine)
+    _state.install(engine)
     watch(engine)
     reason = native.why_not_ce() or world.why_no_nodes
     because = f", as copy engines cannot serve: {reason}" if reason else ""
@@ -174,7 +174,8 @@ def shard(
 def invalidate(model: nn.Module | None = None) -> None:
     """Say that parameters of a sharded model were changed in a way that torch does not count.
 
-    Optimizers, in-place operations and loading are noticed; writing through ``.data`` is not.
+    Optimizers, loading, and in-place operations, on ``.data`` too, are noticed. What goes round
+    torch (NumPy, kernels of one's own) is not, nor is ``to_local().data``.
 
     Parameters
     ----------
@@ -273,11 +274,10 @@ def _make_shard(native: _C.Engine, world: World, group: Group) -> None:
     released, messages = [], []
     for parameter in group.parameters:
         at = native.parameter_layout(group.index, parameter.index)
-        parameter.first_row = at.first_row
-        offset = at.shard_offset // size
-        rows = group.shard[offset : offset + at.shard_rows * parameter.row_elements]
-        rows = rows.view(at.shard_rows, *parameter.shape[1:])
-        rows.copy_(parameter.original[at.first_row : at.first_row + at.shard_rows])
+        parameter.own = slice(at.first_row, at.first_row + at.shard_rows)
+        shape = [at.shard_rows, *parameter.shape[1:]]
+        rows = _C.make_view(group.shard, at.shard_offset // size, shape)
+        rows.copy_(parameter.rows_of(parameter.original))
         parameter.make_sharded(rows, at.gradient_offset // size, world)
         tensor, message = parameter.make_full(group.gather_dtype, world.device)
         released.append(tensor)

@@ -11,7 +11,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock import _C
 from penstock._errors import PenstockError
-from penstock._world import Layout, World, as_sharded, local_of
+from penstock._sharded import make_sharded_parameter
+from penstock._world import Layout, World, local_of
 
 if TYPE_CHECKING:
     from penstock._hooks import Use
@@ -48,8 +49,8 @@ class Parameter:
         Its number in the engine.
     layout : Layout
         What `sharded` and gradients of it are wrapped as; None without ranks.
-    first_row : int
-        Where this rank's rows begin.
+    own : slice
+        This rank's rows among all.
     rows : tuple
         Shape and strides of this rank's rows, and the elements before them in the group's flat
         gradient.
@@ -68,7 +69,7 @@ class Parameter:
         self.group: Group
         self.index = -1
         self.layout: Layout
-        self.first_row = 0
+        self.own = slice(0, 0)
         self.rows: tuple[torch.Size, tuple[int, ...], int]
         self.address = 0
         self.sharded: nn.Parameter
@@ -78,7 +79,7 @@ class Parameter:
         """Make `sharded` from this rank's rows, and give up the original."""
         self.rows = (rows.shape, rows.stride(), gradient_offset)
         self.layout = world.layout_of(self.shape, rows.dtype)
-        self.sharded = nn.Parameter(as_sharded(rows, self.layout), requires_grad=self.trainable)
+        self.sharded = make_sharded_parameter(rows, self.layout, self.trainable)
         self.sharded.__dict__.update(self.original.__dict__)  # users' marks
         self.address = local_of(self.sharded).data_ptr()
         _sharded_in[self.original] = weakref.ref(world)
@@ -93,6 +94,10 @@ class Parameter:
         released = _C.make_released_tensor(list(self.shape), dtype, device, message)
         self.full = nn.Parameter(released, requires_grad=self.trainable)
         return released, message
+
+    def rows_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's rows of a whole tensor of the parameter's shape."""
+        return whole[self.own]
 
     def show(self, tensor: nn.Parameter) -> None:
         """Make every module that has the parameter have this tensor."""

@@ -125,9 +125,20 @@ def _check_group(group: Any) -> None:
         refuse("process_group", group, "give what torch.distributed.new_group returns")
 
 
-def as_sharded(local: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Wrap the rows of this rank as the whole tensor, where there are ranks."""
-    return local if layout is None else DTensor(local, layout, requires_grad=False)
+def as_sharded(
+    local: torch.Tensor, layout: Layout, like: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Wrap the rows of this rank as the whole tensor, where there are ranks.
+
+    `like` has the same shape and lies at the begin of its storage; it has to be given where `local`
+    does not: a wrapper has no storage, and where it claims to begin elsewhere in it torch can
+    neither save nor copy it.
+    """
+    if layout is None:
+        return local
+    wrapper = DTensor(local if like is None else like, layout, requires_grad=False)
+    wrapper._local_tensor = local
+    return wrapper
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

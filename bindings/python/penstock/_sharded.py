@@ -1,0 +1,93 @@
+"""Parameters of a sharded model, as optimizers have them, and modules between forwards."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+
+from penstock._errors import PenstockError
+from penstock._world import DTensorSpec, as_sharded
+
+
+class CountingDTensor(DTensor):
+    """A DTensor that counts what is written to its ``.data``, and to what ``detach`` returns.
+
+    For DTensors torch does not, and copies of the whole parameter are kept as long as nothing is
+    written. What is computed from it, and its copies and pickles, are ordinary DTensors.
+    """
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The rows without their history, to read and to write."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """Copy other values to where the rows are, which peers and optimizers know."""
+        is_like = isinstance(value, DTensor) and value.dtype == self.dtype
+        if not is_like or value.shape != self.shape or value.device.type != self.device.type:
+            raise PenstockError(
+                "EINVAL",
+                f"a sharded parameter of shape {tuple(self.shape)} stays a {self.dtype} DTensor on "
+                f"{self.device}: to change its values write to them (copy_); to move or convert "
+                "it, do that before penstock.shard(model)",
+            )
+        with torch.no_grad():
+            self.copy_(value)
+
+    def detach(self) -> torch.Tensor:
+        """Return the same rows without history; writes to them count for this tensor too."""
+        alias = cast(DTensor, super().detach())
+        alias._local_tensor = self._local_tensor.detach()
+        alias.__class__ = CountingDTensor
+        return alias
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) not in memo:
+            ordinary = self._ordinary()
+            ordinary.grad = self.grad
+            memo[id(self)] = copy.deepcopy(ordinary, memo)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._ordinary().__reduce_ex__(protocol)
+
+    def _ordinary(self) -> torch.Tensor:
+        ordinary = as_sharded(self._local_tensor, self._spec).requires_grad_(self.requires_grad)
+        ordinary.__dict__.update(self.__dict__)
+        return ordinary
+
+
+# Where torch looks at the class whether a list of parameters can be computed with as one.
+for _types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+    _types.append(CountingDTensor)
+
+
+def make_sharded_parameter(
+    rows: torch.Tensor, layout: DTensorSpec | None, requires_grad: bool
+) -> nn.Parameter:
+    """Make a parameter of this rank's rows.
+
+    Parameters
+    ----------
+    rows : torch.Tensor
+        In memory of their own, at the begin of their storage: they are used where they lie.
+    layout : DTensorSpec, optional
+        Of the whole; None where this process is alone: the parameter is a plain one then.
+    requires_grad : bool
+        Whether it gets gradients.
+
+    Returns
+    -------
+    nn.Parameter
+    """
+    parameter = nn.Parameter(as_sharded(rows, layout), requires_grad)
+    if layout is not None:
+        parameter.__class__ = CountingDTensor  # type: ignore[assignment]
+    return parameter
