@@ -132,10 +132,10 @@ at::Tensor Engine::make_shard(uint32_t index) {
     void *place = nullptr;
     check(pst_zero_shard_place(engine(), index, &place));
     at::Tensor segment = segments_->find(place);
-    if (!segment.defined()) return at::zeros({count}, options);
+    if (!segment.defined()) return at::empty({count}, options);
     // A storage of its own: saving a shard does not save the whole segment.
     const auto keep = [segment](void *) {};
-    return at::from_blob(place, {count}, keep, options, runtime_->where()).zero_();
+    return at::from_blob(place, {count}, keep, options, runtime_->where());
 }
 
 void Engine::bind_shard(uint32_t group, const at::Tensor &shard) {

@@ -53,8 +53,8 @@ class Engine {
     void seal();
     pst_group_layout group_layout(uint32_t group) const;
     pst_parameter_layout parameter_layout(uint32_t group, uint32_t parameter) const;
-    // A flat shard for this group, of zeros: where peers read it, if there is such a place. It
-    // outlives the engine.
+    // Memory for a flat shard of this group, not written yet: where peers read it, if there is such
+    // a place. It outlives the engine.
     at::Tensor make_shard(uint32_t group);
     void bind_shard(uint32_t group, const at::Tensor &shard);
     // The tensors (one for each of the group's parameters, made by make_released_tensor) that show

@@ -3,6 +3,9 @@
 import gc
 import os
 import re
+import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,9 +13,9 @@ import models
 import penstock
 import pytest
 import torch
-from equality import breaking_off, sgd, world
+from equality import assert_same_parameters, breaking_off, sgd, world
 from models import Net, loss_of, make
-from penstock import PenstockError
+from penstock import _C, PenstockError
 from penstock._world import local_of
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -101,18 +104,27 @@ def test_a_sharded_model_is_refused():
     penstock.close(model)
 
 
+class Quantized(torch.Tensor):
+    """Its values are not what lies in its memory."""
+
+
 @pytest.mark.parametrize(
     ("tensor", "text"),
     [
         (torch.tensor(1.0), "parameter 'odd' .* is a scalar.*shape \\[1\\]"),
         (torch.zeros(3, dtype=torch.complex64), "parameter 'odd' .* complex"),
         (torch.zeros(3, device="meta"), "parameter 'odd' .* meta device.*to_empty"),
+        (
+            torch.zeros(3).as_subclass(Quantized),
+            "parameter 'odd' .* is a Quantized.*plain nn.Parameter",
+        ),
+        (nn.UninitializedParameter(), "parameter 'odd' .* lazy.*run a forward before shard"),
     ],
-    ids=["scalar", "complex", "meta"],
+    ids=["scalar", "complex", "meta", "subclass", "lazy"],
 )
 def test_a_parameter_that_cannot_be_sharded_is_named(tensor, text):
     model = make(Net)
-    model.odd = nn.Parameter(tensor)
+    model.odd = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
     refuses("EINVAL", text, penstock.shard, model)
     model.odd = None
     assert torch.isfinite(loss_of(penstock.shard(model), 0, 0))
@@ -343,6 +355,50 @@ def test_a_parameter_that_was_replaced_says_so():
     penstock.close(model)
 
 
+def add_a_parameter(model):
+    model.blocks[1].extra = nn.Parameter(torch.zeros(3))
+
+
+def add_a_module(model):
+    model.blocks[1].up = nn.Sequential(model.blocks[1].up, nn.Linear(13, 13))
+
+
+def add_to_a_list(model):
+    model.blocks.append(models.Block())
+
+
+def add_a_bias(model):
+    model.head.bias = nn.Parameter(torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("add", "name"),
+    [
+        (add_a_parameter, "blocks.1.extra"),
+        (add_a_module, "blocks.1.up.1.weight"),
+        (add_to_a_list, "blocks.3.scale"),
+        (add_a_bias, "head.bias"),
+    ],
+)
+def test_a_parameter_added_after_shard_is_named(add, name):
+    model = penstock.shard(make(Net))
+    model.blocks[0].more = nn.Sequential(nn.ReLU())  # has none
+    loss_of(model, 0, 0)
+    add(model)
+    for _ in range(2):
+        refuses("ESTATE", f"parameter '{name}' was added after shard", loss_of, model, 0, 0)
+    penstock.close(model)
+
+
+def test_sharded_models_can_be_put_into_each_other_and_modules_taken_out():
+    model, inner = penstock.shard(make(Net)), penstock.shard(make(Net))
+    model.inner = inner
+    del model.blocks[2]
+    loss_of(model, 0, 0).backward()
+    penstock.close(model)
+    penstock.close(inner)
+
+
 def test_a_hook_that_cannot_be_called_is_refused():
     model = penstock.shard(make(Net))
     handle = model.head.weight.register_hook(torch.neg)
@@ -433,6 +489,106 @@ def test_models_that_differ_between_ranks_are_refused(worlds, change, named):
         assert status == "EMISMATCH", text
         assert re.search(named, text), text
         assert "rank 0" in text and "rank 1" in text, text
+
+
+class Buffered(Net):
+    """Buffers of any kind, a frozen parameter, one in bf16 that fills no words."""
+
+    def __init__(self):
+        super().__init__()
+        self.odd = nn.Parameter(torch.randn(5).to(torch.bfloat16))
+        self.norm.requires_grad_(False)
+        self.register_buffer("table", torch.randn(3, 4).t())
+        self.register_buffer("mask", torch.rand(9) > 0.5, persistent=False)
+
+
+def begin_unequal():
+    rank, _ = world()
+    text = (
+        "'odd' has other values on rank 1 than on rank 0, and so have 16 of 18: .* broadcast=True"
+    )
+    refuses("EMISMATCH", text, penstock.shard, make(Buffered, seed=rank))
+    text = "'odd' has other values on rank 1 than on rank 0, and so have 1 of "
+    for change in (lambda odd: odd[4].add_(rank), lambda odd: odd.copy_(odd.roll(rank))):
+        model = make(Buffered)
+        with torch.no_grad():
+            change(model.odd)
+        refuses("EMISMATCH", text, penstock.shard, model)
+    assert all(type(p) is nn.Parameter for p in model.parameters())
+
+    first, model = make(Buffered, seed=0), make(Buffered, seed=rank)
+    penstock.shard(model, broadcast=True)
+    assert_same_parameters(model, first, 0)
+    for (name, buffer), twin in zip(model.named_buffers(), first.buffers(), strict=True):
+        assert torch.equal(buffer, twin), name
+    penstock.close(model)
+    model = make(Buffered, seed=rank)
+    model.register_buffer("more", torch.zeros(1 + rank))
+    refuses("EMISMATCH", "other buffers on rank 1", penstock.shard, model, broadcast=True)
+
+
+def test_ranks_that_begin_with_other_values_are_told_or_made_equal(worlds):
+    worlds(2).run(begin_unequal)
+
+
+def fail_to_allocate():
+    rank, _ = world()
+    model = make(Net)
+    before = list(model.parameters())
+    make_shard, asked = _C.Engine.make_shard, []
+
+    def fail_at_the_third(native, group):
+        asked.append(group)
+        if rank == 1 and len(asked) == 3:
+            raise MemoryError("no 64 bytes")
+        return make_shard(native, group)
+
+    _C.Engine.make_shard = fail_at_the_third
+    try:
+        refuses("ENOMEM", "rank 1 has no memory.*as they were: no 64 bytes", penstock.shard, model)
+    finally:
+        _C.Engine.make_shard = make_shard
+    assert all(p is q for p, q in zip(model.parameters(), before, strict=True))
+    assert_same_parameters(model, make(Net), 0)
+    penstock.shard(model)
+    loss_of(model, 0, rank).backward()
+    penstock.close(model)
+
+
+def test_a_rank_without_memory_leaves_all_models_as_they_were(worlds):
+    worlds(2).run(fail_to_allocate)
+
+
+SCRIPT = """
+import torch, penstock
+torch.manual_seed(0)
+model = penstock.shard(torch.nn.Linear(4, 4))
+model(torch.ones(1, 4)).sum().backward()
+print(type(model.weight.data).__mro__[1].__name__, model.weight.to_local().shape[0])
+"""
+
+
+def test_processes_that_torchrun_started_find_each_other():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    run = [sys.executable, "-c", SCRIPT]
+    ranks = [
+        subprocess.Popen(run, env={**os.environ, **given, "RANK": rank}, stdout=subprocess.PIPE)
+        for rank in ("0", "1")
+    ]
+    for each in ranks:
+        assert each.communicate(timeout=120)[0] == b"DTensor 2\n"
+
+
+def test_one_of_several_processes_that_cannot_join_says_so(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    text = "WORLD_SIZE=2 says.*RANK.*init_process_group before shard, or unset WORLD_SIZE"
+    refuses("EINVAL", text, penstock.shard, make(Net))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    penstock.close(penstock.shard(make(Net)))
 
 
 def run_until_error(kind, steps=3, timeout=20.0, sabotage=None, **options):

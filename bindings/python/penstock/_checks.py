@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from penstock._errors import PenstockError
 from penstock._units import is_shared
@@ -25,43 +26,56 @@ def check_parameters(model: nn.Module) -> None:
             raise PenstockError("EINVAL", f"parameter {name!r} of {kind} {problem}")
 
 
+# The first that is so is said: what follows cannot be asked of all tensors.
+_PROBLEMS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
+    (
+        lambda p: isinstance(p, DTensor),
+        "is a DTensor already: shard the plain model",
+    ),
+    (
+        is_lazy,
+        "is not initialised, as its module is a lazy one: run a forward before shard",
+    ),
+    (
+        lambda p: type(p) is not nn.Parameter,
+        "is a {kind}, which sharding would take apart: only a plain nn.Parameter can be sharded, "
+        "so replace it by one before shard",
+    ),
+    (
+        is_shared,
+        "is in another sharded model too, which updates its shard alone: give each its own",
+    ),
+    (
+        lambda p: bool(p._backward_hooks or p._post_accumulate_grad_hooks),
+        "has hooks, which are not its shard's: use register_post_accumulate_grad_hook "
+        "after penstock.shard(model)",
+    ),
+    (
+        lambda p: p.is_meta,
+        "is on the meta device: give it memory (model.to_empty, then initialise) before shard",
+    ),
+    (
+        lambda p: p.device.type not in ("cpu", "cuda"),
+        "is on {p.device}: only CPU and CUDA tensors can be sharded",
+    ),
+    (
+        lambda p: p.dim() == 0,
+        "is a scalar, and rows are what is sharded: give it the shape [1]",
+    ),
+    (
+        lambda p: p.layout != torch.strided,
+        "has the layout {p.layout}: only dense parameters can be sharded",
+    ),
+    (
+        lambda p: p.is_complex(),
+        "is {p.dtype}: complex parameters cannot be sharded",
+    ),
+)
+
+
 def _problem(parameter: nn.Parameter) -> str:
-    problems = (
-        (
-            isinstance(parameter, DTensor),
-            "is a DTensor already: shard the plain model",
-        ),
-        (
-            is_shared(parameter),
-            "is in another sharded model too, which updates its shard alone: give each its own",
-        ),
-        (
-            bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks),
-            "has hooks, which are not its shard's: use register_post_accumulate_grad_hook "
-            "after penstock.shard(model)",
-        ),
-        (
-            parameter.is_meta,
-            "is on the meta device: give it memory (model.to_empty, then initialise) before shard",
-        ),
-        (
-            parameter.device.type not in ("cpu", "cuda"),
-            f"is on {parameter.device}: only CPU and CUDA tensors can be sharded",
-        ),
-        (
-            parameter.dim() == 0,
-            "is a scalar, and rows are what is sharded: give it the shape [1]",
-        ),
-        (
-            parameter.layout != torch.strided,
-            f"has the layout {parameter.layout}: only dense parameters can be sharded",
-        ),
-        (
-            parameter.is_complex(),
-            f"is {parameter.dtype}: complex parameters cannot be sharded",
-        ),
-    )
-    return next((text for found, text in problems if found), "")
+    text = next((text for is_so, text in _PROBLEMS if is_so(parameter)), "")
+    return text.format(p=parameter, kind=type(parameter).__name__) if text else ""
 
 
 def check_device(model: nn.Module) -> torch.device:

@@ -14,6 +14,7 @@ from penstock import _C
 from penstock._arguments import check_model
 from penstock._errors import PenstockError
 from penstock._options import Options
+from penstock._structure import Structure
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World, local_of, stream_of
 
@@ -77,6 +78,9 @@ class Engine:
         self.backward: Backward
         self._parameters = [p for group in self.groups() for p in group.parameters]
         self._known_versions = self._versions()
+        self._structure = Structure(
+            model, (place for p in self._parameters for place in p.places), is_sharded
+        )
         self._ids = {id(p.sharded) for p in self._parameters}
         self.whole_ids = {id(p.full) for p in self._parameters}
         model.__dict__[_ATTRIBUTE] = self
@@ -156,6 +160,7 @@ class Engine:
         for unit in self.units:
             unit.refuse_replaced()
             unit.refuse_written()
+        self._structure.refuse_added()
         self._look_at_shards()
         self.native.begin_forward(torch.is_grad_enabled())
 

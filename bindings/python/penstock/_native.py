@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock import _C
+from penstock._agree import fail_together
 from penstock._memory import segment_maker
 from penstock._options import Options
 from penstock._units import Group, Unit
@@ -72,3 +73,17 @@ def _register(native: _C.Engine, group: Group) -> None:
         group.reduce_dtype,
         group.unit.forward_only,
     )
+
+
+def make_shards(native: _C.Engine, world: World, groups: list[Group]) -> None:
+    """Get the memory of all shards, of which nothing is written yet; all ranks call this alike.
+
+    Raises on all ranks where one has none left.
+    """
+    failure = None
+    try:
+        for group in groups:
+            group.shard = native.make_shard(group.index)
+    except Exception as error:
+        failure = error
+    fail_together(world, failure)

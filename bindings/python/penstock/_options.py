@@ -26,6 +26,7 @@ class Options:
     timeout: float | timedelta
     verify: bool
     time_waits: bool
+    broadcast: bool
 
     def check(self, device: torch.device) -> None:
         """Raise PenstockError (EINVAL) that names the first option that is not what it may be.
@@ -48,6 +49,7 @@ class Options:
         _arguments.check_seconds(self.timeout)
         _arguments.check_flag("verify", self.verify)
         _arguments.check_flag("time_waits", self.time_waits)
+        _arguments.check_flag("broadcast", self.broadcast)
 
     @property
     def seconds(self) -> float:

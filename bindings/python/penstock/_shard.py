@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from penstock import _C, _arguments, _checks, _hooks, _state
+from penstock import _C, _agree, _arguments, _checks, _hooks, _state
 from penstock._blocks import Blocks, find_beside, find_blocks
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
 from penstock._gradients import Backward
-from penstock._native import open_native
+from penstock._native import make_shards, open_native
 from penstock._options import Options
 from penstock._reads import watch
 from penstock._units import Group, Parameter, Unit
@@ -43,14 +44,16 @@ def shard(
     timeout: float | timedelta = 600.0,
     verify: bool = True,
     time_waits: bool = False,
+    broadcast: bool = False,
 ) -> Model:
     """Shard a model over its ranks, in place.
 
-    Afterwards ``model.parameters()`` are DTensors, ``Shard(0)``, of the original shapes (plain
-    tensors where ``torch.distributed`` is not initialised: then this process is the only rank).
-    Build optimizers from them. In the forward and backward of a block its modules hold the whole
+    Afterwards ``model.parameters()`` are DTensors, ``Shard(0)``, of the original shapes. Build
+    optimizers from them. In the forward and backward of a block its modules hold the whole
     parameters; what a forward returns of them is a copy. All ranks call this alike, with equal
-    parameter values: every rank keeps its rows.
+    parameter values: every rank keeps its rows. ``torch.distributed`` is initialised where torchrun
+    has started this process as one of several; where it is not, this process is the only rank, and
+    parameters are plain tensors.
 
     A backward that fails leaves each ``.grad`` as it was before, or None where reductions had added
     to it by then: the log names those, and ``penstock.stats(model).broken_backwards`` counts such
@@ -108,6 +111,9 @@ def shard(
     time_waits : bool
         On GPUs: whether `penstock.stats` has how long the compute stream stands still for
         communication, which costs two events a wait. In a `penstock.trace` they are taken anyway.
+    broadcast : bool
+        Whether all ranks begin with the parameters and buffers of rank 0. Without it parameters
+        that are not equal are an error, and buffers are each rank's own.
 
     Returns
     -------
@@ -119,7 +125,8 @@ def shard(
     PenstockError
         EINVAL: an unknown stage, a parameter that cannot be sharded, blocks that match nothing.
         ESTATE: sharded already, or an optimizer was built before. EMISMATCH: the ranks' models
-        differ.
+        differ, in their values too. ENOMEM: a rank has no memory. The model is as it was before,
+        unless the text says that it is lost.
     """
     _arguments.check_model(model)
     options = Options(
@@ -135,6 +142,7 @@ def shard(
         timeout=timeout,
         verify=verify,
         time_waits=time_waits,
+        broadcast=broadcast,
     )
     _check(model)
     device = _checks.check_device(model)
@@ -142,16 +150,21 @@ def shard(
     units = _make_units(model, find_blocks(model, blocks))
     for group in (group for unit in units for group in unit.groups):
         _set_dtypes(group, options)
-    world = World(process_group, device, options.seconds, communicator, ranks_per_node)
-    try:
+    groups = [group for unit in units for group in unit.groups]
+    with ExitStack() as undo:
+        world = World(process_group, device, options.seconds, communicator, ranks_per_node)
+        undo.callback(world.close)
         runtime = _C.Runtime(world.rank, world.size, options.seconds, device, stream_of(device))
         native = open_native(type(model).__name__, options, world, runtime, units)
-    except BaseException:
-        world.close()
-        raise
+        undo.callback(native.destroy)
+        if options.broadcast:
+            _agree.broadcast(world, model)
+        else:
+            _agree.check_equal(world, dict(model.named_parameters()))
+        make_shards(native, world, groups)
+        _fill_shards(native, world, groups)
+        undo.pop_all()
     for unit in units:
-        for group in unit.groups:
-            _make_shard(native, world, group)
         unit.seal(native)
     engine = Engine(
         model,
@@ -265,11 +278,23 @@ def _set_dtypes(group: Group, options: Options) -> None:
         group.reduce_dtype = options.reduce_dtype or group.gather_dtype
 
 
+def _fill_shards(native: _C.Engine, world: World, groups: list[Group]) -> None:
+    try:
+        for group in groups:
+            _fill_shard(native, world, group)
+    except Exception as error:
+        raise PenstockError(
+            "ENOMEM",
+            f"rank {world.rank} failed while parameters were replaced by their shards, and the "
+            f"model is lost: build it anew, on all ranks ({error})",
+        ) from error
+
+
 @torch.no_grad()
-def _make_shard(native: _C.Engine, world: World, group: Group) -> None:
+def _fill_shard(native: _C.Engine, world: World, group: Group) -> None:
     layout = native.group_layout(group.index)
     size = group.dtype.itemsize
-    group.shard = native.make_shard(group.index)
+    group.shard.zero_()
     group.gradient_elements = layout.gradient_bytes // size
     released, messages = [], []
     for parameter in group.parameters:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from datetime import timedelta
 from typing import Any
@@ -55,7 +56,7 @@ class World:
         self.reduce: Any = None
         self.mesh: DeviceMesh | None = None
         self.rank, self.size = 0, 1
-        if process_group is None and not (dist.is_available() and dist.is_initialized()):
+        if process_group is None and not _joins_default():
             if communicator == "hierarchy":
                 raise PenstockError("EINVAL", "communicator='hierarchy': this process is alone")
             return
@@ -68,6 +69,21 @@ class World:
         self.gather, self.reduce = private_groups(group, self.rank, self.size, timeout, 2)
         if communicator == "hierarchy" or (communicator == "auto" and device.type == "cuda"):
             self.nodes = self._find_nodes(group, timeout, communicator, ranks_per_node)
+
+    def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
+        """Bring together what the ranks have, a row a rank; on the CPU, beside the engine's work.
+
+        All ranks call this alike, with a vector of the same length and dtype.
+        """
+        if self.gather is None:
+            return mine.unsqueeze(0)
+        everyones = mine.new_empty(self.size * len(mine))
+        try:
+            self.gather._allgather_base(everyones, mine).wait()
+        except RuntimeError as error:
+            text = f"rank {self.rank} cannot reach the others: {error}"
+            raise PenstockError("EPEER", text) from error
+        return everyones.view(self.size, -1)
 
     def close(self) -> None:
         """Give up the private process groups."""
@@ -110,6 +126,28 @@ class World:
             return None
         stride = torch.empty(shape, device="meta").stride()
         return DTensorSpec(self.mesh, (Shard(0),), tensor_meta=TensorMeta(shape, stride, dtype))
+
+
+def _joins_default() -> bool:
+    """Whether there is a default group; where this process was started as one of several, make it.
+
+    torchrun sets the variables, as FSDP2 too has it.
+    """
+    if not dist.is_available() or dist.is_initialized():
+        return dist.is_available()
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size == "1":
+        return False
+    try:
+        dist.init_process_group()
+    except (ValueError, RuntimeError) as error:
+        raise PenstockError(
+            "EINVAL",
+            f"WORLD_SIZE={size} says that this process is one of several, and torch.distributed "
+            f"cannot join them: {error}. Call init_process_group before shard, or unset WORLD_SIZE "
+            "to train alone",
+        ) from error
+    return True
 
 
 def _check_group(group: Any) -> None:

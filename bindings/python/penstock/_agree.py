@@ -1,0 +1,118 @@
+"""What ranks compare, or make equal, while a model is sharded."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import pad
+
+from penstock._errors import PenstockError
+from penstock._world import World
+
+_SUMS = 1 << 20  # of a tensor at most, which are added up by their places
+_TEXT_BYTES = 512
+
+
+# ---- values -------------------------------------------------------------------------------------
+
+
+def check_equal(world: World, parameters: dict[str, torch.Tensor]) -> None:
+    """Raise EMISMATCH on all ranks where a parameter has other values on one of them.
+
+    Parameters
+    ----------
+    world : World
+        The ranks; all of them call this alike.
+    parameters : dict of str and torch.Tensor
+        By name: the same names, shapes and dtypes on all ranks. They are read once.
+    """
+    if world.size == 1:
+        return
+    sums = torch.stack([_checksum(tensor) for tensor in parameters.values()]).cpu()
+    everyones = world.all_gather(sums)
+    differ = everyones != everyones[0]
+    for name, by_rank in zip(parameters, differ.T, strict=True):
+        if by_rank.any():
+            rank, count = int(by_rank.int().argmax()), int(differ.any(dim=0).sum())
+            raise PenstockError(
+                "EMISMATCH",
+                f"parameter {name!r} has other values on rank {rank} than on rank 0, and so have "
+                f"{count} of {len(parameters)}: give all ranks the same model (one seed, one "
+                "checkpoint), or call penstock.shard(..., broadcast=True), which gives all ranks "
+                "the values of rank 0",
+            )
+
+
+def _checksum(values: torch.Tensor) -> torch.Tensor:
+    """Make a number of the values' bits and places: the same rows in another order have another."""
+    octets = values.detach().contiguous().view(-1).view(torch.uint8)
+    octets = pad(octets, (0, -len(octets) % 8)) if len(octets) % 8 else octets
+    octets = octets.clone() if octets.storage_offset() % 8 else octets
+    words = octets.view(torch.int64)
+    span = 1 + len(words) // _SUMS
+    even = len(words) // span * span
+    sums = torch.cat([words[:even].view(-1, span).sum(dim=1), words[even:]])
+    places = torch.arange(1, 2 * len(sums), 2, device=sums.device)  # odd: no bit is lost
+    return (sums * places).sum()
+
+
+def broadcast(world: World, model: nn.Module) -> None:
+    """Give all ranks the parameters and buffers that rank 0 has.
+
+    Parameters
+    ----------
+    world : World
+        The ranks; all of them call this alike.
+    model : nn.Module
+        With parameters of the same names, shapes and dtypes on all ranks.
+    """
+    if world.mesh is None:
+        return
+    _check_buffers(world, model)
+    group = world.mesh.get_group()
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            octets = tensor.detach().contiguous().view(-1).view(torch.uint8)
+            dist.broadcast(octets, group=group, group_src=0)
+            tensor.copy_(octets.view(tensor.dtype).view(tensor.shape))
+
+
+def _check_buffers(world: World, model: nn.Module) -> None:
+    kinds = [(name, b.shape, b.dtype, b.device.type) for name, b in model.named_buffers()]
+    digest = hashlib.sha256(repr(kinds).encode()).digest()
+    everyones = world.all_gather(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
+    for rank in range(world.size):
+        if not torch.equal(everyones[rank], everyones[0]):
+            raise PenstockError(
+                "EMISMATCH",
+                f"broadcast=True: the model has other buffers on rank {rank} than on rank 0 "
+                "(names, shapes, dtypes or devices): build the same model on all ranks",
+            )
+
+
+# ---- failures -----------------------------------------------------------------------------------
+
+
+def fail_together(world: World, failure: Exception | None) -> None:
+    """Raise on all ranks where something failed on one of them.
+
+    Parameters
+    ----------
+    world : World
+        The ranks; all of them call this alike.
+    failure : Exception, optional
+        What failed on this rank.
+    """
+    text = str(failure).encode()[:_TEXT_BYTES] if failure else b""
+    mine = torch.frombuffer(bytearray(text.ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
+    for rank, everyones in enumerate(world.all_gather(mine)):
+        if everyones.any():
+            why = bytes(everyones.tolist()).rstrip(b"\0").decode(errors="replace")
+            raise PenstockError(
+                "ENOMEM",
+                f"rank {rank} has no memory for its shards; the models of all ranks are as they "
+                f"were: {why}",
+            ) from failure
