@@ -77,6 +77,7 @@ class Engine:
         self.plans: dict[bool, Plan] = {}  # in force, for training and for evaluation
         self.backward: Backward
         self._parameters = [p for group in self.groups() for p in group.parameters]
+        self._counted = [t for p in self._parameters for t in (p.sharded, p.local)]
         self._known_versions = self._versions()
         self._structure = Structure(
             model, (place for p in self._parameters for place in p.places), is_sharded
@@ -167,7 +168,8 @@ class Engine:
     def _look_at_shards(self) -> None:
         for parameter in self._parameters:
             sharded = parameter.sharded
-            if local_of(sharded).data_ptr() != parameter.address:
+            local = local_of(sharded)
+            if local is not parameter.local or local.data_ptr() != parameter.address:
                 _refuse_moved(parameter)
             if sharded.requires_grad != parameter.full.requires_grad:
                 _follow_requires_grad(parameter)
@@ -179,8 +181,7 @@ class Engine:
 
     def _versions(self) -> int:
         """Return a number that grows with every in-place operation that torch counts."""
-        shards = [parameter.sharded for parameter in self._parameters]
-        return sum(shard._version + local_of(shard)._version for shard in shards)
+        return sum([tensor._version for tensor in self._counted])
 
     # ---- the shards changed ---------------------------------------------------------------------
 

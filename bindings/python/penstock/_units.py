@@ -54,8 +54,10 @@ class Parameter:
     rows : tuple
         Shape and strides of this rank's rows, and the elements before them in the group's flat
         gradient.
+    local : torch.Tensor
+        This rank's rows as a plain tensor: what `sharded` wraps, or it itself without ranks.
     address : int
-        Where this rank's rows lie.
+        Where they lie.
     """
 
     def __init__(self, name: str, original: nn.Parameter) -> None:
@@ -71,6 +73,7 @@ class Parameter:
         self.layout: Layout
         self.own = slice(0, 0)
         self.rows: tuple[torch.Size, tuple[int, ...], int]
+        self.local: torch.Tensor
         self.address = 0
         self.sharded: nn.Parameter
         self.full: nn.Parameter
@@ -81,7 +84,8 @@ class Parameter:
         self.layout = world.layout_of(self.shape, rows.dtype)
         self.sharded = make_sharded_parameter(rows, self.layout, self.trainable)
         self.sharded.__dict__.update(self.original.__dict__)  # users' marks
-        self.address = local_of(self.sharded).data_ptr()
+        self.local = local_of(self.sharded)
+        self.address = self.local.data_ptr()
         _sharded_in[self.original] = weakref.ref(world)
         del self.original
 
