@@ -154,6 +154,7 @@ PYBIND11_MODULE(_C, module) {
         "make_released_tensor", &make_released_tensor,
         "A tensor with a shape and no memory: the engine gives it some while it is gathered.");
     module.def("make_view", &make_view, "A part of a flat tensor, in a storage of its own.");
+    module.def("release", &release_storage, "Takes the memory away from all tensors on a storage.");
     module.def("storages_of", &storages_of,
                "A number that changes when one of the tensors gets another storage.");
 }

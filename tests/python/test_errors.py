@@ -234,10 +234,19 @@ def test_sharded_models_of_several_ranks_are_moved_and_converted_as_those_of_one
     worlds(2).run(move_in_place)
 
 
-def test_a_parameter_thawed_after_shard_says_so():
-    model = penstock.shard(make(models.Frozen))
-    model.requires_grad_(True)
-    refuses("ESTATE", "'embed.weight' was frozen", loss_of, model, 0, 0)
+def test_parameters_that_cannot_be_unfrozen_say_so(tmp_path):
+    model = make(models.Frozen)
+    model.eighth = nn.Parameter(torch.zeros(3).to(torch.float8_e4m3fn), requires_grad=False)
+    penstock.shard(model.to(models.DEVICE))
+    model.eighth.requires_grad_(True)
+    refuses("EUNSUPPORTED", "'eighth' is torch.float8_e4m3fn and cannot", loss_of, model, 0, 0)
+    model.eighth.requires_grad_(False)
+    with penstock.trace(model, tmp_path / "trace.json"):
+        model.requires_grad_(True)
+        model.eighth.requires_grad_(False)
+        refuses("ESTATE", "'embed.weight' was unfrozen within", loss_of, model, 0, 0)
+    loss_of(model, 0, 0).backward()
+    assert model.embed.weight.grad is not None
     penstock.close(model)
 
 

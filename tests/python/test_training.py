@@ -1,5 +1,7 @@
 """What training scripts do beyond forward, backward, step: accumulation, evaluation, clipping."""
 
+from contextlib import nullcontext
+
 import equality
 import models
 import penstock
@@ -544,6 +546,49 @@ def forget_forwards(stage):
 @both_ways
 def test_a_forward_without_a_backward_is_forgotten(worlds, stage):
     worlds(2).run(forget_forwards, stage)
+
+
+class FrozenDtype(Net):
+    """All that is fp64 is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(models.MixedBlock() for _ in range(2))
+        for block in self.blocks:
+            block.down.requires_grad_(False)
+
+
+def unfreeze_later(kind, stage):
+    """One after the other; one with gradients of before, one with some that are not reduced yet."""
+    rank, _ = world()
+    reference, sharded = pair(stage, kind)
+    optimizers = sgd(reference.parameters()), sgd(sharded.parameters())
+    frozen = [name for name, p in reference.named_parameters() if not p.requires_grad]
+    kept = [p.data for p in sharded.parameters()]
+    for step, name in enumerate([None, *frozen]):
+        for model in (reference, sharded) if name else ():
+            model.get_parameter(name).requires_grad_(True)
+        accumulate_reference(reference, step)
+        with penstock.no_sync(sharded) if step == 1 else nullcontext():
+            loss_of(sharded, step, rank).backward()
+        if step % 3 == 2:
+            assert_same_gradients(sharded, reference, equality.TOLERANCE)
+            for each in optimizers:
+                each.step()
+                each.zero_grad()
+    for rows in kept:
+        if rows.to_local().numel():
+            with pytest.raises(RuntimeError, match=r"were moved when parameters were unfrozen"):
+                rows.to_local().sum()
+    accumulate_reference(reference, 99)
+    loss_of(sharded, 99, rank).backward()
+    finish(reference, sharded)
+
+
+@both_ways
+@pytest.mark.parametrize("kind", [models.Frozen, FrozenDtype])
+def test_parameters_frozen_before_shard_are_trained_once_they_are_unfrozen(worlds, kind, stage):
+    worlds(2).run(unfreeze_later, kind, stage)
 
 
 def shards_are_dtensors():

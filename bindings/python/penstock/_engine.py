@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from penstock import _C
 from penstock._arguments import check_model
 from penstock._errors import PenstockError
+from penstock._native import move_shard, open_native
 from penstock._options import Options
 from penstock._structure import Structure
 from penstock._units import Group, Parameter, Unit
@@ -68,17 +69,18 @@ class Engine:
         self.closed = False
         self.units = units
         self.root = units[0]
+        self.options = options
         self.stage = options.stage
         self.input_dtype = options.param_dtype
         self.depth = 0  # forwards of units that run, inside each other
         self.read: list[Unit] = []  # held because the root's forward, which runs, has read them
         self.sync = True  # whether backwards reduce
         self.broken_backwards = 0
+        self.is_traced = False
         self.plans: dict[bool, Plan] = {}  # in force, for training and for evaluation
         self.backward: Backward
         self._parameters = [p for group in self.groups() for p in group.parameters]
-        self._counted = [t for p in self._parameters for t in (p.sharded, p.local)]
-        self._known_versions = self._versions()
+        self._note_shards()
         self._structure = Structure(
             model, (place for p in self._parameters for place in p.places), is_sharded
         )
@@ -166,18 +168,64 @@ class Engine:
         self.native.begin_forward(torch.is_grad_enabled())
 
     def _look_at_shards(self) -> None:
+        changed = []
         for parameter in self._parameters:
             sharded = parameter.sharded
             local = local_of(sharded)
             if local is not parameter.local or local.data_ptr() != parameter.address:
                 _refuse_moved(parameter)
             if sharded.requires_grad != parameter.full.requires_grad:
-                _follow_requires_grad(parameter)
+                changed.append(parameter)
             if sharded._backward_hooks:
                 _refuse_hooks(parameter)
+        if changed:
+            self._follow_requires_grad(changed)
         # The shards of a process alone are plain tensors, whose .data nobody counts writes to.
         if self.world.mesh is None or self._versions() != self._known_versions:
             self.updated()
+
+    def _follow_requires_grad(self, changed: list[Parameter]) -> None:
+        thawed = [p for p in changed if p.sharded.requires_grad and not p.trainable]
+        if thawed:
+            self._make_room(thawed)
+        for parameter in changed:
+            parameter.full.requires_grad_(parameter.sharded.requires_grad)
+
+    def _make_room(self, thawed: list[Parameter]) -> None:
+        """Open another engine, which has room for the gradients of parameters that were frozen.
+
+        All ranks come here alike: they have the same parameters to train.
+        """
+        if self.is_traced:
+            raise PenstockError(
+                "ESTATE",
+                f"parameter {thawed[0].name!r} was unfrozen within penstock.trace, and another "
+                "engine begins for it: unfreeze it before the trace",
+            )
+        for parameter in thawed:
+            if parameter.dtype.itemsize == 1:
+                raise PenstockError(
+                    "EUNSUPPORTED",
+                    f"parameter {parameter.name!r} is {parameter.dtype} and cannot be trained: "
+                    "freeze it again",
+                )
+            parameter.trainable = True
+        try:
+            self.native.destroy()
+            self.runtime, self.native = open_native(self.name, self.options, self.world, self.units)
+            for group in self.groups():
+                move_shard(self.native, group)
+            for unit in self.units:
+                unit.seal(self.native)
+        except BaseException:
+            self.close()
+            raise
+        self.plans.clear()
+        self._note_shards()
+
+    def _note_shards(self) -> None:
+        self._counted = [t for p in self._parameters for t in (p.sharded, p.local)]
+        self._known_versions = self._versions()
 
     def _versions(self) -> int:
         """Return a number that grows with every in-place operation that torch counts."""
@@ -250,16 +298,6 @@ def _refuse_hooks(parameter: Parameter) -> None:
         "one backward to call it with: use register_post_accumulate_grad_hook, which is called "
         "when .grad is there",
     )
-
-
-def _follow_requires_grad(parameter: Parameter) -> None:
-    if not parameter.trainable:
-        raise PenstockError(
-            "ESTATE",
-            f"parameter {parameter.name!r} was frozen when the model was sharded and has no room "
-            "for gradients: call requires_grad_(True) before penstock.shard(model)",
-        )
-    parameter.full.requires_grad_(parameter.sharded.requires_grad)
 
 
 def _copy_rows(parameter: Parameter, loaded: torch.Tensor) -> None:

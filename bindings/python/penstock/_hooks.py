@@ -18,7 +18,7 @@ from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from penstock._engine import Engine
-from penstock._units import Arrived, Group, Unit
+from penstock._units import Arrived, Group, Parameter, Unit
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _PLAIN = (torch.Tensor, int, float, str, type(None))  # holds no further tensors
@@ -91,9 +91,17 @@ def install(engine: Engine) -> None:
     for group in engine.groups():
         # Weakly: the garbage collector does not see what such a hook holds.
         all_are_there = partial(_got_gradients, weakref.ref(engine), weakref.ref(group))
-        for parameter in group.trainable:
-            hook = partial(_got_gradient, group.arrived, parameter.index, all_are_there)
-            parameter.full.register_post_accumulate_grad_hook(hook)
+        for parameter in group.parameters:
+            if group.dtype.is_floating_point:
+                hook = partial(_got_gradient, group.arrived, parameter.index, all_are_there)
+                _call_when_there(parameter, hook)
+
+
+def _call_when_there(parameter: Parameter, hook: Callable[[torch.Tensor], None]) -> None:
+    """Call the hook for each gradient, also where it is frozen now and will not always be."""
+    parameter.full.requires_grad_(True)  # no hook can be registered without
+    parameter.full.register_post_accumulate_grad_hook(hook)
+    parameter.full.requires_grad_(parameter.trainable)
 
 
 # ---- forward ------------------------------------------------------------------------------------

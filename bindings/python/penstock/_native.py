@@ -1,18 +1,22 @@
-"""The C engine of a sharded model: opened with the groups that its units have."""
+"""The C engine of a sharded model: opened with the groups that its units have, and their shards."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
 
 from penstock import _C
 from penstock._agree import fail_together
 from penstock._memory import segment_maker
 from penstock._options import Options
-from penstock._units import Group, Unit
-from penstock._world import World
+from penstock._units import Group, Parameter, Unit
+from penstock._world import World, stream_of
 
 
 def open_native(
-    name: str, options: Options, world: World, runtime: _C.Runtime, units: list[Unit]
-) -> _C.Engine:
+    name: str, options: Options, world: World, units: list[Unit]
+) -> tuple[_C.Runtime, _C.Engine]:
     """Open an engine, register all groups with it, and let the ranks agree on them.
 
     Parameters
@@ -23,16 +27,17 @@ def open_native(
         As `shard` was called.
     world : World
         The ranks; all of them call this alike.
-    runtime : _C.Runtime
-        Of this engine alone.
     units : list of Unit
         Whose groups get their numbers.
 
     Returns
     -------
-    _C.Engine
-        Sealed, without shards.
+    _C.Runtime, _C.Engine
+        The engine is sealed, and has no shards.
     """
+    runtime = _C.Runtime(
+        world.rank, world.size, options.seconds, world.device, stream_of(world.device)
+    )
     native = _C.Engine(
         runtime=runtime,
         name=name,
@@ -57,7 +62,7 @@ def open_native(
     except BaseException:
         native.destroy()
         raise
-    return native
+    return runtime, native
 
 
 def _register(native: _C.Engine, group: Group) -> None:
@@ -75,6 +80,9 @@ def _register(native: _C.Engine, group: Group) -> None:
     )
 
 
+# ---- shards -------------------------------------------------------------------------------------
+
+
 def make_shards(native: _C.Engine, world: World, groups: list[Group]) -> None:
     """Get the memory of all shards, of which nothing is written yet; all ranks call this alike.
 
@@ -87,3 +95,45 @@ def make_shards(native: _C.Engine, world: World, groups: list[Group]) -> None:
     except Exception as error:
         failure = error
     fail_together(world, failure)
+
+
+@torch.no_grad()
+def fill_shard(native: _C.Engine, world: World, group: Group) -> None:
+    """Replace the original parameters of a group by this rank's rows of them."""
+    for parameter, rows in _lay_out(native, group):
+        rows.copy_(parameter.rows_of(parameter.original))
+        parameter.make_sharded(rows, world)
+        parameter.make_full(group.gather_dtype, world.device)
+        parameter.show(parameter.sharded)
+    _bind(native, group)
+
+
+@torch.no_grad()
+def move_shard(native: _C.Engine, group: Group) -> None:
+    """Give a group's rows to another engine, which has another place for them."""
+    group.shard = native.make_shard(group.index)
+    group.gradient = None
+    for parameter, rows in _lay_out(native, group):
+        rows.copy_(parameter.local)
+        parameter.move(rows)
+    _bind(native, group)
+
+
+def _lay_out(native: _C.Engine, group: Group) -> Iterator[tuple[Parameter, torch.Tensor]]:
+    """Note where the engine wants what; yield the parameters and where their rows are to be."""
+    size = group.dtype.itemsize
+    group.shard.zero_()
+    group.gradient_elements = native.group_layout(group.index).gradient_bytes // size
+    for parameter in group.parameters:
+        at = native.parameter_layout(group.index, parameter.index)
+        parameter.own = slice(at.first_row, at.first_row + at.shard_rows)
+        shape = [at.shard_rows, *parameter.shape[1:]]
+        rows = _C.make_view(group.shard, at.shard_offset // size, shape)
+        parameter.rows = (rows.shape, rows.stride(), at.gradient_offset // size)
+        yield parameter, rows
+
+
+def _bind(native: _C.Engine, group: Group) -> None:
+    fulls = [parameter.full.detach() for parameter in group.parameters]
+    native.attach(group.index, fulls, [parameter.released for parameter in group.parameters])
+    native.bind_shard(group.index, group.shard)

@@ -15,11 +15,11 @@ from penstock._blocks import Blocks, find_beside, find_blocks
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
 from penstock._gradients import Backward
-from penstock._native import make_shards, open_native
+from penstock._native import fill_shard, make_shards, open_native
 from penstock._options import Options
 from penstock._reads import watch
 from penstock._units import Group, Parameter, Unit
-from penstock._world import World, stream_of
+from penstock._world import World
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -59,6 +59,9 @@ def shard(
     to it by then: the log names those, and ``penstock.stats(model).broken_backwards`` counts such
     backwards. Gradients that `no_sync` kept are lost, too. Call ``zero_grad()`` and begin the
     accumulation anew, on all ranks.
+
+    Parameters may be frozen and unfrozen between passes, on all ranks alike. The first forward
+    after a parameter is unfrozen that was frozen until then takes as long as this call.
 
     Parameters
     ----------
@@ -154,8 +157,7 @@ def shard(
     with ExitStack() as undo:
         world = World(process_group, device, options.seconds, communicator, ranks_per_node)
         undo.callback(world.close)
-        runtime = _C.Runtime(world.rank, world.size, options.seconds, device, stream_of(device))
-        native = open_native(type(model).__name__, options, world, runtime, units)
+        runtime, native = open_native(type(model).__name__, options, world, units)
         undo.callback(native.destroy)
         if options.broadcast:
             _agree.broadcast(world, model)
@@ -281,32 +283,10 @@ def _set_dtypes(group: Group, options: Options) -> None:
 def _fill_shards(native: _C.Engine, world: World, groups: list[Group]) -> None:
     try:
         for group in groups:
-            _fill_shard(native, world, group)
+            fill_shard(native, world, group)
     except Exception as error:
         raise PenstockError(
             "ENOMEM",
             f"rank {world.rank} failed while parameters were replaced by their shards, and the "
             f"model is lost: build it anew, on all ranks ({error})",
         ) from error
-
-
-@torch.no_grad()
-def _fill_shard(native: _C.Engine, world: World, group: Group) -> None:
-    layout = native.group_layout(group.index)
-    size = group.dtype.itemsize
-    group.shard.zero_()
-    group.gradient_elements = layout.gradient_bytes // size
-    released, messages = [], []
-    for parameter in group.parameters:
-        at = native.parameter_layout(group.index, parameter.index)
-        parameter.own = slice(at.first_row, at.first_row + at.shard_rows)
-        shape = [at.shard_rows, *parameter.shape[1:]]
-        rows = _C.make_view(group.shard, at.shard_offset // size, shape)
-        rows.copy_(parameter.rows_of(parameter.original))
-        parameter.make_sharded(rows, at.gradient_offset // size, world)
-        tensor, message = parameter.make_full(group.gather_dtype, world.device)
-        released.append(tensor)
-        messages.append(message)
-        parameter.show(parameter.sharded)
-    native.attach(group.index, released, messages)
-    native.bind_shard(group.index, group.shard)

@@ -12,7 +12,9 @@ from penstock._engine import engine_of
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts since ``shard`` (or since ``stats(model, reset=True)``), of this rank.
+    """Counts of this rank since ``shard`` or ``stats(model, reset=True)``, whichever was later.
+
+    They begin anew where parameters are trained that were frozen until then.
 
     Printed, they have units, a line each, and those that are zero are left out.
 

@@ -50,8 +50,12 @@ def trace(model: nn.Module | PathLike | None = None, path: PathLike | None = Non
             torch.cuda.synchronize(engine.world.device)  # what is in flight belongs to it
             engine.native.stats()  # reads what was timed
 
-    with recorded(engine.runtime, path, engine.world.rank, finish) as own:
-        yield own
+    engine.is_traced = True
+    try:
+        with recorded(engine.runtime, path, engine.world.rank, finish) as own:
+            yield own
+    finally:
+        engine.is_traced = False
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock import _C
@@ -78,9 +79,8 @@ class Parameter:
         self.sharded: nn.Parameter
         self.full: nn.Parameter
 
-    def make_sharded(self, rows: torch.Tensor, gradient_offset: int, world: World) -> None:
+    def make_sharded(self, rows: torch.Tensor, world: World) -> None:
         """Make `sharded` from this rank's rows, and give up the original."""
-        self.rows = (rows.shape, rows.stride(), gradient_offset)
         self.layout = world.layout_of(self.shape, rows.dtype)
         self.sharded = make_sharded_parameter(rows, self.layout, self.trainable)
         self.sharded.__dict__.update(self.original.__dict__)  # users' marks
@@ -89,15 +89,33 @@ class Parameter:
         _sharded_in[self.original] = weakref.ref(world)
         del self.original
 
-    def make_full(self, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, str]:
-        """Make `full`; returns a tensor on its storage, and what using it raises when released."""
-        message = (
+    def move(self, rows: torch.Tensor) -> None:
+        """Have this rank's rows elsewhere; who has the old ones is told so."""
+        before = self.local.detach()
+        if isinstance(self.sharded, DTensor):
+            self.sharded._local_tensor = rows
+        else:
+            self.sharded.data = rows
+        self.local = local_of(self.sharded)
+        self.address = self.local.data_ptr()
+        _C.release(
+            before,
+            f"the rows of parameter {self.name!r} were moved when parameters were unfrozen: take "
+            ".data, to_local() or state_dict() anew",
+        )
+
+    @property
+    def released(self) -> str:
+        """What using `full` raises while it is not gathered."""
+        return (
             f"parameter {self.name!r} is sharded and not gathered now: it is whole only while its "
             "block's forward or backward runs"
         )
-        released = _C.make_released_tensor(list(self.shape), dtype, device, message)
-        self.full = nn.Parameter(released, requires_grad=self.trainable)
-        return released, message
+
+    def make_full(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Make `full`, which has no memory yet."""
+        whole = _C.make_released_tensor(list(self.shape), dtype, device, self.released)
+        self.full = nn.Parameter(whole, requires_grad=self.trainable)
 
     def rows_of(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's rows of a whole tensor of the parameter's shape."""
