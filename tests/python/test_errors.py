@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -549,12 +550,12 @@ def fail_to_allocate():
     def fail_at_the_third(native, group):
         asked.append(group)
         if rank == 1 and len(asked) == 3:
-            raise MemoryError("no 64 bytes")
+            raise MemoryError  # without words
         return make_shard(native, group)
 
     _C.Engine.make_shard = fail_at_the_third
     try:
-        refuses("ENOMEM", "rank 1 has no memory.*as they were: no 64 bytes", penstock.shard, model)
+        refuses("ENOMEM", "rank 1 has no memory.*as they were: MemoryError", penstock.shard, model)
     finally:
         _C.Engine.make_shard = make_shard
     assert all(p is q for p, q in zip(model.parameters(), before, strict=True))
@@ -598,6 +599,67 @@ def test_one_of_several_processes_that_cannot_join_says_so(monkeypatch):
     refuses("EINVAL", text, penstock.shard, make(Net))
     monkeypatch.setenv("WORLD_SIZE", "1")
     penstock.close(penstock.shard(make(Net)))
+
+
+THREADS = """
+import os, resource
+import penstock, torch
+import torch.distributed as dist
+
+GIB = 1 << 30  # of a thread's stack, by the limit that this process began with
+
+def shard(threads):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.Linear(4, 4)
+    penstock.shard  # imports it
+    now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + threads * GIB + GIB // 2, -1))
+    try:
+        penstock.shard(model)
+    except Exception as error:
+        print(threads, error, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+threads, code = -1, 1
+while code == 1:
+    threads += 1
+    child = os.fork()
+    if child == 0:
+        shard(threads)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print("ended with", code)
+"""
+
+
+def test_a_thread_that_cannot_be_started_is_an_error():
+    run = subprocess.run(
+        [sys.executable, "-c", THREADS],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, -1)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    *errors, end = run.stdout.splitlines()
+    assert end == "ended with 0", run.stdout + run.stderr
+    assert len(errors) > 2 and all("temporarily unavailable" in text for text in errors)
+
+
+def call_parts(stage):
+    rank, _ = world()
+    model = penstock.shard(make(models.Tied), stage=stage)
+    for called, name, width in (("embed", "embed", 3), ("blocks.0", "blocks.0.up", models.WIDTH)):
+        text = f"module '{name}' of the sharded Tied was called outside of the model's own forward"
+        inputs = torch.ones(2, width, device=models.DEVICE)
+        refuses("ESTATE", text, model.get_submodule(called), inputs)
+    loss_of(model, 0, rank).backward()
+    assert all(m._is_fsdp_managed_module and m._fsdp_use_orig_params for m in model.modules())
+    penstock.close(model)
+
+
+def test_a_part_of_the_root_that_is_called_by_itself_says_so(worlds):
+    worlds(2).run(call_parts, 1)
 
 
 def run_until_error(kind, steps=3, timeout=20.0, sabotage=None, **options):

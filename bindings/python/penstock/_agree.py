@@ -106,7 +106,8 @@ def fail_together(world: World, failure: Exception | None) -> None:
     failure : Exception, optional
         What failed on this rank.
     """
-    text = str(failure).encode()[:_TEXT_BYTES] if failure else b""
+    what = f"{type(failure).__name__}: {failure}" if failure else ""
+    text = what.encode()[:_TEXT_BYTES]
     mine = torch.frombuffer(bytearray(text.ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
     for rank, everyones in enumerate(world.all_gather(mine)):
         if everyones.any():

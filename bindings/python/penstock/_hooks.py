@@ -18,6 +18,7 @@ from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from penstock._engine import Engine
+from penstock._errors import PenstockError
 from penstock._units import Arrived, Group, Parameter, Unit
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -88,6 +89,7 @@ def install(engine: Engine) -> None:
             partial(_before_forward, engine, unit), prepend=True, with_kwargs=True
         )
         unit.module.register_forward_hook(partial(_after_forward, engine, unit), always_call=True)
+    _watch_root(engine)
     for group in engine.groups():
         # Weakly: the garbage collector does not see what such a hook holds.
         all_are_there = partial(_got_gradients, weakref.ref(engine), weakref.ref(group))
@@ -95,6 +97,27 @@ def install(engine: Engine) -> None:
             if group.dtype.is_floating_point:
                 hook = partial(_got_gradient, group.arrived, parameter.index, all_are_there)
                 _call_when_there(parameter, hook)
+
+
+def _watch_root(engine: Engine) -> None:
+    """Notice when a module with parameters of the root is called outside of the root's forward."""
+    if engine.world.mesh is None:  # this process alone has whole parameters always
+        return
+    root = engine.root
+    places = [place for g in root.groups for p in g.parameters for place in p.places]
+    for module in {module for module, _ in places} - {root.module}:
+        module.register_forward_pre_hook(partial(_refuse_outside, root), prepend=True)
+
+
+def _refuse_outside(root: Unit, module: nn.Module, args: Any) -> None:
+    if not root.whole:
+        name = next(name for name, inner in root.module.named_modules() if inner is module)
+        raise PenstockError(
+            "ESTATE",
+            f"module {name!r} of the sharded {type(root.module).__name__} was called outside of "
+            "the model's own forward, in which alone its parameters are whole: call the model, "
+            "not a method or a part of it",
+        )
 
 
 def _call_when_there(parameter: Parameter, hook: Callable[[torch.Tensor], None]) -> None:

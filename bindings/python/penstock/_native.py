@@ -84,34 +84,37 @@ def _register(native: _C.Engine, group: Group) -> None:
 
 
 def make_shards(native: _C.Engine, world: World, groups: list[Group]) -> None:
-    """Get the memory of all shards, of which nothing is written yet; all ranks call this alike.
+    """Make all that replaces the original parameters, without values; all ranks call this alike.
 
-    Raises on all ranks where one has none left.
+    Raises on all ranks where one has no memory left.
     """
     failure = None
     try:
         for group in groups:
             group.shard = native.make_shard(group.index)
+            for parameter, rows in _lay_out(native, group):
+                parameter.make_sharded(rows, world)
+                parameter.make_full(group.gather_dtype, world.device)
+            _bind(native, group)
     except Exception as error:
         failure = error
     fail_together(world, failure)
 
 
 @torch.no_grad()
-def fill_shard(native: _C.Engine, world: World, group: Group) -> None:
+def fill_shard(world: World, group: Group) -> None:
     """Replace the original parameters of a group by this rank's rows of them."""
-    for parameter, rows in _lay_out(native, group):
-        rows.copy_(parameter.rows_of(parameter.original))
-        parameter.make_sharded(rows, world)
-        parameter.make_full(group.gather_dtype, world.device)
+    group.shard.zero_()
+    for parameter in group.parameters:
+        parameter.local.copy_(parameter.rows_of(parameter.original))
         parameter.show(parameter.sharded)
-    _bind(native, group)
+        parameter.give_up_original(world)
 
 
 @torch.no_grad()
 def move_shard(native: _C.Engine, group: Group) -> None:
     """Give a group's rows to another engine, which has another place for them."""
-    group.shard = native.make_shard(group.index)
+    group.shard = native.make_shard(group.index).zero_()
     group.gradient = None
     for parameter, rows in _lay_out(native, group):
         rows.copy_(parameter.local)
@@ -122,7 +125,6 @@ def move_shard(native: _C.Engine, group: Group) -> None:
 def _lay_out(native: _C.Engine, group: Group) -> Iterator[tuple[Parameter, torch.Tensor]]:
     """Note where the engine wants what; yield the parameters and where their rows are to be."""
     size = group.dtype.itemsize
-    group.shard.zero_()
     group.gradient_elements = native.group_layout(group.index).gradient_bytes // size
     for parameter in group.parameters:
         at = native.parameter_layout(group.index, parameter.index)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from penstock import _C, _agree, _arguments, _checks, _hooks, _state
+from penstock import _agree, _arguments, _checks, _hooks, _state
 from penstock._blocks import Blocks, find_beside, find_blocks
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
@@ -164,7 +164,7 @@ def shard(
         else:
             _agree.check_equal(world, dict(model.named_parameters()))
         make_shards(native, world, groups)
-        _fill_shards(native, world, groups)
+        _fill_shards(world, groups)
         undo.pop_all()
     for unit in units:
         unit.seal(native)
@@ -280,10 +280,10 @@ def _set_dtypes(group: Group, options: Options) -> None:
         group.reduce_dtype = options.reduce_dtype or group.gather_dtype
 
 
-def _fill_shards(native: _C.Engine, world: World, groups: list[Group]) -> None:
+def _fill_shards(world: World, groups: list[Group]) -> None:
     try:
         for group in groups:
-            fill_shard(native, world, group)
+            fill_shard(world, group)
     except Exception as error:
         raise PenstockError(
             "ENOMEM",

@@ -80,12 +80,15 @@ class Parameter:
         self.full: nn.Parameter
 
     def make_sharded(self, rows: torch.Tensor, world: World) -> None:
-        """Make `sharded` from this rank's rows, and give up the original."""
+        """Make `sharded` of this rank's rows, which may have no values yet."""
         self.layout = world.layout_of(self.shape, rows.dtype)
         self.sharded = make_sharded_parameter(rows, self.layout, self.trainable)
         self.sharded.__dict__.update(self.original.__dict__)  # users' marks
         self.local = local_of(self.sharded)
         self.address = self.local.data_ptr()
+
+    def give_up_original(self, world: World) -> None:
+        """Let go of what the model had; somebody else may still have it."""
         _sharded_in[self.original] = weakref.ref(world)
         del self.original
 

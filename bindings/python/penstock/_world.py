@@ -219,9 +219,24 @@ def _store_of(name: str) -> Any:
 def _gloo_group(name: str, rank: int, size: int, timeout: float) -> Any:
     """Make a gloo group of those who give this name."""
     store = _store_of(name)
-    backend = dist.ProcessGroupGloo(store, rank, size, timeout=timedelta(seconds=timeout))
+    backend = dist.ProcessGroupGloo(store, rank, size, _gloo_options(timeout))
     private = dist.ProcessGroup(store, rank, size)
     private._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     private._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     private._set_group_name(dist.GroupName(name))
     return private
+
+
+def _gloo_options(timeout: float) -> Any:
+    gloo = dist.ProcessGroupGloo
+    interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    options = gloo._Options()
+    options._timeout = timedelta(seconds=timeout)
+    options._devices = [
+        gloo.create_device(interface=name) for name in interfaces.split(",") if name
+    ]
+    options._devices = options._devices or [gloo.create_default_device()]
+    # An engine has one collective at a time under way in a group. And where the second thread of a
+    # group cannot be started, the first one ends the process.
+    options._threads = 1
+    return options
