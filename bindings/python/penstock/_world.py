@@ -228,7 +228,7 @@ def _gloo_group(name: str, rank: int, size: int, timeout: float) -> Any:
 
 
 def _gloo_options(timeout: float) -> Any:
-    gloo = dist.ProcessGroupGloo
+    gloo: Any = dist.ProcessGroupGloo
     interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
     options = gloo._Options()
     options._timeout = timedelta(seconds=timeout)
