@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -417,6 +418,40 @@ class NestedValues(Net):
         for block in self.blocks:
             x = block({"x": x}, mask=None)["x"]
         return x
+
+
+@dataclass(frozen=True)
+class Values:
+    """What torch's trees take for a leaf."""
+
+    x: torch.Tensor
+    more: dict[str, torch.Tensor]
+
+
+@dataclass
+class Seen:
+    """What blocks write to."""
+
+    blocks: int = 0
+
+
+class Dataclasses(Net):
+    """Blocks that take and give dataclasses."""
+
+    class Nest(Block):
+        def forward(self, values: Values, seen: Seen) -> Values:
+            seen.blocks += 1
+            return Values(values.x + 1, {"x": super().forward(values.x) + values.more["x"]})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Nest() for _ in range(3))
+
+    def run_blocks(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        values, seen = Values(x, {"x": x}), Seen()
+        for block in self.blocks:
+            values = block(values, seen)
+        return values.x * values.more["x"] * seen.blocks
 
 
 class MixedBlock(Block):

@@ -23,6 +23,7 @@ KINDS = [
     models.CheckpointedPairsReentrant,
     models.Reparametrized,
     models.NestedValues,
+    models.Dataclasses,
     models.Mixed,
 ]
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch._compile import _disable_dynamo
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from penstock._engine import Engine
 from penstock._errors import PenstockError
 from penstock._units import Arrived, Group, Parameter, Unit
+from penstock._values import tree_flatten, tree_leaves
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _PLAIN = (torch.Tensor, int, float, str, type(None))  # holds no further tensors
@@ -157,10 +157,9 @@ def _cast(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], arguments: Arguments) -> Any:
-    leaves, spec = tree_flatten(arguments)
-    mapped = [function(x) if isinstance(x, torch.Tensor) else x for x in leaves]
-    return tree_unflatten(mapped, spec)
+def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    leaves, make = tree_flatten(value)
+    return make([function(x) if isinstance(x, torch.Tensor) else x for x in leaves])
 
 
 def _mark_inputs(use: Use, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -168,7 +167,7 @@ def _mark_inputs(use: Use, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arg
         where = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
         if len(where) == 1:
             return _mark_input(use, args, where[0]), kwargs
-    leaves, spec = tree_flatten((args, kwargs))
+    leaves, make = tree_flatten((args, kwargs))
     where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
     if not where or torch._C._functorch.peek_interpreter_stack() is not None:
         return args, kwargs  # torch.func's transforms take no such class
@@ -176,7 +175,7 @@ def _mark_inputs(use: Use, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arg
     for i, marked in zip(where, _Inputs.apply(use, *(leaves[i] for i in where)), strict=True):
         leaves[i] = marked
     use.begin = leaves[where[0]].grad_fn
-    return tree_unflatten(leaves, spec)
+    return make(leaves)
 
 
 def _mark_input(use: Use, args: tuple[Any, ...], where: int) -> tuple[Any, ...]:
@@ -199,7 +198,7 @@ def _after_forward(
     tensors = [output] if isinstance(output, torch.Tensor) else _tensors_of(output)
     gives = _is_any_parameter(engine, tensors)
     if gives:
-        output = tree_map(partial(_copy_parameter, engine), output)
+        output = _map_tensors(partial(_copy_parameter, engine), output)
         tensors = _tensors_of(output)
     if use.marked is not None:
         marked, version = use.marked
@@ -242,11 +241,9 @@ def _is_any_parameter(engine: Engine, tensors: list[torch.Tensor]) -> bool:
     return False
 
 
-def _copy_parameter(engine: Engine, leaf: Any) -> Any:
+def _copy_parameter(engine: Engine, tensor: torch.Tensor) -> torch.Tensor:
     """Copy what a forward gives away of its parameters: they are not there when it is used."""
-    if isinstance(leaf, torch.Tensor) and _is_any_parameter(engine, [leaf]):
-        return leaf.clone()
-    return leaf
+    return tensor.clone() if _is_any_parameter(engine, [tensor]) else tensor
 
 
 def _watch_outputs(use: Use, outputs: list[torch.Tensor]) -> None:
