@@ -22,6 +22,7 @@ from penstock._units import Group, Parameter, Unit
 from penstock._world import World
 
 Model = TypeVar("Model", bound=nn.Module)
+Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]  # of shards, gathered, and gradients
 
 _BUCKET_BYTES = 8 << 20
 _logger = logging.getLogger("penstock")
@@ -93,6 +94,7 @@ def shard(
         those of one host.
     param_dtype : torch.dtype, optional
         Of gathered parameters and of the blocks' floating-point inputs; left out: as the shards.
+        Those of batch norms that keep statistics stay as they are, as the statistics do.
     reduce_dtype : torch.dtype, optional
         In which gradients travel (they are summed in fp32); left out: as the gathered parameters.
     prefetch_ahead : int
@@ -150,9 +152,7 @@ def shard(
     _check(model)
     device = _checks.check_device(model)
     options.check(device)
-    units = _make_units(model, find_blocks(model, blocks))
-    for group in (group for unit in units for group in unit.groups):
-        _set_dtypes(group, options)
+    units = _make_units(model, find_blocks(model, blocks), options)
     groups = [group for unit in units for group in unit.groups]
     with ExitStack() as undo:
         world = World(process_group, device, options.seconds, communicator, ranks_per_node)
@@ -228,7 +228,9 @@ def _check(model: nn.Module) -> None:
 # ---- units and groups ---------------------------------------------------------------------------
 
 
-def _make_units(model: nn.Module, blocks: list[tuple[str, nn.Module]]) -> list[Unit]:
+def _make_units(
+    model: nn.Module, blocks: list[tuple[str, nn.Module]], options: Options
+) -> list[Unit]:
     root = Unit("root", model)
     units = [Unit(name, module) for name, module in blocks]
     beside = find_beside(model, blocks)
@@ -247,7 +249,7 @@ def _make_units(model: nn.Module, blocks: list[tuple[str, nn.Module]]) -> list[U
         }
         # What several units share, or a unit and the rest, belongs to the root.
         unit = next(iter(owned_by.values())) if len(owned_by) == 1 else root
-        parameter.group = _group_of(unit, parameter.dtype)
+        parameter.group = _group_of(unit, _dtypes_of(parameter, options))
         parameter.group.parameters.append(parameter)
     return [root, *units]
 
@@ -265,19 +267,29 @@ def _parameters_of(model: nn.Module) -> list[Parameter]:
     return list(found.values())
 
 
-def _group_of(unit: Unit, dtype: torch.dtype) -> Group:
+def _dtypes_of(parameter: Parameter, options: Options) -> Dtypes:
+    dtype = parameter.dtype
+    if not dtype.is_floating_point or dtype.itemsize == 1:  # float8 is moved as it is
+        return dtype, dtype, dtype
+    gather = dtype if _has_statistics(parameter) else options.param_dtype or dtype
+    return dtype, gather, options.reduce_dtype or gather
+
+
+def _has_statistics(parameter: Parameter) -> bool:
+    """Whether a module computes with it and with buffers, which want the same dtype."""
+    kind = nn.modules.batchnorm._NormBase
+    modules = (module for module, _ in parameter.places)
+    return any(isinstance(m, kind) and m.running_mean is not None for m in modules)
+
+
+def _group_of(unit: Unit, dtypes: Dtypes) -> Group:
     for group in unit.groups:
-        if group.dtype == dtype:
+        if (group.dtype, group.gather_dtype, group.reduce_dtype) == dtypes:
             return group
-    name = unit.name if not unit.groups else f"{unit.name} {str(dtype).removeprefix('torch.')}"
-    unit.groups.append(Group(name, unit, dtype))
+    names = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in dtypes[:2])
+    name = unit.name if not unit.groups else f"{unit.name} {' as '.join(names)}"
+    unit.groups.append(Group(name, unit, *dtypes))
     return unit.groups[-1]
-
-
-def _set_dtypes(group: Group, options: Options) -> None:
-    if group.dtype.is_floating_point and group.dtype.itemsize > 1:  # float8 is moved as it is
-        group.gather_dtype = options.param_dtype or group.dtype
-        group.reduce_dtype = options.reduce_dtype or group.gather_dtype
 
 
 def _fill_shards(world: World, groups: list[Group]) -> None:

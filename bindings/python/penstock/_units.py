@@ -149,7 +149,7 @@ class Arrived:
 
 
 class Group:
-    """Parameters of one unit and dtype, which the engine gathers and reduces as one.
+    """Parameters of one unit and of the same dtypes, which the engine gathers and reduces as one.
 
     Attributes
     ----------
@@ -173,11 +173,20 @@ class Group:
         Whether gradients of backwards that did not reduce may be here.
     """
 
-    def __init__(self, name: str, unit: Unit, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        name: str,
+        unit: Unit,
+        dtype: torch.dtype,
+        gather_dtype: torch.dtype,
+        reduce_dtype: torch.dtype,
+    ) -> None:
         self.name = name
         self.unit = unit
         self.parameters: list[Parameter] = []
-        self.dtype = self.gather_dtype = self.reduce_dtype = dtype
+        self.dtype = dtype
+        self.gather_dtype = gather_dtype
+        self.reduce_dtype = reduce_dtype
         self.index = -1
         self.shard: torch.Tensor
         self.gradient_elements = 0
