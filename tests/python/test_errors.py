@@ -14,7 +14,7 @@ import models
 import penstock
 import pytest
 import torch
-from equality import assert_same_parameters, breaking_off, sgd, world
+from equality import assert_same_parameters, breaking_off, sgd, train_both, world
 from models import Net, loss_of, make
 from penstock import _C, PenstockError
 from penstock._world import local_of
@@ -361,6 +361,10 @@ def test_a_parameter_that_was_replaced_says_so():
     model.blocks[1].up.bias = nn.Parameter(torch.zeros(bias.shape))
     refuses("ESTATE", "'bias' of a Linear in 'blocks.1' was replaced", loss_of, model, 0, 0)
     model.blocks[1].up.bias = bias
+    inputs, state = (models.batch(0, 0),), make(Net).state_dict()
+    text = "'weight' of a Linear in 'embed' was replaced.*functional_call, export"
+    refuses("ESTATE", text, torch.func.functional_call, model, state, inputs)
+    refuses("ESTATE", text, torch.export.export, model, inputs)
     loss_of(model, 0, 0).backward()
     penstock.close(model)
 
@@ -660,6 +664,39 @@ def call_parts(stage):
 
 def test_a_part_of_the_root_that_is_called_by_itself_says_so(worlds):
     worlds(2).run(call_parts, 1)
+
+
+class Sibling(Net):
+    """The last block's forward uses the first one's matrix."""
+
+    class Reader(models.Block):
+        def forward(self, x):
+            return super().forward(x) @ (self.first[0].weight.T @ self.first[0].weight)
+
+    def __init__(self, shares):
+        super().__init__()
+        self.blocks[2] = self.Reader()
+        self.blocks[2].first = [self.blocks[0].up]  # no submodule of it
+        if shares:
+            self.blocks[2].shared = self.blocks[0].up.weight
+
+
+def read_a_sibling(stage):
+    rank, _ = world()
+    model = penstock.shard(make(lambda: Sibling(shares=False)), stage=stage)
+    text = (
+        r"mixed torch.Tensor and DTensor(.|\n)*sharded Sibling was used outside .*as an attribute"
+    )
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=text):
+            loss_of(model, 0, rank)
+    penstock.close(model)
+    penstock.close(train_both(lambda: Sibling(shares=True), stage=stage))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_another_block_reads_is_named_unless_both_have_it(worlds, stage):
+    worlds(2).run(read_a_sibling, stage)
 
 
 def run_until_error(kind, steps=3, timeout=20.0, sabotage=None, **options):

@@ -7,6 +7,7 @@ may be stopped half-way) the end of a forward ends nothing: only gradients do.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -223,7 +224,20 @@ def _end_forward(engine: Engine, unit: Unit, output: Any) -> None:
             unit.drop()
         engine.drop_read()
     unit.drop()
+    if output is None and engine.depth == 1:
+        _explain(engine, sys.exc_info()[1])
     engine.leave()
+
+
+def _explain(engine: Engine, failure: BaseException | None) -> None:
+    """Say what torch means where a forward has failed as it took a shard for the whole."""
+    if isinstance(failure, RuntimeError) and "mixed torch.Tensor and DTensor" in str(failure):
+        failure.args = (
+            f"{failure}\nA parameter of the sharded {engine.name} was used outside of its block's "
+            "forward, in which alone it is whole: use it there; or let the module that uses it "
+            "have it as an attribute too, before penstock.shard(model): what several modules share "
+            "is whole for all of them",
+        )
 
 
 def _tensors_of(output: Any) -> list[torch.Tensor]:

@@ -328,7 +328,8 @@ class Unit:
                 raise PenstockError(
                     "ESTATE",
                     f"{attribute!r} of a {type(module).__name__} in {self.name or 'the root'!r} "
-                    "was replaced after shard: write new values to the parameter that is there",
+                    "was replaced after shard: write new values to the parameter that is there; "
+                    "functional_call, export and parametrizations want the model before shard",
                 )
 
     def reset(self) -> None:
