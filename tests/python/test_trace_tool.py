@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree
 
 import pytest
@@ -211,6 +212,59 @@ def test_merging_nothing_is_refused(tmp_path):
         tool.merge([], tmp_path / "out.json")
 
 
+def profile(folder, rank, base_ns, begin):
+    """A file as torch's profiler writes it: an operator at `begin`, an arrow, odd numbers."""
+    common = {"pid": 1, "tid": 7, "cat": "cpu_op"}
+    content = {
+        "schemaVersion": 1,
+        "distributedInfo": {"backend": "gloo", "rank": rank, "world_size": 2},
+        "baseTimeNanoseconds": base_ns,
+        "traceEvents": [
+            {"ph": "X", "name": "aten::mm", "ts": begin, "dur": 5.0, **common},
+            {"ph": "s", "name": "fwdbwd", "id": 1, "ts": begin + 1, **common},
+            {"ph": "f", "name": "fwdbwd", "id": 1, "ts": begin + 2, "bp": "e", **common},
+            {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}},
+            {"ph": "X", "name": "all", "ts": begin, "dur": 9, "pid": "Spans", "tid": "Profiler"},
+            {"ph": "i", "name": "start", "ts": begin, "pid": "Traces", "tid": "Trace", "s": "g"},
+        ],
+    }
+    path = folder / f"profile{rank}.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_a_profilers_file_is_merged_beside_its_rank_and_moved_with_it(tmp_path):
+    paths = [a_step(0).save(tmp_path), a_step(1, late=700).save(tmp_path)]
+    before = [tool.report(path)["ranks"][rank] for rank, path in enumerate(paths)]
+    day = 86_400_000_000_000
+    profiles = [
+        profile(tmp_path, rank, BASE_NS - day, day / 1000 + late)
+        for rank, late in enumerate((10, 710))
+    ]
+    out = tmp_path / "merged.json"
+    tool.merge([profiles[0], *paths, profiles[1]], out)
+    content = json.loads(out.read_text())
+    events = content["traceEvents"]
+    operators = [event for event in events if event["name"] == "aten::mm"]
+    begins = [slices_of(content, "step")[rank]["ts"] for rank in range(2)]
+    wanted = [begin + 10 for begin in begins]
+    assert [event["ts"] for event in operators] == pytest.approx(wanted, abs=2e-3)
+    assert len({event["pid"] for event in operators}) == 2
+    assert len({event["id"] for event in events if event["name"] == "fwdbwd"}) == 2
+    assert all(isinstance(event["pid"], int) for event in events)
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names[2:] == ["python of rank 0", "python of rank 1"]
+    assert tool.report(out)["ranks"] == dict(enumerate(before))
+
+
+def test_a_profilers_file_alone_is_refused(tmp_path):
+    path = profile(tmp_path, 0, BASE_NS, 10)
+    with pytest.raises(tool.TraceError, match=r"profile0\.json: a profiler wrote it.*merge it"):
+        tool.report(path)
+    with pytest.raises(tool.TraceError, match="at least one trace of Penstock's"):
+        tool.merge([path], tmp_path / "out.json")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -221,6 +275,11 @@ def test_merging_nothing_is_refused(tmp_path):
         '{"traceEvents":[{"ph":"X","pid":1,"tid":1,"name":"n","ts":1}]}',
         '{"traceEvents":[{"ph":"C","pid":1,"tid":1,"name":"n","ts":"late"}]}',
         '{"traceEvents":[7]}',
+        '{"traceEvents":[{"ph":"M","pid":1,"name":"thread_name","args":{}}],"penstock":{}}',
+        '{"traceEvents":[{"ph":"X","pid":"P","name":"n","ts":1,"dur":1}],"penstock":{}}',
+        '{"traceEvents":[{"ph":"e","pid":1,"name":"n","ts":1,"id":[]}],"penstock":{}}',
+        '{"traceEvents":[],"penstock":{"overwritten":"many"}}',
+        '{"traceEvents":[],"baseTimeNanoseconds":NaN}',
     ],
 )
 def test_a_file_that_is_no_trace_is_named(tmp_path, text):
@@ -412,10 +471,66 @@ def test_the_tool_runs_by_its_path(tmp_path):
 def test_errors_are_one_line_and_a_status(tmp_path, name):
     (tmp_path / "broken.json").write_text("{")
     done = run("report", tmp_path / name)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     assert name in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+ODD = (None, True, 0, -1, 1e308, "x", "", [], [1], {}, {"a": 1}, 2**70, "1e5", -5.5, "\x1b]0;x\x07")
+
+
+def spoil(random, content):
+    """Put something odd in one to three places, or cut one out."""
+    for _ in range(random.choice((1, 1, 2, 3))):
+        at = content
+        while True:
+            key = random.choice(list(at) if isinstance(at, dict) else range(len(at)))
+            if not isinstance(at[key], dict | list) or not at[key] or random.random() < 0.1:
+                break
+            at = at[key]
+        if random.random() < 0.75:
+            at[key] = random.choice(ODD)
+        else:
+            del at[key]
+        if not content:
+            return
+
+
+def spoil_text(random, text):
+    """Change, cut out or cut off at one place; odd numbers."""
+    at = random.randrange(len(text))
+    wrong = random.choice(("", "\x00", "\udc80", "NaN", "1e999", "[" * 100_000))
+    return text[:at] + wrong + text[at + random.choice((0, 1, 20, len(text))) :]
+
+
+def test_spoilt_files_are_read_or_refused_in_one_line(tmp_path, capsys):
+    seed = int(os.environ.get("PST_SEED", "1"))
+    print(f"PST_SEED={seed}")
+    random = Random(seed)
+    own, other = tmp_path / "own.json", profile(tmp_path, 0, BASE_NS, 10)
+    a_step(0).overlap("copy", "copy", 5, 10, 9).save(tmp_path).rename(own)
+    out, spoilt = tmp_path / "out", tmp_path / "spoilt.json"
+    for i in range(40):
+        content = json.loads((own, own, other)[i % 3].read_text())
+        spoil(random, content)
+        text = json.dumps(content)
+        if i % 4 == 0:
+            text = spoil_text(random, text)
+        spoilt.write_text(text, encoding="utf-8", errors="surrogateescape")
+        for arguments in (
+            ["report", spoilt],
+            ["report", spoilt, "--json"],
+            ["draw", spoilt, out],
+            ["draw", spoilt, out, "--step", "0"],
+            ["merge", out, spoilt],
+            ["merge", out, own, spoilt],
+        ):
+            status = tool.main([str(argument) for argument in arguments])
+            told = capsys.readouterr()
+            lines = told.err.splitlines()
+            assert status in (0, 2) and len(lines) == (status == 2), (i, arguments, told.err)
+            assert "\x1b" not in told.out + told.err
 
 
 # ---- the rules ----------------------------------------------------------------------------------

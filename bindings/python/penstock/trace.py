@@ -11,11 +11,12 @@ import argparse
 import bisect
 import importlib
 import json
+import math
 import statistics
 import sys
 import types
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -65,14 +66,27 @@ class Trace:
     tracks: dict[tuple[int, int], Track]
 
     @property
+    def is_penstocks(self) -> bool:
+        """Whether Penstock or :func:`merge` wrote it; else a profiler did, such as torch's."""
+        return "penstock" in self.fields
+
+    @property
     def ranks(self) -> list[int]:
         """Ranks in the file, in ascending order."""
-        return sorted({pid - 1 for pid, _ in self.tracks} | {e["pid"] - 1 for e in self.events})
+        pids = {pid for pid, _ in self.tracks} | {event["pid"] for event in self.events}
+        return sorted(pid - 1 for pid in pids if pid < _FIRST_OTHER_PID)
 
     @property
     def base_ns(self) -> int:
         """CLOCK_REALTIME of ts 0."""
         return int(self.fields.get("baseTimeNanoseconds", 0))
+
+    @property
+    def begin(self) -> float:
+        """The earliest time that has to be shown, in microseconds."""
+        if self.is_penstocks:
+            return 0.0
+        return min((event["ts"] for event in self.events if "ts" in event), default=0.0)
 
     def of_rank(self, rank: int) -> list[Track]:
         """Tracks of a rank from top to bottom."""
@@ -89,12 +103,12 @@ def load(path: PathLike) -> Trace:
     Parameters
     ----------
     path
-        Chrome trace JSON as Penstock or :func:`merge` writes it.
+        Chrome trace JSON as Penstock, :func:`merge` or torch's profiler writes it.
 
     Returns
     -------
     Trace
-        Its events and tracks.
+        Its events, all of which are well-formed, and its tracks (of a profiler's file: none).
 
     Raises
     ------
@@ -104,34 +118,157 @@ def load(path: PathLike) -> Trace:
         It cannot be read.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+        text = Path(path).read_text(encoding="utf-8")
+        content = json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path}: not a trace ({error}); was it written to its end?") from None
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
         raise TraceError(f"{path}: not a trace (no list traceEvents); give a file Penstock wrote")
     events: list[Event] = content.pop("traceEvents")
+    trace = Trace(str(path), content, events, {})
     try:
-        return Trace(str(path), content, events, _tracks(events))
-    except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{path}: an event lacks or spoils the field {error}") from None
+        _check_head(content)
+        _check_events(events, _FIELDS if trace.is_penstocks else _FIELDS_OF_OTHERS)
+    except _SpoiltError as spoilt:
+        raise TraceError(f"{path}: {spoilt}; was the file changed by hand?") from None
+    if trace.is_penstocks:
+        trace.tracks = _tracks(events)
+    return trace
+
+
+def _load_own(path: PathLike) -> Trace:
+    trace = load(path)
+    if not trace.is_penstocks:
+        raise TraceError(
+            f"{path}: a profiler wrote it, not Penstock: merge it with the traces of the ranks"
+        )
+    return trace
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isfinite(value):
+        return value
+    raise ValueError(f"{text} is no number that JSON has")
+
+
+class _SpoiltError(Exception):
+    """What is wrong with a file; the text names the place."""
+
+
+_MOST = 2**53  # of any number here: whole numbers are exact in floats up to there
+_FIRST_OTHER_PID = 2**20  # in merged files: processes that are no ranks
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -_MOST <= value <= _MOST
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def _is_length(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _MOST
+
+
+def _is_pid(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= _MOST
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _is_label(value: Any) -> bool:
+    return type(value) is str or _is_count(value)
+
+
+def _is_object(value: Any) -> bool:
+    return type(value) is dict
+
+
+Fields = dict[str, Callable[[Any], bool]]
+
+_HEAD: Fields = {
+    "baseTimeNanoseconds": lambda value: type(value) is int and 0 <= value < 2**63,
+    "distributedInfo": _is_object,
+    "penstock": _is_object,
+}
+_RANK: Fields = {"rank": _is_count}
+_COUNTS: Fields = {"records": _is_count, "overwritten": _is_count}
+_FIELDS: Fields = {
+    "ph": _is_text,
+    "name": _is_text,
+    "cat": _is_text,
+    "pid": _is_pid,
+    "tid": _is_count,
+    "ts": _is_number,
+    "dur": _is_length,
+    "id": _is_label,
+    "args": _is_object,
+}
+_FIELDS_OF_OTHERS = _FIELDS | {"pid": _is_label, "tid": _is_label}
+_ARGS: Fields = {"ticket": _is_count, "bytes": _is_count}
+_NAMES: Fields = {"name": _is_text, "sort_index": _is_number}
+_ALL = frozenset({"ph", "name", "pid"})
+_NEEDED: dict[str, frozenset[str]] = {  # by phase
+    "X": _ALL | {"ts", "dur"},
+    "b": _ALL | {"ts", "id"},
+    "e": _ALL | {"ts", "id"},
+    "s": _ALL | {"ts", "id"},
+    "f": _ALL | {"ts", "id"},
+    "C": _ALL | {"ts"},
+    "M": _ALL | {"args"},
+}
+_NAMED = {"thread_name": "name", "thread_sort_index": "sort_index"}  # what args then has
+
+
+def _check_head(content: dict[str, Any]) -> None:
+    _check_fields("the head", content, _HEAD)
+    _check_fields("distributedInfo", content.get("distributedInfo", {}), _RANK)
+    _check_fields("penstock", content.get("penstock", {}), _COUNTS)
+
+
+def _check_events(events: list[Any], fields: Fields) -> None:
+    for number, event in enumerate(events):
+        if type(event) is not dict:
+            raise _SpoiltError(f"event {number} is no object")
+        _check_fields(f"event {number}", event, fields)
+        phase = event.get("ph", "")
+        for name in sorted(_NEEDED.get(phase, _ALL) - event.keys()):
+            raise _SpoiltError(f"event {number} has no field {name!r}")
+        is_name = phase == "M" and event["name"] in _NAMED
+        args = event.get("args", {})
+        _check_fields(f"the args of event {number}", args, _NAMES if is_name else _ARGS)
+        if is_name and _NAMED[event["name"]] not in args:
+            raise _SpoiltError(f"event {number} has no field 'args.{_NAMED[event['name']]}'")
+
+
+def _check_fields(what: str, found: dict[str, Any], fields: Fields) -> None:
+    for name, value in found.items():
+        is_right = fields.get(name)
+        if is_right is not None and not is_right(value):
+            raise _SpoiltError(f"{what} has {value!r:.40} as {name!r}")
 
 
 def _tracks(events: Iterable[Event]) -> dict[tuple[int, int], Track]:
     tracks: dict[tuple[int, int], Track] = defaultdict(Track)
     open_pairs: dict[tuple[int, Any], Event] = {}
     for event in events:
-        key, phase = (int(event["pid"]), int(event.get("tid", 0))), event["ph"]
-        float(event.get("ts", 0))  # counters and arrows, too, have to be numbers
+        key, phase = (event["pid"], event.get("tid", 0)), event["ph"]
+        if key[0] >= _FIRST_OTHER_PID:
+            continue
         if phase == "X":
-            _add_slice(tracks[key], event, float(event["ts"]) + float(event["dur"]))
+            _add_slice(tracks[key], event, event["ts"] + event["dur"])
         elif phase == "b":
             open_pairs[key[0], event["id"]] = event
         elif phase == "e" and (key[0], event["id"]) in open_pairs:
-            _add_slice(tracks[key], open_pairs.pop((key[0], event["id"])), float(event["ts"]))
-        elif event["name"] == "thread_name":
-            tracks[key].name = str(event["args"]["name"])
-        elif event["name"] == "thread_sort_index":
-            tracks[key].order = float(event["args"]["sort_index"])
+            _add_slice(tracks[key], open_pairs.pop((key[0], event["id"])), event["ts"])
+        elif phase == "M" and event["name"] == "thread_name":
+            tracks[key].name = event["args"]["name"]
+        elif phase == "M" and event["name"] == "thread_sort_index":
+            tracks[key].order = event["args"]["sort_index"]
     for track in tracks.values():
         track.slices.sort(key=lambda s: (s.begin, -s.end))
     return dict(tracks)
@@ -139,7 +276,7 @@ def _tracks(events: Iterable[Event]) -> dict[tuple[int, int], Track]:
 
 def _add_slice(track: Track, event: Event, end: float) -> None:
     track.is_lane = track.is_lane or event.get("cat") == "task"
-    track.slices.append(Slice(event["name"], float(event["ts"]), end, event.get("args", {})))
+    track.slices.append(Slice(event["name"], event["ts"], end, event.get("args", {})))
 
 
 # ---- merging ----------------------------------------------------------------------------------
@@ -150,35 +287,51 @@ def merge(paths: Sequence[PathLike], out: PathLike) -> None:
 
     Clocks are aligned twice: by the real time at which each trace began, then by collectives, which
     complete on all ranks together: each rank is moved by the median distance of its completions
-    from those of the first file.
+    from those of the first file. A file of torch's profiler is moved as its rank is, and its
+    processes get numbers of their own: gathers then stand beside the operators that they are for.
 
     Parameters
     ----------
     paths
-        The ranks' files, each rank in one of them.
+        The ranks' files, each rank in one of them, and files of torch's profiler.
     out
         The file to write.
 
     Raises
     ------
     TraceError
-        A file is no trace, or a rank is in two of them.
+        A file is no trace, none is of Penstock's, or a rank is in two of them.
     OSError
         A file cannot be read or written.
     """
-    traces = [load(path) for path in paths]
+    loaded = [load(path) for path in paths]
+    traces = [trace for trace in loaded if trace.is_penstocks]
+    others = [trace for trace in loaded if not trace.is_penstocks]
     if not traces:
-        raise TraceError("nothing to merge: name at least one trace")
+        raise TraceError("nothing to merge: name at least one trace of Penstock's")
     _refuse_repeated_ranks(traces)
     base_ns = traces[0].base_ns
-    shifts = [(trace.base_ns - base_ns) / 1000 for trace in traces]
-    shifts = [
-        round(shift + _correction(traces[0], trace, shift), 3)  # whole ns: one rounding for all
-        for trace, shift in zip(traces, shifts, strict=True)
-    ]
-    lowest_ns = round(min(shifts) * 1000)  # no time before 0
+    moved: dict[int | None, float] = {}
+    shifts = []
+    for trace in traces + others:
+        shift = (trace.base_ns - base_ns) / 1000
+        if trace.is_penstocks:
+            moved |= dict.fromkeys(trace.ranks, _correction(traces[0], trace, shift))
+        shifts.append(round(shift + moved.get(_rank_of(trace), 0.0), 3))  # one rounding for all
+    begins = [shift + trace.begin for shift, trace in zip(shifts, traces + others, strict=True)]
+    lowest_ns = round(min(begins) * 1000)  # no time before 0
     shifts = [shift - lowest_ns / 1000 for shift in shifts]
-    _write(out, _merged_fields(traces, base_ns + lowest_ns), _shifted(traces, shifts))
+    # A file that was merged before has fewer such numbers than that.
+    renumbered = _Renumbered(3 * sum(len(trace.events) for trace in traces))
+    events = [trace.events for trace in traces] + [renumbered.events(other) for other in others]
+    _write(out, _merged_fields(traces, base_ns + lowest_ns), _shifted(events, shifts))
+
+
+def _rank_of(trace: Trace) -> int | None:
+    """Return the only rank, or the one that a profiler says it ran on."""
+    if not trace.is_penstocks:
+        return trace.fields.get("distributedInfo", {}).get("rank")
+    return trace.ranks[0] if trace.ranks else None
 
 
 def _refuse_repeated_ranks(traces: Iterable[Trace]) -> None:
@@ -198,7 +351,7 @@ def _completions(trace: Trace) -> dict[tuple[str, int], list[float]]:
     for track in trace.tracks.values():
         for one in track.slices:
             if track.is_lane and "ticket" in one.args:
-                ends[one.name, int(one.args["ticket"])].append(one.end)
+                ends[one.name, one.args["ticket"]].append(one.end)
     for times in ends.values():
         times.sort()
     return ends
@@ -222,21 +375,49 @@ def _nearest(ascending: list[float], value: float) -> float:
     return min(ascending[max(at - 1, 0) : at + 1], key=lambda other: abs(other - value))
 
 
+class _Renumbered:
+    """Events of profilers with numbers that no rank has: their processes, threads and arrows."""
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._numbers: dict[Any, int] = {}
+
+    def events(self, trace: Trace) -> list[Event]:
+        """Return the events of one file."""
+        rank = _rank_of(trace)
+        where = "" if rank is None else f" of rank {rank}"
+        return [self._event(trace.path, where, event) for event in trace.events]
+
+    def _event(self, path: str, where: str, event: Event) -> Event:
+        process = (path, event["pid"])
+        own = {"pid": _FIRST_OTHER_PID + self._number(process)}
+        if "tid" in event:
+            own["tid"] = 1 + self._number((process, event["tid"]))
+        if "id" in event:
+            own["id"] = _MOST // 2 + self._number((path, event.get("cat"), "id", event["id"]))
+        if event["ph"] == "M" and event["name"] == "process_name":
+            return event | own | {"args": {"name": f"{event['args'].get('name', '')}{where}"}}
+        return event | own
+
+    def _number(self, what: Any) -> int:
+        return self._numbers.setdefault(what, self._first + len(self._numbers))
+
+
 def _merged_fields(traces: list[Trace], base_ns: int) -> dict[str, Any]:
-    counts = [trace.fields.get("penstock", {}) for trace in traces]
+    counts = [trace.fields["penstock"] for trace in traces]
     fields = dict(traces[0].fields)
     fields["baseTimeNanoseconds"] = base_ns
     fields["penstock"] = {
-        key: sum(int(count.get(key, 0)) for count in counts) for key in ("records", "overwritten")
+        key: sum(count.get(key, 0) for count in counts) for key in ("records", "overwritten")
     }
     return fields
 
 
-def _shifted(traces: list[Trace], shifts: list[float]) -> Iterator[Event]:
-    for trace, shift in zip(traces, shifts, strict=True):
-        for event in trace.events:
+def _shifted(files: list[list[Event]], shifts: list[float]) -> Iterator[Event]:
+    for events, shift in zip(files, shifts, strict=True):
+        for event in events:
             if "ts" in event:
-                yield event | {"ts": round(float(event["ts"]) + shift, 3)}
+                yield event | {"ts": round(event["ts"] + shift, 3)}
             else:
                 yield event
 
@@ -281,11 +462,11 @@ def report(path: PathLike) -> dict[str, Any]:
     OSError
         It cannot be read.
     """
-    trace = load(path)
+    trace = _load_own(path)
     return {
         "ranks": {rank: _report_rank(trace.of_rank(rank)) for rank in trace.ranks},
         "longest": _longest(trace, 10),
-        "overwritten": int(trace.fields.get("penstock", {}).get("overwritten", 0)),
+        "overwritten": trace.fields["penstock"].get("overwritten", 0),
     }
 
 
@@ -312,7 +493,7 @@ def _report_lane(lane: Track, span: float) -> dict[str, Any]:
         "busy_us": busy,
         "busy_share": _share(busy, span),
         "count": len(lane.slices),
-        "bytes": sum(int(s.args.get("bytes", 0)) for s in lane.slices),
+        "bytes": sum(s.args.get("bytes", 0) for s in lane.slices),
     }
 
 
@@ -358,6 +539,11 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
+def _printable(text: str) -> str:
+    """Replace what would steer a terminal."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
 def format_report(result: dict[str, Any]) -> str:
     """Lay out what :func:`report` returned as a table for people."""
     lines = []
@@ -372,14 +558,16 @@ def format_report(result: dict[str, Any]) -> str:
             )
         for name, lane in row["lanes"].items():
             lines.append(
-                f"  {name:<24} busy {lane['busy_share']:>6.1%} {lane['busy_us'] / 1000:>12.3f} ms"
+                f"  {_printable(name):<24} busy {lane['busy_share']:>6.1%}"
+                f" {lane['busy_us'] / 1000:>12.3f} ms"
                 f" {lane['count']:>8} tasks {lane['bytes']:>16,} bytes"
             )
     if result["longest"]:
         lines.append("longest tasks:")
     for row in result["longest"]:
-        where = f"rank {row['rank']} {row['lane']}"
-        lines.append(f"  {row['duration_us'] / 1000:>10.3f} ms  {where:<24} {row['name']}")
+        where = _printable(f"rank {row['rank']} {row['lane']}")
+        name = _printable(row["name"])
+        lines.append(f"  {row['duration_us'] / 1000:>10.3f} ms  {where:<24} {name}")
     if result["overwritten"]:
         lines.append(f"{result['overwritten']} records were overwritten: record for a shorter time")
     return "\n".join(lines)
@@ -412,7 +600,7 @@ def draw(path: PathLike, out: PathLike, step: int | None = None) -> None:
     OSError
         A file cannot be read or written.
     """
-    trace = load(path)
+    trace = _load_own(path)
     begin, end = _window(trace, step)
     scale = (_WIDTH - _LABEL) / max(end - begin, 0.001)
     body: list[str] = []
@@ -486,7 +674,7 @@ def _color(name: str) -> str:
 
 def _xml(text: str) -> str:
     """Escape, without the control characters that XML cannot hold."""
-    return escape("".join(c if c.isprintable() else "\ufffd" for c in text))
+    return escape(_printable(text))
 
 
 def _frame(body: Iterable[str], height: float, span: float) -> Iterator[str]:
@@ -536,7 +724,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps(result, indent=2) if options.json else format_report(result))
     except (TraceError, OSError) as error:
         print(f"penstock.trace: {error}", file=sys.stderr)
-        return 1
+        return 2
     return 0
 
 
