@@ -367,7 +367,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         parser.add_argument("--steps", type=int, default=15, help="timed steps a round"),
         parser.add_argument("--rounds", type=int, default=3),
         parser.add_argument("--round-within", type=float, default=60.0, help="seconds"),
-        parser.add_argument("--trace", default="", help="a trace of two of penstock's steps"),
+        parser.add_argument("--trace", default="", help="rank{rank}.json: trace two of penstock's"),
     ]
     parser.add_argument("--ready-within", type=float, default=900.0, help="seconds to warm up in")
     parser.add_argument("--ready-until", type=float, help="that, as a point in time")

@@ -465,8 +465,13 @@ const char *comm_error_text(pst_comm *base) {
     return comm.reported.c_str();
 }
 
+// What is still in flight keeps the group: the group's end would wait for it, up to its time-out.
 void comm_destroy(pst_comm *base) {
-    delete &comm_of(base);
+    Comm &comm = comm_of(base);
+    comm.forget_complete();
+    if (!comm.in_flight.empty())
+        new (std::nothrow) c10::intrusive_ptr<c10d::ProcessGroup>(std::move(comm.group));
+    delete &comm;
 }
 
 constexpr unsigned kinds = (1u << PST_COLLECTIVE_KIND_COUNT) - 1;

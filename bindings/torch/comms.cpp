@@ -12,7 +12,7 @@ Comms::Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
              const std::optional<Nodes> &nodes)
     : runtime_(runtime) {
     try {
-        if (!gather) check(runtime_.get(), pst_local_world_create(runtime_.get(), 1, &world_));
+        if (!gather) runtime_.check(pst_local_world_create(runtime_.get(), 1, &world_));
         gather_ = open_host(gather, 0, verify);
         if (runtime_.device() != nullptr)
             open_gpu(gather, reduce, wanted, verify, nodes);
@@ -29,7 +29,7 @@ Comms::Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
 void Comms::open_gpu(const std::optional<ProcessGroup> &gather,
                      const std::optional<ProcessGroup> &reduce, const std::string &wanted,
                      bool verify, const std::optional<Nodes> &nodes) {
-    check(runtime_.get(), pst_comm_exchange_open(runtime_.get(), gather_, &exchange_));
+    runtime_.check(pst_comm_exchange_open(runtime_.get(), gather_, &exchange_));
     if (nodes && (wanted == "hierarchy" || wanted == "auto")) {
         if (open_hierarchy(*nodes, verify)) return;
         if (wanted == "hierarchy") throw StatusError{PST_EUNSUPPORTED, why_not_ce_};
@@ -38,7 +38,7 @@ void Comms::open_gpu(const std::optional<ProcessGroup> &gather,
         if (status == PST_OK && wanted == "crossover") add_small();
         if (status == PST_OK) return;
         // It fails on all ranks or on none, so all of them take the other way.
-        if (wanted != "auto") check(runtime_.get(), status);
+        if (wanted != "auto") runtime_.check(status);
         why_not_ce_ = runtime_error_text(runtime_.get());
     }
     gather_ = open_nccl("gather", exchange_, open_audit(gather, verify));
@@ -72,7 +72,7 @@ class GroupExchange {
         pst_status status = pst_comm_exchange_open(runtime.get(), comm_, &exchange_);
         if (status == PST_OK) return;
         comm_->ops->destroy(comm_);
-        check(runtime.get(), status);
+        runtime.check(status);
     }
     ~GroupExchange() {
         pst_comm_exchange_close(&exchange_);
@@ -98,7 +98,7 @@ pst_status Comms::open_node(const ProcessGroup &node, bool verify) {
     const std::string why = mine == PST_OK ? "" : runtime_error_text(runtime_.get());
     std::vector<int> all(static_cast<size_t>(exchange_.size));
     const int own = mine;
-    check(runtime_.get(), exchange_.all_gather(exchange_.context, &own, sizeof own, all.data()));
+    runtime_.check(exchange_.all_gather(exchange_.context, &own, sizeof own, all.data()));
     for (size_t rank = 0; rank < all.size(); rank++) {
         if (all[rank] == PST_OK) continue;
         why_not_ce_ = mine != PST_OK ? why
@@ -124,7 +124,7 @@ bool Comms::open_hierarchy(const Nodes &nodes, bool verify) {
 }
 
 void Comms::open_host_hierarchy(const Nodes &nodes, bool verify) {
-    check(runtime_.get(), pst_comm_exchange_open(runtime_.get(), gather_, &exchange_));
+    runtime_.check(pst_comm_exchange_open(runtime_.get(), gather_, &exchange_));
     for (const ProcessGroup &group : {nodes.first, nodes.second})
         made_.push_back(create_c10d_comm(runtime_.get(), group, verify));
     join_nodes();
@@ -134,10 +134,9 @@ void Comms::open_host_hierarchy(const Nodes &nodes, bool verify) {
 void Comms::join_nodes() {
     pst_comm *inner = made_[made_.size() - 2], *outer = made_.back(), *both = nullptr;
     pst_device *device = runtime_.device();
-    check(runtime_.get(),
-          pst_hierarchy_create(runtime_.get(),
-                               device != nullptr ? device : pst_runtime_host(runtime_.get()), inner,
-                               outer, &exchange_, nullptr, &both));
+    runtime_.check(pst_hierarchy_create(
+        runtime_.get(), device != nullptr ? device : pst_runtime_host(runtime_.get()), inner, outer,
+        &exchange_, nullptr, &both));
     made_.resize(made_.size() - 2); // they belong to it
     made_.push_back(both);
     gather_ = reduce_ = both;
@@ -148,8 +147,7 @@ void Comms::join_nodes() {
 // NCCL beside them, for what is small; the copy engines' ranks compare that, too.
 void Comms::add_small() {
     pst_comm *large = gather_, *small = open_nccl("small", exchange_, nullptr), *both = nullptr;
-    check(runtime_.get(),
-          pst_crossover_create(runtime_.get(), large, small, &exchange_, nullptr, &both));
+    runtime_.check(pst_crossover_create(runtime_.get(), large, small, &exchange_, nullptr, &both));
     made_.resize(made_.size() - 2); // they belong to it
     made_.push_back(both);
     gather_ = reduce_ = both;
@@ -164,7 +162,7 @@ pst_comm *Comms::open_host(const std::optional<ProcessGroup> &group, int channel
     if (group)
         comm = create_c10d_comm(runtime_.get(), *group, verify);
     else
-        check(runtime_.get(), pst_local_comm_create(world_, runtime_.get(), 0, channel, &comm));
+        runtime_.check(pst_local_comm_create(world_, runtime_.get(), 0, channel, &comm));
     made_.push_back(comm);
     return comm;
 }
@@ -182,8 +180,8 @@ pst_comm *Comms::open_nccl(const char *name, const pst_exchange &exchange, pst_c
     options.sum = PST_NCCL_SUM_IN_FP32; // the same bits whatever the communicator
     options.verify_over = audit;
     pst_comm *comm = nullptr;
-    check(runtime_.get(),
-          pst_nccl_comm_create(runtime_.get(), runtime_.device(), &exchange, &options, &comm));
+    runtime_.check(
+        pst_nccl_comm_create(runtime_.get(), runtime_.device(), &exchange, &options, &comm));
     made_.push_back(comm);
     return comm;
 }

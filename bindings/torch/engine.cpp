@@ -12,7 +12,10 @@ namespace penstock {
 Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
                const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce,
                const std::optional<Nodes> &nodes, SegmentMaker segments)
-    : runtime_(std::move(runtime)), segments_(std::make_unique<Segments>(std::move(segments))) {
+    : runtime_(std::move(runtime)), name_(options.name),
+      segments_(std::make_unique<Segments>(std::move(segments))) {
+    if (gather) held_.insert(held_.end(), {*gather, *reduce});
+    if (nodes) held_.insert(held_.end(), {nodes->first, nodes->second});
     try {
         comms_ = std::make_unique<Comms>(*runtime_, gather, reduce, options.communicator,
                                          options.verify, nodes);
@@ -46,12 +49,15 @@ Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
 
 Engine::~Engine() {
     const WithoutInterpreter without; // torch's gloo takes it in each call, on our workers too
+    runtime_->ignore_signals();
     destroy();
 }
 
 void Engine::destroy() {
+    if (!runtime_->is_here()) return;
     pst_zero_destroy(engine_);
     comms_.reset();
+    held_.clear();
     segments_.reset();
     for (Group &group : groups_)
         unbind(group);
@@ -67,6 +73,7 @@ std::string Engine::why_not_ce() const {
 }
 
 pst_zero *Engine::engine() const {
+    runtime_->check_process(name_);
     if (engine_ == nullptr) throw StatusError{PST_ESTATE, "this sharded model was closed"};
     return engine_;
 }

@@ -43,7 +43,11 @@ class Engine {
     Engine &operator=(const Engine &) = delete;
     std::string communicator() const; // which kind serves
     std::string why_not_ce() const;   // as Comms has it
-    void destroy();                   // waits at most the deadline; a second call does nothing
+    Runtime &runtime() const {
+        return *runtime_;
+    }
+    // Waits at most the deadline. A second call does nothing, and so does one in a child of fork.
+    void destroy();
 
     uint32_t add_parameter(const std::string &name, size_t rows, size_t row_elements,
                            bool trainable);
@@ -102,7 +106,7 @@ class Engine {
 
     pst_zero *engine() const;
     void check(pst_status status) const {
-        penstock::check(runtime_->get(), status);
+        runtime_->check(status);
     }
     void unbind(Group &group);
     static pst_status gradient_target(void *context, uint32_t group, void **memory,
@@ -110,6 +114,8 @@ class Engine {
     static void gradients_consumed(void *context, uint32_t group);
 
     std::shared_ptr<Runtime> runtime_;
+    const std::string name_;
+    std::vector<ProcessGroup> held_; // in a child of fork, too, where their ends would wait
     std::unique_ptr<Comms> comms_;
     std::unique_ptr<Segments> segments_;
     pst_zero *engine_ = nullptr;

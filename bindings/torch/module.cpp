@@ -57,9 +57,10 @@ py::dict stats_dict(const pst_zero_stats &stats) {
 
 void bind_runtime(py::module_ &module) {
     py::class_<Runtime, std::shared_ptr<Runtime>>(module, "Runtime")
-        .def(py::init<int, int, double, at::Device, uintptr_t>(), py::arg("rank"),
-             py::arg("world_size"), py::arg("deadline_seconds"), py::arg("device"),
-             py::arg("stream"))
+        .def(py::init(&make_own<Runtime, int, int, double, at::Device, uintptr_t, py::object>),
+             py::arg("rank"), py::arg("world_size"), py::arg("deadline_seconds"), py::arg("device"),
+             py::arg("stream"), py::arg("roll"))
+        .def("destroy", &Runtime::destroy, py::call_guard<py::gil_scoped_release>())
         .def("trace_start", &Runtime::trace_start)
         .def("trace_stop", &Runtime::trace_stop)
         .def("trace_write", &Runtime::trace_write, py::call_guard<py::gil_scoped_release>());
@@ -97,8 +98,14 @@ std::shared_ptr<Engine> create_engine(std::shared_ptr<Runtime> runtime, std::str
                                 part_bytes,      verify,
                                 time_waits};
     const WithoutInterpreter without; // it waits for its peers
-    return std::make_shared<Engine>(std::move(runtime), options, gather, reduce, nodes,
-                                    std::move(segments));
+    return make_own<Engine>(std::move(runtime), options, gather, reduce, nodes,
+                            std::move(segments));
+}
+
+// What a signal's handler has raised meanwhile is raised when all is given back.
+void destroy_engine(Engine &engine) {
+    engine.destroy();
+    engine.runtime().check(PST_OK);
 }
 
 // Everything that may wait, or that moves much memory, runs without the interpreter's lock.
@@ -110,7 +117,7 @@ void bind_engine(py::module_ &module) {
              py::arg("nodes"), py::arg("prefetch_ahead"), py::arg("prefetch_bytes"),
              py::arg("bucket_bytes"), py::arg("part_bytes"), py::arg("verify"),
              py::arg("time_waits"), py::arg("segments"))
-        .def("destroy", &Engine::destroy, Unlocked())
+        .def("destroy", &destroy_engine, Unlocked())
         .def("communicator", &Engine::communicator)
         .def("why_not_ce", &Engine::why_not_ce)
         .def("add_parameter", &Engine::add_parameter)

@@ -4,16 +4,46 @@
 
 #include <penstock/cuda.h>
 
+#include <algorithm>
+#include <tuple>
+#include <unistd.h>
+#include <vector>
+
 namespace penstock {
+namespace {
+
+constexpr uint64_t longest_watch_ns = 60'000'000'000;
+constexpr size_t most_recent = 64;
+
+// The host's waits end at the deadline by themselves, and the watchdog tells of what is late. A GPU
+// is waited for by torch, too, for ever: there the watchdog ends that.
+void set_watchdog(pst_runtime_options &options, bool on_gpu) {
+    options.watchdog_poisons = on_gpu;
+    options.watchdog_ns =
+        on_gpu ? options.deadline_ns : std::min(options.deadline_ns / 4, longest_watch_ns);
+}
+
+} // namespace
+
+// ---- life -------------------------------------------------------------------------------------
 
 Runtime::Runtime(int rank, int world_size, double deadline_seconds, c10::Device device,
-                 uintptr_t stream)
-    : where_(device) {
+                 uintptr_t stream, pybind11::object roll)
+    : where_(device), pid_(getpid()), roll_(std::move(roll)), log_(std::make_unique<Log>()) {
     pst_runtime_options options{};
     options.size = sizeof options;
     options.rank = rank;
     options.world_size = world_size;
     options.deadline_ns = static_cast<uint64_t>(deadline_seconds * 1e9);
+    set_watchdog(options, device.is_cuda());
+    options.log = [](void *log, pst_log_level level, const char *text) {
+        static_cast<Log *>(log)->note(level, text);
+    };
+    options.log_context = log_.get();
+    options.waiting = [](void *self, const pst_waiting *waiting) {
+        static_cast<Runtime *>(self)->look_about(*waiting);
+    };
+    options.waiting_context = this;
     pst_status status = pst_runtime_create(&options, &runtime_);
     if (status != PST_OK)
         throw StatusError{status, std::string("no runtime: ") + pst_status_text(status)};
@@ -21,7 +51,7 @@ Runtime::Runtime(int rank, int world_size, double deadline_seconds, c10::Device 
     try {
         open_gpu(stream);
     } catch (...) {
-        destroy();
+        end();
         throw;
     }
 }
@@ -30,42 +60,157 @@ void Runtime::open_gpu(uintptr_t stream) {
     pst_cuda_options options{};
     options.size = sizeof options;
     options.ordinal = where_.index();
-    check(runtime_, pst_cuda_device_create(runtime_, &options, &device_));
+    check(pst_cuda_device_create(runtime_, &options, &device_));
     // NOLINTNEXTLINE(performance-no-int-to-ptr): Python hands over native streams as numbers
-    check(runtime_, device_->ops->stream_wrap(device_, reinterpret_cast<void *>(stream), &stream_));
+    check(device_->ops->stream_wrap(device_, reinterpret_cast<void *>(stream), &stream_));
     pst_lane_options lane{};
     lane.size = sizeof lane;
     lane.name = "compute";
     lane.device = device_;
     lane.stream = stream_;
     lane.mode = PST_LANE_BORROWED;
-    check(runtime_, pst_lane_create(runtime_, &lane, &compute_));
+    check(pst_lane_create(runtime_, &lane, &compute_));
 }
 
 // The device comes last: lanes of the runtime use it to the end.
 void Runtime::destroy() {
-    pst_runtime_destroy(runtime_);
-    if (stream_ != nullptr) device_->ops->stream_destroy(device_, stream_);
-    if (device_ != nullptr) device_->ops->destroy(device_);
+    if (!home_.is_this()) return;
+    const pst_status status = pst_runtime_destroy(runtime_);
+    if (status == PST_OK) {
+        if (stream_ != nullptr) device_->ops->stream_destroy(device_, stream_);
+        if (device_ != nullptr) device_->ops->destroy(device_);
+        runtime_ = nullptr;
+        stream_ = nullptr;
+        device_ = nullptr;
+        compute_ = nullptr;
+    }
+    check(status);
+}
+
+void Runtime::end() noexcept {
+    try {
+        destroy();
+    } catch (...) {
+        if (runtime_ != nullptr) (void)log_.release(); // the thread that is late will log to it
+    }
 }
 
 Runtime::~Runtime() {
-    const WithoutInterpreter without; // a worker that is to end may be waiting for it
-    destroy();
+    ignore_signals();
+    {
+        const WithoutInterpreter without; // a worker that is to end may be waiting for it
+        end();
+    }
+    const pybind11::gil_scoped_acquire gil;
+    try {
+        if (log_) hand_on_lines();
+    } catch (pybind11::error_already_set &error) {
+        error.discard_as_unraisable("penstock's log");
+    }
+    roll_ = pybind11::object();
 }
 
-void Runtime::trace_start() const {
-    check(runtime_, pst_trace_start(runtime_));
+void Runtime::check_process(const std::string &what) const {
+    if (home_.is_this()) return;
+    throw StatusError{PST_ESTATE, what + " belongs to process " + std::to_string(pid_) +
+                                      ", and this is process " + std::to_string(getpid()) +
+                                      ", forked from it without its threads: train there, or "
+                                      "start this process by spawn and begin anew in it"};
 }
 
-void Runtime::trace_stop() const {
-    check(runtime_, pst_trace_stop(runtime_));
+pst_runtime *Runtime::open() {
+    check_process("this sharded model");
+    if (runtime_ == nullptr) throw StatusError{PST_ESTATE, "this sharded model was closed"};
+    return runtime_;
 }
 
-void Runtime::trace_write(const std::string &path) const {
+void Runtime::trace_start() {
+    check(pst_trace_start(open()));
+}
+
+void Runtime::trace_stop() {
+    check(pst_trace_stop(open()));
+}
+
+void Runtime::trace_write(const std::string &path) {
     if (path.find('\0') != std::string::npos)
         throw StatusError{PST_EINVAL, "trace: the path has a NUL in it: give another one"};
-    check(runtime_, pst_trace_write(runtime_, path.c_str()));
+    check(pst_trace_write(open(), path.c_str()));
+}
+
+// ---- failing ----------------------------------------------------------------------------------
+
+std::string Runtime::lost(pst_status status, const std::string &text) {
+    if (!lost_.empty()) return lost_;
+    const pybind11::gil_scoped_acquire gil;
+    lost_ = roll_.attr("lost")(pst_status_name(status), text).cast<std::string>();
+    return lost_;
+}
+
+void Runtime::check(pst_status status) {
+    if (log_->has_lines()) hand_on_lines();
+    if (raised_) {
+        (void)lost(PST_ECANCELED, runtime_error_text(runtime_));
+        std::rethrow_exception(std::exchange(raised_, nullptr));
+    }
+    if (status == PST_OK) return;
+    std::string text = runtime_error_text(runtime_);
+    if (text.empty()) text = pst_status_text(status);
+    if (status == pst_runtime_status(runtime_)) text = lost(status, text);
+    throw StatusError{status, text};
+}
+
+// ---- waiting ----------------------------------------------------------------------------------
+
+namespace {
+
+std::vector<std::tuple<std::string, std::string, uint64_t>> recent_launches(pst_runtime *runtime) {
+    std::vector<pst_recent> launches(most_recent);
+    launches.resize(pst_runtime_recent(runtime, launches.data(), launches.size()));
+    std::vector<std::tuple<std::string, std::string, uint64_t>> recent;
+    for (const pst_recent &launch : launches)
+        recent.emplace_back(launch.lane, launch.task, launch.ticket);
+    return recent;
+}
+
+} // namespace
+
+// On the thread that waits, which poisons without the interpreter: others may hold the library's
+// locks and want that.
+void Runtime::look_about(const pst_waiting &waiting) {
+    if (ignores_signals_ || raised_) return;
+    const auto [status, why] = ask_python(waiting);
+    if (status != PST_OK) pst_runtime_poison(runtime_, status, why.c_str());
+}
+
+// Whether to give up, and why. A signal's handler in Python runs when the main thread looks for it.
+std::pair<pst_status, std::string> Runtime::ask_python(const pst_waiting &waiting) {
+    const pybind11::gil_scoped_acquire gil;
+    try {
+        if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+        hand_on_lines();
+        const double seconds = static_cast<double>(waiting.waited_ns) / 1e9;
+        auto why =
+            roll_.attr("waits")(seconds, waiting.lane, waiting.ticket, recent_launches(runtime_))
+                .cast<std::string>();
+        return {why.empty() ? PST_OK : PST_EPEER, std::move(why)};
+    } catch (const pybind11::error_already_set &error) {
+        raised_ = std::current_exception();
+        const auto name = pybind11::str(error.type().attr("__name__")).cast<std::string>();
+        return {PST_ECANCELED, "a wait was broken off by " + name};
+    } catch (const std::exception &) { // no memory: the next look comes soon
+        return {PST_OK, {}};
+    }
+}
+
+// ---- the log ----------------------------------------------------------------------------------
+
+void Runtime::hand_on_lines() {
+    const std::vector<std::unique_ptr<Log::Line>> lines = log_->take();
+    if (lines.empty()) return;
+    const pybind11::gil_scoped_acquire gil;
+    for (auto line = lines.rbegin(); line != lines.rend(); ++line)
+        roll_.attr("log")(static_cast<int>((*line)->level), (*line)->is_raised, (*line)->text);
 }
 
 } // namespace penstock

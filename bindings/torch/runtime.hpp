@@ -1,27 +1,50 @@
 // A runtime and the device that an engine works on.
 #pragma once
 
+#include "log.hpp"
+#include "process.hpp"
 #include "status.hpp"
 
 #include <penstock/graph.h>
 #include <penstock/trace.h>
 
 #include <c10/core/Device.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <string>
+#include <utility>
 
 namespace penstock {
 
+// One thread at a time, which may have the interpreter or not.
 class Runtime {
   public:
     // `stream`: on a GPU the native handle of the stream to train on (0: the default stream).
-    Runtime(int rank, int world_size, double deadline_seconds, c10::Device device,
-            uintptr_t stream);
+    // `roll`: a penstock._roll.Roll, which is told who waits for what, and what was lost.
+    Runtime(int rank, int world_size, double deadline_seconds, c10::Device device, uintptr_t stream,
+            pybind11::object roll);
     ~Runtime();
     Runtime(const Runtime &) = delete;
     Runtime &operator=(const Runtime &) = delete;
 
+    // Ends its threads; what works on it has ended before. Throws if one does not come back by the
+    // deadline. Nothing in a child of fork.
+    void destroy();
+    // From now on waits do not look for signals: what their handlers raise could not be told.
+    void ignore_signals() {
+        ignores_signals_ = true;
+    }
+    // Whether this is the process that made it, and not a child of fork.
+    bool is_here() const {
+        return home_.is_this();
+    }
+    // Throws unless it is. `what` it is that cannot be used.
+    void check_process(const std::string &what) const;
+
+    // NULL when it was destroyed.
     pst_runtime *get() const {
         return runtime_;
     }
@@ -35,19 +58,36 @@ class Runtime {
     pst_lane *compute() const {
         return compute_;
     }
-    void trace_start() const;
-    void trace_stop() const;
-    void trace_write(const std::string &path) const;
+    // Throws what a signal's handler has raised meanwhile, and else unless `status` is PST_OK, with
+    // the runtime's text of what happened; where the runtime has failed, with what is known of
+    // other ranks. Hands on what the library has logged.
+    void check(pst_status status);
+    void trace_start();
+    void trace_stop();
+    void trace_write(const std::string &path);
 
   private:
     void open_gpu(uintptr_t stream);
-    void destroy();
+    void end() noexcept;
+    pst_runtime *open();
+    void look_about(const pst_waiting &waiting);
+    std::pair<pst_status, std::string> ask_python(const pst_waiting &waiting);
+    void hand_on_lines();
+    std::string lost(pst_status status, const std::string &text);
 
     pst_runtime *runtime_ = nullptr;
     c10::Device where_;
     pst_device *device_ = nullptr;
     pst_stream *stream_ = nullptr;
     pst_lane *compute_ = nullptr;
+
+    const Process home_;
+    const int64_t pid_;
+    pybind11::object roll_;
+    std::unique_ptr<Log> log_;  // outlives `runtime_`
+    std::exception_ptr raised_; // by a signal's handler, in a wait
+    bool ignores_signals_ = false;
+    std::string lost_; // what is known of the failure, once it was asked
 };
 
 } // namespace penstock

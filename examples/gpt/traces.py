@@ -30,10 +30,9 @@ def traced(model: nn.Module, ranks: Ranks, file: Path | None) -> Iterator[Path]:
     """
     folder = ranks.share(tempfile.mkdtemp(prefix="penstock-") if ranks.first else None)
     merged = file or Path(folder, "train_gpt.json")
-    own = Path(folder, f"rank{ranks.rank}.json")
-    with penstock.trace(model, own):
+    with penstock.trace(model, Path(folder, "rank{rank}.json")) as own:
         yield merged
-    parts = ranks.gather(own)
+    parts = ranks.gather(Path(own))
     if ranks.first:
         merge(parts, merged)
         for part in parts:

@@ -443,12 +443,34 @@ def test_a_trace_needs_a_path():
     penstock.close(model)
 
 
-def test_a_trace_that_cannot_be_written_names_the_file(tmp_path):
+def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_recorded(tmp_path):
     model = penstock.shard(make(Net))
-    path = tmp_path / "no" / "such" / "folder.json"
-    with pytest.raises(PenstockError, match="folder.json"), penstock.trace(model, path):
+    for path in (tmp_path / "no" / "such" / "folder.json", "nul\0in folder.json"):
+        with pytest.raises(PenstockError, match="folder.json"), penstock.trace(model, path):
+            pytest.fail("it was recorded")
+    penstock.close(model)
+
+
+def test_a_trace_is_written_when_what_it_records_fails(tmp_path):
+    model = penstock.shard(make(Net))
+    path = tmp_path / "trace.json"
+    with pytest.raises(ValueError, match="once"), penstock.trace(model, path):
+        loss_of(model, 0, 0).backward()
+        raise ValueError("once")
+    assert "blocks.1" in path.read_text()
+    penstock.close(model)
+
+
+def trace_to_one_file(folder):
+    model = penstock.shard(make(Net))
+    refuses("EINVAL", r"2 ranks.*'rank\{rank\}.json'", penstock.trace(model, "rank.json").__enter__)
+    with penstock.trace(model, f"{folder}/rank{{rank}}.json"):  # nothing was begun
         pass
     penstock.close(model)
+
+
+def test_a_trace_that_ranks_would_write_over_is_refused(worlds, tmp_path):
+    worlds(2).run(trace_to_one_file, str(tmp_path))
 
 
 # ---- ranks that differ ------------------------------------------------------------------------
@@ -596,6 +618,7 @@ def test_the_others_get_an_error_when_a_rank_dies(fresh_world, sabotage, stage):
     for ok, answer in (answers[0], answers[2]):
         assert ok, answer
         assert answer[0] in ("EPEER", "ETIMEDOUT"), answer
+        assert "the process of rank 1 (" in answer[1] and "has ended" in answer[1], answer
 
 
 def stall(model, rank):

@@ -4,6 +4,7 @@ import json
 
 import penstock
 import pytest
+import torch
 from equality import train_both, world
 from models import Net, Twice, loss_of, make
 from penstock import PenstockError
@@ -158,8 +159,12 @@ def test_stages_1_and_2_gather_once_a_step(worlds):
 def trace_a_step(folder):
     model = penstock.shard(make(Net))
     train(model, 2)
-    with penstock.trace(model, f"{folder}/rank{{rank}}.json") as own:
+    with (
+        penstock.trace(model, f"{folder}/rank{{rank}}.json") as own,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
         train(model)
+    profile.export_chrome_trace(f"{folder}/profile{world()[0]}.json")
     with penstock.trace(f"{folder}/again{{rank}}.json"):
         train(model)
     penstock.close(model)
@@ -170,11 +175,15 @@ def test_a_trace_shows_the_lanes_of_every_rank(worlds, tmp_path):
     files = worlds(2).run(trace_a_step, str(tmp_path))
     assert files == [str(tmp_path / f"rank{rank}.json") for rank in range(2)]
     merged = tmp_path / "merged.json"
-    penstock.trace.merge(files, merged)
+    profiles = [tmp_path / f"profile{rank}.json" for rank in range(2)]
+    penstock.trace.merge([*files, *profiles], merged)
     events = json.loads(merged.read_text())["traceEvents"]
     slices = [event["name"] for event in events if event["ph"] == "X"]
     assert any("blocks.1" in name for name in slices)
     assert {event["pid"] for event in events} >= {1, 2}
+    gathers = [event["ts"] for event in events if event.get("cat") == "task"]
+    operators = [event["ts"] for event in events if event["name"] == "aten::addmm"]
+    assert min(gathers) < max(operators) and min(operators) < max(gathers)  # side by side
 
 
 def test_the_trace_tool_needs_no_extension():

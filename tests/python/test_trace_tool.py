@@ -275,7 +275,7 @@ def test_a_profilers_file_alone_is_refused(tmp_path):
         '{"traceEvents":[{"ph":"X","pid":1,"tid":1,"name":"n","ts":1}]}',
         '{"traceEvents":[{"ph":"C","pid":1,"tid":1,"name":"n","ts":"late"}]}',
         '{"traceEvents":[7]}',
-        '{"traceEvents":[{"ph":"M","pid":1,"name":"thread_name","args":{}}],"penstock":{}}',
+        '{"traceEvents":[{"ph":"M","pid":1,"name":"thread_name"}],"penstock":{}}',
         '{"traceEvents":[{"ph":"X","pid":"P","name":"n","ts":1,"dur":1}],"penstock":{}}',
         '{"traceEvents":[{"ph":"e","pid":1,"name":"n","ts":1,"id":[]}],"penstock":{}}',
         '{"traceEvents":[],"penstock":{"overwritten":"many"}}',

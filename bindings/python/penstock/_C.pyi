@@ -6,6 +6,8 @@ from collections.abc import Callable
 import torch
 from torch.distributed import ProcessGroup
 
+from penstock._roll import Roll
+
 __version__: str
 
 class Runtime:
@@ -16,7 +18,9 @@ class Runtime:
         deadline_seconds: float,
         device: torch.device,
         stream: int,
+        roll: Roll,
     ) -> None: ...
+    def destroy(self) -> None: ...
     def trace_start(self) -> None: ...
     def trace_stop(self) -> None: ...
     def trace_write(self, path: str) -> None: ...

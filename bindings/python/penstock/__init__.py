@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import penstock._fork  # noqa: F401 - it has to see every fork
+
 if TYPE_CHECKING:
     from penstock._C import __version__
     from penstock._errors import PenstockError

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from penstock._errors import PenstockError
 from penstock._memory import segment_maker
-from penstock._world import private_groups, stream_of
+from penstock._roll import Roll
+from penstock._world import meet, private_groups, stream_of
 
 
 @dataclass
@@ -27,6 +28,7 @@ class DeepCompileWorld:
     reduce: Any
     questions: Any
     segments: Callable[[int], torch.Tensor] | None
+    roll: Roll
 
 
 def world_of(group: Any, timeout: float = 600.0) -> DeepCompileWorld:
@@ -34,18 +36,22 @@ def world_of(group: Any, timeout: float = 600.0) -> DeepCompileWorld:
     if group is None and not (dist.is_available() and dist.is_initialized()):
         device = _device(("cpu",))
         segments = segment_maker(device)
+        roll = Roll(None, 0, 1, timeout)
         return DeepCompileWorld(
-            0, 1, device, stream_of(device), timeout, None, None, None, segments
+            0, 1, device, stream_of(device), timeout, None, None, None, segments, roll
         )
     group = group if group is not None else dist.group.WORLD
     rank, size = group.rank(), group.size()
     if rank < 0:
         raise PenstockError("EINVAL", "this process is not a rank of the process group given")
     device = _device(tuple(kind.type for kind in group._device_types))
-    gather, reduce, questions = private_groups(group, rank, size, timeout, 3)
+    name, roll = meet(group, rank, size, timeout)
+    gather, reduce, questions = private_groups(
+        name, roll, rank, size, timeout, ("gather", "reduce", "questions")
+    )
     segments = segment_maker(device)
     return DeepCompileWorld(
-        rank, size, device, stream_of(device), timeout, gather, reduce, questions, segments
+        rank, size, device, stream_of(device), timeout, gather, reduce, questions, segments, roll
     )
 
 

@@ -212,6 +212,7 @@ class Engine:
             parameter.trainable = True
         try:
             self.native.destroy()
+            self.runtime.destroy()
             self.runtime, self.native = open_native(self.name, self.options, self.world, self.units)
             for group in self.groups():
                 move_shard(self.native, group)
@@ -262,7 +263,10 @@ class Engine:
         _refuse_copy(self.name)
 
     def close(self) -> None:
-        """End the engine: threads, memory and private process groups are given back."""
+        """End the engine: threads, memory and private process groups are given back.
+
+        In a child of fork, which has only copies of them, nothing happens.
+        """
         _live.discard(self)
         if self.closed:
             return
@@ -270,8 +274,11 @@ class Engine:
         self.backward.break_off()
         for unit in self.units:
             unit.reset()
-        self.native.destroy()
-        self.world.close()
+        try:
+            self.native.destroy()
+        finally:
+            self.world.close()
+            self.runtime.destroy()
 
 
 def _refuse_moved(parameter: Parameter) -> None:

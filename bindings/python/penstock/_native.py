@@ -36,7 +36,12 @@ def open_native(
         The engine is sealed, and has no shards.
     """
     runtime = _C.Runtime(
-        world.rank, world.size, options.seconds, world.device, stream_of(world.device)
+        world.rank,
+        world.size,
+        options.seconds,
+        world.device,
+        stream_of(world.device),
+        world.roll,
     )
     native = _C.Engine(
         runtime=runtime,
@@ -61,6 +66,7 @@ def open_native(
         native.seal()
     except BaseException:
         native.destroy()
+        runtime.destroy()
         raise
     return runtime, native
 

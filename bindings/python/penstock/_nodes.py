@@ -7,7 +7,6 @@ import socket
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from penstock._errors import PenstockError
 
@@ -50,9 +49,3 @@ def this_host() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id")
     text = boot.read_text() if boot.exists() else ""
     return hashlib.sha256(f"{socket.gethostname()} {text}".encode()).hexdigest()
-
-
-def hosts_of(store: Any, rank: int, size: int) -> list[str]:
-    """Tell all ranks this one's host; return theirs."""
-    store.set(f"host/{rank}", this_host())
-    return [store.get(f"host/{other}").decode() for other in range(size)]

@@ -158,6 +158,7 @@ def shard(
         world = World(process_group, device, options.seconds, communicator, ranks_per_node)
         undo.callback(world.close)
         runtime, native = open_native(type(model).__name__, options, world, units)
+        undo.callback(runtime.destroy)
         undo.callback(native.destroy)
         if options.broadcast:
             _agree.broadcast(world, model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -28,12 +28,19 @@ def trace(model: nn.Module | PathLike | None = None, path: PathLike | None = Non
     model : nn.Module, optional
         The sharded model; may be left out (``trace(path)``) while only one lives.
     path : str or path
-        The file; ``{rank}`` in it becomes the rank.
+        The file; ``{rank}`` in it becomes the rank, and has to be there where there are several. It
+        is also written when what is recorded fails.
 
     Yields
     ------
     str
         The path of this rank's file.
+
+    Raises
+    ------
+    PenstockError
+        Before anything is recorded: EINVAL without a path of this rank's own, EIO where the file
+        cannot be written.
     """
     if isinstance(model, (str, os.PathLike)):
         model, path = None, model
@@ -50,22 +57,50 @@ def trace(model: nn.Module | PathLike | None = None, path: PathLike | None = Non
             torch.cuda.synchronize(engine.world.device)  # what is in flight belongs to it
             engine.native.stats()  # reads what was timed
 
+    own = own_path(path, engine.world.rank, engine.world.size)
     engine.is_traced = True
     try:
-        with recorded(engine.runtime, path, engine.world.rank, finish) as own:
+        with recorded(engine.runtime, own, finish):
             yield own
     finally:
         engine.is_traced = False
 
 
+def own_path(path: PathLike, rank: int, size: int) -> str:
+    """Return the path of a rank's trace, once it is sure that it can be written."""
+    given = os.fspath(path)
+    if size > 1 and "{rank}" not in given:
+        root, extension = os.path.splitext(given)
+        raise PenstockError(
+            "EINVAL",
+            f"trace: {size} ranks would write over each other's {given!r}: put {{rank}} in its "
+            f"name, as in {root + '{rank}' + extension!r}",
+        )
+    own = given.replace("{rank}", str(rank))
+    try:
+        with open(own, "ab"):
+            pass
+    except (OSError, ValueError) as error:
+        raise PenstockError("EIO", f"trace: {own!r} cannot be written: {error}") from None
+    return own
+
+
 @contextmanager
-def recorded(source: Any, path: PathLike, rank: int, finish: Callable[[], None]) -> Iterator[str]:
-    """Record what a source of traces does, up to the end of `finish`; yield this rank's path."""
-    own = os.fspath(path).replace("{rank}", str(rank))
+def recorded(source: Any, own: str, finish: Callable[[], None]) -> Iterator[str]:
+    """Record what a source of traces does, up to the end of `finish`, and write it to `own`."""
+
+    def end() -> None:
+        try:
+            finish()
+        finally:
+            source.trace_stop()
+            source.trace_write(own)
+
     source.trace_start()
     try:
         yield own
-    finally:
-        finish()
-        source.trace_stop()
-    source.trace_write(own)
+    except BaseException:
+        with suppress(Exception):  # the first error is the one to be raised
+            end()
+        raise
+    end()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +16,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from penstock._arguments import refuse
 from penstock._errors import PenstockError
-from penstock._nodes import Nodes, hosts_of, nodes_of
+from penstock._fork import groups_of_parent
+from penstock._nodes import Nodes, nodes_of
+from penstock._roll import Roll
 
 if dist.is_available():
     from torch.distributed.device_mesh import DeviceMesh
@@ -56,6 +60,7 @@ class World:
         self.reduce: Any = None
         self.mesh: DeviceMesh | None = None
         self.rank, self.size = 0, 1
+        self.roll = Roll(None, 0, 1, timeout)
         if process_group is None and not _joins_default():
             if communicator == "hierarchy":
                 raise PenstockError("EINVAL", "communicator='hierarchy': this process is alone")
@@ -65,10 +70,13 @@ class World:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self.mesh = DeviceMesh.from_group(group, device.type)
+        name, self.roll = meet(group, self.rank, self.size, timeout)
         # Operations run on threads of the engine, so they need queues that nobody else uses.
-        self.gather, self.reduce = private_groups(group, self.rank, self.size, timeout, 2)
+        self.gather, self.reduce = private_groups(
+            name, self.roll, self.rank, self.size, timeout, ("gather", "reduce")
+        )
         if communicator == "hierarchy" or (communicator == "auto" and device.type == "cuda"):
-            self.nodes = self._find_nodes(group, timeout, communicator, ranks_per_node)
+            self.nodes = self._find_nodes(name, timeout, communicator, ranks_per_node)
 
     def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
         """Bring together what the ranks have, a row a rank; on the CPU, beside the engine's work.
@@ -91,13 +99,11 @@ class World:
         self.gather = self.reduce = self.nodes = None
 
     def _find_nodes(
-        self, group: Any, timeout: float, communicator: str, ranks_per_node: int | None
+        self, name: str, timeout: float, communicator: str, ranks_per_node: int | None
     ) -> tuple[Any, Any] | None:
         """Make groups of this rank's node and of its place in all nodes, if there are several."""
-        name = _private_name(group)
         try:
-            hosts = hosts_of(_store_of(name), self.rank, self.size)
-            found = nodes_of(hosts, ranks_per_node)
+            found = nodes_of(self.roll.hosts, ranks_per_node)
         except PenstockError as error:
             if communicator == "hierarchy":
                 raise
@@ -115,9 +121,12 @@ class World:
 
     def _groups_of(self, nodes: Nodes, name: str, timeout: float) -> tuple[Any, Any]:
         node, place = divmod(self.rank, nodes.ranks_per_node)
-        return (
-            _gloo_group(f"{name}/node/{node}", place, nodes.ranks_per_node, timeout),
-            _gloo_group(f"{name}/place/{place}", node, nodes.count, timeout),
+        return self.roll.together(
+            "process groups of the nodes",
+            lambda: (
+                _gloo_group(f"{name}/node/{node}", place, nodes.ranks_per_node, timeout),
+                _gloo_group(f"{name}/place/{place}", node, nodes.count, timeout),
+            ),
         )
 
     def layout_of(self, shape: torch.Size, dtype: torch.dtype) -> Layout:
@@ -192,24 +201,44 @@ def stream_of(device: torch.device) -> int:
 _made: defaultdict[str, int] = defaultdict(int)
 
 
-def private_groups(group: Any, rank: int, size: int, timeout: float, count: int) -> list[Any]:
-    """Make `count` gloo groups of one engine, of the same ranks as `group` (a collective)."""
-    return [_private_group(group, rank, size, timeout) for _ in range(count)]
-
-
-def _private_group(group: Any, rank: int, size: int, timeout: float) -> Any:
-    """Make a gloo group of the same ranks that torch.distributed does not know.
-
-    It ends with its last user, also when the caller's groups were destroyed before.
-    """
-    return _gloo_group(_private_name(group), rank, size, timeout)
-
-
-def _private_name(group: Any) -> str:
-    """Name one thing of the ranks of `group`; all ranks make the same, so they find the same."""
+def meet(group: Any, rank: int, size: int, timeout: float) -> tuple[str, Roll]:
+    """Name an engine of the ranks of `group`, once all of them are here (a collective)."""
+    if group in groups_of_parent:
+        raise PenstockError(
+            "ESTATE",
+            f"process {os.getpid()} was forked from one that had joined the process group "
+            f"{group.group_name!r}, without its threads: call this in that one, or start this "
+            "process by spawn and join a group in it",
+        )
     name = f"penstock/{group.group_name}/{_made[group.group_name]}"
+    roll = Roll(_connection_of(f"{name}/roll"), rank, size, timeout)
+    roll.meet()
     _made[group.group_name] += 1
-    return name
+    return name, roll
+
+
+def private_groups(
+    name: str, roll: Roll, rank: int, size: int, timeout: float, uses: Sequence[str]
+) -> list[Any]:
+    """Make gloo groups of the engine of this name, one a use, which torch.distributed does not know.
+
+    They end with their last user, also when the caller's groups were destroyed before.
+    """
+    return roll.together(
+        "process groups of the engine",
+        lambda: [_gloo_group(f"{name}/{use}", rank, size, timeout) for use in uses],
+    )
+
+
+_connections: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _connection_of(name: str) -> Any:
+    """Return a part of the default store, by a connection on which nobody else waits."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    if store not in _connections:
+        _connections[store] = store.clone()
+    return dist.PrefixStore(name, _connections[store])
 
 
 def _store_of(name: str) -> Any:

@@ -27,7 +27,7 @@ import torch
 
 from penstock import _operators
 from penstock._errors import PenstockError
-from penstock._tracing import recorded
+from penstock._tracing import own_path, recorded
 
 _DEFAULTS: dict[str, Any] = {
     "double_buffer": True,
@@ -104,7 +104,7 @@ def trace(path: str | os.PathLike[str]) -> AbstractContextManager[str]:
     Parameters
     ----------
     path : str or path
-        The file; ``{rank}`` in it becomes the rank.
+        The file; ``{rank}`` in it becomes the rank, and has to be there where there are several.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def trace(path: str | os.PathLike[str]) -> AbstractContextManager[str]:
         Of the path of this rank's file.
     """
     native = _operators.load()
-    return recorded(native, path, native.rank(), _synchronize)
+    return recorded(native, own_path(path, native.rank(), native.world_size()), _synchronize)
 
 
 def _synchronize() -> None:

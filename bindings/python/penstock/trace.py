@@ -124,132 +124,93 @@ def load(path: PathLike) -> Trace:
         raise TraceError(f"{path}: not a trace ({error}); was it written to its end?") from None
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
         raise TraceError(f"{path}: not a trace (no list traceEvents); give a file Penstock wrote")
-    events: list[Event] = content.pop("traceEvents")
-    trace = Trace(str(path), content, events, {})
-    try:
-        _check_head(content)
-        _check_events(events, _FIELDS if trace.is_penstocks else _FIELDS_OF_OTHERS)
-    except _SpoiltError as spoilt:
-        raise TraceError(f"{path}: {spoilt}; was the file changed by hand?") from None
-    if trace.is_penstocks:
-        trace.tracks = _tracks(events)
+    trace = Trace(str(path), content, content.pop("traceEvents"), {})
+    _check(trace)
+    trace.tracks = _tracks(trace.events) if trace.is_penstocks else {}
     return trace
 
 
 def _load_own(path: PathLike) -> Trace:
     trace = load(path)
     if not trace.is_penstocks:
-        raise TraceError(
-            f"{path}: a profiler wrote it, not Penstock: merge it with the traces of the ranks"
-        )
+        raise TraceError(f"{path}: a profiler wrote it: merge it with traces of Penstock's")
     return trace
 
 
 def _finite(text: str) -> float:
-    value = float(text)
-    if math.isfinite(value):
+    if math.isfinite(value := float(text)):
         return value
     raise ValueError(f"{text} is no number that JSON has")
-
-
-class _SpoiltError(Exception):
-    """What is wrong with a file; the text names the place."""
 
 
 _MOST = 2**53  # of any number here: whole numbers are exact in floats up to there
 _FIRST_OTHER_PID = 2**20  # in merged files: processes that are no ranks
 
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -_MOST <= value <= _MOST
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MOST
+Test = Callable[[Any], bool]
+Fields = dict[str, Test]
 
 
-def _is_length(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= _MOST
+def _of(*types: type) -> Test:
+    return lambda value: type(value) in types
 
 
-def _is_pid(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= _MOST
+def _from(lowest: int, *types: type, most: int = _MOST) -> Test:
+    return lambda value: type(value) in types and lowest <= value <= most
 
 
-def _is_text(value: Any) -> bool:
-    return type(value) is str
-
-
-def _is_label(value: Any) -> bool:
-    return type(value) is str or _is_count(value)
-
-
-def _is_object(value: Any) -> bool:
-    return type(value) is dict
-
-
-Fields = dict[str, Callable[[Any], bool]]
+_is_text, _is_object, _is_label, _is_count = _of(str), _of(dict), _of(str, int), _from(0, int)
 
 _HEAD: Fields = {
-    "baseTimeNanoseconds": lambda value: type(value) is int and 0 <= value < 2**63,
+    "baseTimeNanoseconds": _from(0, int, most=2**63),
     "distributedInfo": _is_object,
     "penstock": _is_object,
 }
-_RANK: Fields = {"rank": _is_count}
-_COUNTS: Fields = {"records": _is_count, "overwritten": _is_count}
-_FIELDS: Fields = {
+_INFO: Fields = {"rank": _is_count, "records": _is_count, "overwritten": _is_count}
+_EVENT: Fields = {
     "ph": _is_text,
     "name": _is_text,
     "cat": _is_text,
-    "pid": _is_pid,
+    "pid": _from(1, int),
     "tid": _is_count,
-    "ts": _is_number,
-    "dur": _is_length,
+    "ts": _from(-_MOST, int, float),
+    "dur": _from(0, int, float),
     "id": _is_label,
     "args": _is_object,
 }
-_FIELDS_OF_OTHERS = _FIELDS | {"pid": _is_label, "tid": _is_label}
+_EVENT_OF_OTHERS = _EVENT | {"pid": _is_label, "tid": _is_label}
 _ARGS: Fields = {"ticket": _is_count, "bytes": _is_count}
-_NAMES: Fields = {"name": _is_text, "sort_index": _is_number}
+_NAMES: Fields = {"name": _is_text, "sort_index": _from(-_MOST, int, float)}
 _ALL = frozenset({"ph", "name", "pid"})
-_NEEDED: dict[str, frozenset[str]] = {  # by phase
+_NEEDED = {  # by phase
     "X": _ALL | {"ts", "dur"},
-    "b": _ALL | {"ts", "id"},
-    "e": _ALL | {"ts", "id"},
-    "s": _ALL | {"ts", "id"},
-    "f": _ALL | {"ts", "id"},
-    "C": _ALL | {"ts"},
     "M": _ALL | {"args"},
+    "C": _ALL | {"ts"},
+    **dict.fromkeys("besf", _ALL | {"ts", "id"}),
 }
-_NAMED = {"thread_name": "name", "thread_sort_index": "sort_index"}  # what args then has
 
 
-def _check_head(content: dict[str, Any]) -> None:
-    _check_fields("the head", content, _HEAD)
-    _check_fields("distributedInfo", content.get("distributedInfo", {}), _RANK)
-    _check_fields("penstock", content.get("penstock", {}), _COUNTS)
-
-
-def _check_events(events: list[Any], fields: Fields) -> None:
-    for number, event in enumerate(events):
+def _check(trace: Trace) -> None:
+    """Raise unless all fields that are read hold what they should, so that nobody else looks."""
+    _check_fields(trace, "", trace.fields, _HEAD)
+    for name in ("distributedInfo", "penstock"):
+        _check_fields(trace, name, trace.fields.get(name, {}), _INFO)
+    known = _EVENT if trace.is_penstocks else _EVENT_OF_OTHERS
+    for number, event in enumerate(trace.events):
         if type(event) is not dict:
-            raise _SpoiltError(f"event {number} is no object")
-        _check_fields(f"event {number}", event, fields)
+            raise TraceError(f"{trace.path}: traceEvents {number} is no object")
+        _check_fields(trace, number, event, known)
         phase = event.get("ph", "")
+        _check_fields(trace, number, event.get("args", {}), _NAMES if phase == "M" else _ARGS)
         for name in sorted(_NEEDED.get(phase, _ALL) - event.keys()):
-            raise _SpoiltError(f"event {number} has no field {name!r}")
-        is_name = phase == "M" and event["name"] in _NAMED
-        args = event.get("args", {})
-        _check_fields(f"the args of event {number}", args, _NAMES if is_name else _ARGS)
-        if is_name and _NAMED[event["name"]] not in args:
-            raise _SpoiltError(f"event {number} has no field 'args.{_NAMED[event['name']]}'")
+            raise TraceError(f"{trace.path}: traceEvents {number} has no field {name!r}")
 
 
-def _check_fields(what: str, found: dict[str, Any], fields: Fields) -> None:
+def _check_fields(trace: Trace, where: str | int, found: dict[str, Any], known: Fields) -> None:
     for name, value in found.items():
-        is_right = fields.get(name)
-        if is_right is not None and not is_right(value):
-            raise _SpoiltError(f"{what} has {value!r:.40} as {name!r}")
+        test = known.get(name)
+        if test is not None and not test(value):
+            place = f"traceEvents {where}" if type(where) is int else where or "the head"
+            raise TraceError(f"{trace.path}: {place} has {value!r:.40} as {name!r}")
 
 
 def _tracks(events: Iterable[Event]) -> dict[tuple[int, int], Track]:
@@ -266,9 +227,9 @@ def _tracks(events: Iterable[Event]) -> dict[tuple[int, int], Track]:
         elif phase == "e" and (key[0], event["id"]) in open_pairs:
             _add_slice(tracks[key], open_pairs.pop((key[0], event["id"])), event["ts"])
         elif phase == "M" and event["name"] == "thread_name":
-            tracks[key].name = event["args"]["name"]
+            tracks[key].name = event["args"].get("name", "")
         elif phase == "M" and event["name"] == "thread_sort_index":
-            tracks[key].order = event["args"]["sort_index"]
+            tracks[key].order = event["args"].get("sort_index", 0)
     for track in tracks.values():
         track.slices.sort(key=lambda s: (s.begin, -s.end))
     return dict(tracks)
@@ -416,10 +377,7 @@ def _merged_fields(traces: list[Trace], base_ns: int) -> dict[str, Any]:
 def _shifted(files: list[list[Event]], shifts: list[float]) -> Iterator[Event]:
     for events, shift in zip(files, shifts, strict=True):
         for event in events:
-            if "ts" in event:
-                yield event | {"ts": round(event["ts"] + shift, 3)}
-            else:
-                yield event
+            yield event | {"ts": round(event["ts"] + shift, 3)} if "ts" in event else event
 
 
 def _write(out: PathLike, fields: dict[str, Any], events: Iterable[Event]) -> None:

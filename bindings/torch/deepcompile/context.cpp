@@ -27,8 +27,12 @@ int64_t next_number() {
     return last.fetch_add(1, std::memory_order_relaxed) + 1; // unique, orders nothing
 }
 
-[[noreturn]] void no_context() {
-    throw StatusError{PST_ESTATE, "no DeepCompile runtime: call init first"};
+ContextPointer found_in(const Contexts &all, int64_t number) {
+    const auto found = all.live.find(number);
+    if (found == all.live.end())
+        throw StatusError{PST_ESTATE, "no DeepCompile runtime: call init first"};
+    found->second->ranks->runtime->check_process("this DeepCompile runtime");
+    return found->second;
 }
 
 } // namespace
@@ -122,9 +126,7 @@ void end_all_contexts() {
 ContextPointer current_context() {
     Contexts &all = contexts();
     std::lock_guard<std::mutex> guard(all.lock);
-    const auto found = all.live.find(all.current);
-    if (found == all.live.end()) no_context();
-    return found->second;
+    return found_in(all, all.current);
 }
 
 std::vector<ContextPointer> all_contexts() {
@@ -132,7 +134,7 @@ std::vector<ContextPointer> all_contexts() {
     std::lock_guard<std::mutex> guard(all.lock);
     std::vector<ContextPointer> found;
     for (const auto &[number, context] : all.live)
-        found.push_back(context);
+        if (context->ranks->runtime->is_here()) found.push_back(context);
     return found;
 }
 
@@ -140,9 +142,7 @@ ContextPointer context_of(int64_t graph) {
     Contexts &all = contexts();
     std::lock_guard<std::mutex> guard(all.lock);
     const auto owner = all.owners.find(graph);
-    const auto found = all.live.find(owner == all.owners.end() ? all.current : owner->second);
-    if (found == all.live.end()) no_context();
-    return found->second;
+    return found_in(all, owner == all.owners.end() ? all.current : owner->second);
 }
 
 void own_graph(int64_t graph, const ContextPointer &context) {

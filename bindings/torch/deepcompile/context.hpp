@@ -56,8 +56,8 @@ void select_context(int64_t number);
 // Ends the current one; its graphs are unknown from then on.
 void end_current_context();
 void end_all_contexts();
-ContextPointer current_context(); // an error if there is none
-std::vector<ContextPointer> all_contexts();
+ContextPointer current_context(); // an error if there is none, or if it is a parent process's
+std::vector<ContextPointer> all_contexts(); // of this process
 // The one that registered the graph last, or the current one.
 ContextPointer context_of(int64_t graph);
 void own_graph(int64_t graph, const ContextPointer &context);

@@ -52,6 +52,7 @@ void init(const py::object &group, const py::object &object, int64_t bucket_elem
     const auto device = world.attr("device").cast<at::Device>();
     const auto stream = world.attr("stream").cast<uintptr_t>();
     const auto deadline = world.attr("timeout").cast<double>();
+    py::object roll = world.attr("roll");
     ranks->gather = world.attr("gather").cast<std::optional<ProcessGroup>>();
     ranks->reduce = world.attr("reduce").cast<std::optional<ProcessGroup>>();
     ranks->questions = world.attr("questions").cast<std::optional<ProcessGroup>>();
@@ -59,8 +60,9 @@ void init(const py::object &group, const py::object &object, int64_t bucket_elem
     py::gil_scoped_release unlocked;
     if (device.is_cuda())
         ranks->compute = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-    ranks->runtime = std::make_shared<Runtime>(ranks->rank, ranks->size, deadline, device, stream);
-    add_context(std::make_shared<Context>(config, std::move(ranks)));
+    ranks->runtime =
+        make_own<Runtime>(ranks->rank, ranks->size, deadline, device, stream, std::move(roll));
+    add_context(make_own<Context>(config, std::move(ranks)));
 }
 
 void register_graph(int stage, int64_t graph, const std::vector<int64_t> &ids) {
@@ -109,6 +111,7 @@ void bind_life(py::module_ &module) {
 
 void bind_tracing(py::module_ &module) {
     module.def("rank", [] { return current_context()->ranks->rank; });
+    module.def("world_size", [] { return current_context()->ranks->size; });
     module.def("trace_start", [] { current_context()->ranks->runtime->trace_start(); });
     module.def("trace_stop", [] { current_context()->ranks->runtime->trace_stop(); });
     module.def(

@@ -30,7 +30,7 @@ Offload::Store::Store(std::shared_ptr<Runtime> owner) : runtime(std::move(owner)
     options.device = runtime->device();
     options.compute = runtime->compute();
     options.released = let_go;
-    penstock::check(runtime->get(), pst_offload_create(runtime->get(), &options, &offload));
+    runtime->check(pst_offload_create(runtime->get(), &options, &offload));
 }
 
 Offload::Store::~Store() {
@@ -46,7 +46,7 @@ bool Offload::is_pinned() const {
 }
 
 Offload::Store &Offload::store() {
-    if (!store_) store_ = std::make_shared<Store>(context_.ranks->runtime);
+    if (!store_) store_ = make_own<Store>(context_.ranks->runtime);
     return *store_;
 }
 

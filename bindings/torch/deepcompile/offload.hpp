@@ -57,7 +57,7 @@ class Offload {
         Place place;
         uint64_t key;
     };
-    // What copies. Tensors on its host memory keep it alive.
+    // What copies. Tensors on its host memory keep it alive, in a child of fork, too.
     struct Store {
         explicit Store(std::shared_ptr<Runtime> runtime);
         ~Store();

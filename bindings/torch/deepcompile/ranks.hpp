@@ -38,7 +38,7 @@ class Ranks {
     // Do all ranks have this value? Blocks.
     bool is_equal_everywhere(uint64_t value) const;
     void check(pst_status status) const {
-        penstock::check(runtime->get(), status);
+        runtime->check(status);
     }
 
   private:

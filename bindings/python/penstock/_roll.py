@@ -1,0 +1,389 @@
+"""The roll of an engine's ranks: what they tell each other past their communicators.
+
+A rank that does not come to a collective cannot say so, and the collective does not know who it is.
+So the ranks meet in the store of ``torch.distributed`` when an engine is made; who waits for long
+leaves a line there of where it is, and who fails, of why. Whoever gives up reads the lines of the
+others, and asks the system after those on the same machine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from penstock._errors import PenstockError
+from penstock._nodes import this_host
+
+Place = tuple[str, str, int]  # lane, task, ticket
+Answer = TypeVar("Answer")
+
+_PATIENCE = 2.0  # seconds: with the store, and with lines that may still come
+_MOST = 8  # named in one text
+_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO)  # by the library's numbers
+_logger = logging.getLogger("penstock")
+_rolls: weakref.WeakSet[Roll] = weakref.WeakSet()
+
+
+class Roll:
+    """One engine's ranks.
+
+    Parameters
+    ----------
+    store : Store, optional
+        Of these ranks and for this engine alone; None: this process is the only rank.
+    rank, size : int
+        This rank, and how many there are.
+    timeout : float
+        Seconds that an operation among the ranks may take.
+
+    Attributes
+    ----------
+    hosts : list of str
+        What tells each rank's machine from others; empty before they have met.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
+        self.hosts: list[str] = []
+        self._rank = rank
+        self._others = [other for other in range(size) if other != rank]
+        self._store = store
+        self._timeout = timeout
+        self._pid = os.getpid()
+        self._pids: dict[int, int] = {}  # of the other ranks on this machine
+        self._line: Any = None  # what the others can read of this rank
+        self._looked = 0.0  # seconds after the beginning of this wait
+        self._is_logged = False  # this wait
+        self._knows = False  # that another rank has failed
+        self._place: Place | None = None  # where this rank waits
+        self._before: Place | None = None
+        if not _rolls:
+            atexit.unregister(_leave_all)
+            atexit.register(_leave_all)  # last, so that it runs before engines are closed
+        _rolls.add(self)
+
+    # ---- meeting --------------------------------------------------------------------------------
+
+    def meet(self) -> None:
+        """Wait until all ranks are here; a signal's handler may end that.
+
+        Raises
+        ------
+        PenstockError
+            ETIMEDOUT, with the ranks that have not come.
+        """
+        over = threading.Event()
+        meeting = _Aside(self._meet, over)
+        try:
+            meeting.wait(self._timeout)
+        finally:
+            over.set()
+            is_answered = meeting.wait(_PATIENCE)
+        why = meeting.result() if is_answered else "the store of torch.distributed does not answer"
+        if why:
+            raise PenstockError(
+                "ETIMEDOUT",
+                f"rank {self._rank}: {why} ({self._timeout:g} s): all ranks of the process group "
+                "have to call this, in one order",
+            )
+
+    def _meet(self, over: threading.Event) -> str:
+        """Wait for the others until it is over; say who has not come."""
+        self._store.set(f"here/{self._rank}", f"{this_host()} {_namespace()} {os.getpid()}")
+        if self._store.add("come", 1) > len(self._others):
+            self._store.set("all", "here")
+        pause = 0.001
+        while not self._store.check(["all"]):
+            if over.wait(pause):
+                return self._withdraw()
+            pause = min(2 * pause, 0.1)
+        ranks = range(len(self._others) + 1)
+        records = [self._store.get(f"here/{rank}").decode().split() for rank in ranks]
+        self.hosts = [host for host, _, _ in records]
+        mine = records[self._rank][:2]
+        self._pids = {r: int(records[r][2]) for r in self._others if records[r][:2] == mine}
+        return ""
+
+    def _withdraw(self) -> str:
+        """Be ready to come again."""
+        self._store.add("come", -1)
+        self._store.set(f"here/{self._rank}", "")
+        missing = [rank for rank in self._others if not self._store.check([f"here/{rank}"])]
+        if missing:
+            return f"{_ranks(missing)} did not come in time"
+        gone = [rank for rank in self._others if not self._store.get(f"here/{rank}")]
+        return f"{_ranks(gone)} had given up" if gone else "a rank came too late"
+
+    def together(self, what: str, function: Callable[[], Answer]) -> Answer:
+        """Call what blocks until all ranks are in it; a signal's handler may end that.
+
+        Raises
+        ------
+        PenstockError
+            EPEER, with what has failed, here or on another rank.
+        """
+        begin = time.monotonic()
+        call = _Aside(function)
+        while not call.wait(0.1):
+            failure = self.waits(time.monotonic() - begin, "", 0, [])
+            if failure:
+                raise PenstockError("EPEER", f"rank {self._rank}: no {what}: {failure}")
+        try:
+            return call.result()
+        except (RuntimeError, OSError) as error:
+            first = next(iter(str(error).splitlines()), "")
+            text = f"rank {self._rank}: no {what}: {first}"
+            status = "ETIMEDOUT" if "imeout" in first or "imed out" in first else "ESYSTEM"
+            raise PenstockError(status, self.lost(status, text)) from error
+
+    # ---- waiting --------------------------------------------------------------------------------
+
+    def waits(self, seconds: float, lane: str, ticket: int, recent: list[Place]) -> str:
+        """Look after the others, now and then; the engine calls it about every 50 ms of a wait.
+
+        Parameters
+        ----------
+        seconds : float
+            Since the wait began.
+        lane, ticket
+            Of what is waited for.
+        recent : list of (str, str, int)
+            Lane, task and ticket of the last launches, the latest of each lane first.
+
+        Returns
+        -------
+        str
+            Why to give up: another rank has failed. Empty: go on.
+        """
+        if seconds < self._looked:
+            self._looked, self._is_logged = 0.0, False
+        if not self._others or seconds - self._looked < min(1.0, self._timeout / 4):
+            return ""
+        self._looked = seconds
+        launched = [place for place in recent if place[0] == lane and 0 < place[2] <= ticket]
+        self._place, self._before = [*launched, None, None][:2]
+        failure = self._ask(self._tell, {"tickets": _latest(recent)}) or ""
+        if seconds >= min(30.0, self._timeout / 2) and not self._is_logged and not failure:
+            self._is_logged = True
+            _logger.warning("%s", self._describe_wait(seconds))
+        return failure
+
+    def _describe_wait(self, seconds: float) -> str:
+        what = "" if self._place is None else f" for {self._place[1]!r} (ticket {self._place[2]})"
+        return f"rank {self._rank} has waited {seconds:.0f} s{what}{self._who()}"
+
+    def _tell(self, line: dict[str, Any]) -> str:
+        """Leave a line; return which rank has failed, and of what."""
+        if line != self._line:
+            self._store.set(f"rank/{self._rank}", json.dumps(line))
+            self._line = line
+        if not self._store.check(["failed"]):
+            return ""
+        rank = int(self._store.get("failed"))
+        self._knows = True
+        return f"rank {rank} failed: {self._line_of(rank).get('failed', '')}"
+
+    def _line_of(self, rank: int) -> dict[str, Any]:
+        key = f"rank/{rank}"
+        return json.loads(self._store.get(key)) if self._store.check([key]) else {}
+
+    def _ask(self, function: Callable[..., Answer], *arguments: Any) -> Answer | None:
+        """Call what uses the store; once it has not answered it is asked no more."""
+        if self._store is None:
+            return None
+        with suppress(RuntimeError, OSError, ValueError):
+            call = _Aside(function, *arguments)
+            if call.wait(_PATIENCE):
+                return call.result()
+        self._store = None
+        return None
+
+    # ---- failing --------------------------------------------------------------------------------
+
+    def lost(self, status: str, text: str) -> str:
+        """Tell the others that this rank's engine has failed; return the text with what is known.
+
+        Parameters
+        ----------
+        status, text : str
+            Of the failure.
+
+        Returns
+        -------
+        str
+            The text, and behind it which ranks are not where this one is.
+        """
+        if not self._others:
+            return text
+        is_theirs = status in ("EPEER", "ETIMEDOUT")
+        if is_theirs and not self._knows:
+            text += self._who(_PATIENCE, until_one=status == "EPEER")
+        self._ask(self._tell_failure, text, is_theirs)
+        return text
+
+    def leave(self) -> None:
+        """Tell the others, if an exception ends this process; not in a child of fork."""
+        cause = getattr(sys, "last_value", None)
+        if cause is None or os.getpid() != self._pid or not self._others:
+            return
+        first = next(iter(str(cause).splitlines()), "")
+        self._ask(self._tell_failure, f"{type(cause).__name__}: {first}", False)
+
+    def _tell_failure(self, text: str, is_theirs: bool) -> bool:
+        """Leave why this rank fails; `is_theirs`: because of another one."""
+        self._line = {"failed": text[:600], "is_theirs": is_theirs}
+        self._store.set(f"rank/{self._rank}", json.dumps(self._line))
+        if not self._store.check(["failed"]):
+            self._store.set("failed", str(self._rank))
+        return True
+
+    def _who(self, patience: float = 0.0, *, until_one: bool = False) -> str:
+        """Say who is not where this rank is.
+
+        Parameters
+        ----------
+        patience : float
+            Seconds in which a rank may still tell that it is there.
+        until_one : bool
+            Whether one that is to blame is enough.
+        """
+        until = time.monotonic() + patience
+        found = self._look_around()
+        while found.missing and not (until_one and found.to_blame) and time.monotonic() < until:
+            time.sleep(0.1)
+            found = self._look_around()
+        texts = list(found.to_blame)
+        if found.missing and not (until_one and found.to_blame):
+            texts.append(f"{_ranks(found.missing)} did not come")
+        texts = texts or found.victims
+        if len(texts) > _MOST:
+            texts[_MOST:] = [f"{len(texts) - _MOST} more"]
+        if self._before is not None and not until_one:
+            texts.append(f"all came to ticket {self._before[2]} ({self._before[1]!r}) before")
+        if self._store is None:
+            texts.append("the store of torch.distributed does not answer")
+        return "".join(f"; {text}" for text in texts)
+
+    def _look_around(self) -> _Found:
+        lines = self._ask(self._read_lines) or {}
+        found = _Found()
+        for rank in self._others:
+            line, state = lines.get(rank, {}), _state_of(self._pids.get(rank))
+            if "failed" in line:
+                texts = found.victims if line["is_theirs"] else found.to_blame
+                texts.append(f"rank {rank} failed: {line['failed']}")
+            elif state:
+                found.to_blame.append(f"the process of rank {rank} ({self._pids[rank]}) {state}")
+            elif not self._is_here(line.get("tickets", {})):
+                found.missing.append(rank)
+        return found
+
+    def _is_here(self, tickets: dict[str, int]) -> bool:
+        """Whether a rank that has come to these tickets has come to where this one waits."""
+        if self._place is None:
+            return bool(tickets)
+        lane, _, ticket = self._place
+        return tickets.get(lane, 0) >= ticket
+
+    def _read_lines(self) -> dict[int, dict[str, Any]]:
+        return {rank: self._line_of(rank) for rank in self._others}
+
+    # ---- the log --------------------------------------------------------------------------------
+
+    def log(self, level: int, is_raised: bool, text: str) -> None:
+        """Hand on what the library has logged; what is raised as well is only for debugging."""
+        _logger.log(logging.DEBUG if is_raised else _LEVELS[level], "%s", text)
+
+
+@dataclass
+class _Found:
+    """What is known of the other ranks, in words.
+
+    Attributes
+    ----------
+    to_blame : list of str
+        Those that have failed by themselves, have ended, or are stopped.
+    missing : list of int
+        Those that have not told that they are where this rank is.
+    victims : list of str
+        Those that have failed because of others.
+    """
+
+    to_blame: list[str] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    victims: list[str] = field(default_factory=list)
+
+
+def _leave_all() -> None:
+    for roll in list(_rolls):
+        roll.leave()
+
+
+class _Aside(Generic[Answer]):
+    """A call on a thread of its own: it may block for ever, and signals are handled meanwhile."""
+
+    def __init__(self, function: Callable[..., Answer], *arguments: Any) -> None:
+        self._answer: Answer
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._call, args=(function, arguments), daemon=True)
+        self._thread.start()
+
+    def _call(self, function: Callable[..., Answer], arguments: Any) -> None:
+        try:
+            self._answer = function(*arguments)
+        except BaseException as error:
+            self._error = error
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for so long; return whether it is over."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def result(self) -> Answer:
+        """Return, or raise, what the call has; it is over."""
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+
+def _latest(recent: Iterable[Place]) -> dict[str, int]:
+    """Return the ticket of each lane's last collective."""
+    latest: dict[str, int] = {}
+    for lane, _, ticket in recent:
+        if ticket > 0:
+            latest.setdefault(lane, ticket)
+    return latest
+
+
+def _ranks(ranks: list[int]) -> str:
+    named = ", ".join(map(str, ranks[:_MOST])) + (" ..." if len(ranks) > _MOST else "")
+    return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"
+
+
+def _namespace() -> str:
+    """Return what tells this process's numbers of processes from those of others."""
+    with suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return "-"
+
+
+def _state_of(pid: int | None) -> str:
+    """Say what is wrong with a process of this machine, if anything is."""
+    if pid is None:
+        return ""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "has ended"
+    words = {"T": "is stopped", "t": "is stopped", "Z": "has ended", "X": "has ended"}
+    return words.get(stat.rpartition(")")[2].split()[0], "")
