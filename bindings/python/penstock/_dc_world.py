@@ -46,9 +46,7 @@ def world_of(group: Any, timeout: float = 600.0) -> DeepCompileWorld:
         raise PenstockError("EINVAL", "this process is not a rank of the process group given")
     device = _device(tuple(kind.type for kind in group._device_types))
     name, roll = meet(group, rank, size, timeout)
-    gather, reduce, questions = private_groups(
-        name, roll, rank, size, timeout, ("gather", "reduce", "questions")
-    )
+    gather, reduce, questions = private_groups(name, roll, ("gather", "reduce", "questions"))
     segments = segment_maker(device)
     return DeepCompileWorld(
         rank, size, device, stream_of(device), timeout, gather, reduce, questions, segments, roll

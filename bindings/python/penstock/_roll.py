@@ -49,16 +49,17 @@ class Roll:
 
     Attributes
     ----------
+    rank, size, timeout
+        As given.
     hosts : list of str
         What tells each rank's machine from others; empty before they have met.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
         self.hosts: list[str] = []
-        self._rank = rank
+        self.rank, self.size, self.timeout = rank, size, timeout
         self._others = [other for other in range(size) if other != rank]
         self._store = store
-        self._timeout = timeout
         self._pid = os.getpid()
         self._pids: dict[int, int] = {}  # of the other ranks on this machine
         self._line: Any = None  # what the others can read of this rank
@@ -85,7 +86,7 @@ class Roll:
         over = threading.Event()
         meeting = _Aside(self._meet, over)
         try:
-            meeting.wait(self._timeout)
+            meeting.wait(self.timeout)
         finally:
             over.set()
             is_answered = meeting.wait(_PATIENCE)
@@ -93,13 +94,13 @@ class Roll:
         if why:
             raise PenstockError(
                 "ETIMEDOUT",
-                f"rank {self._rank}: {why} ({self._timeout:g} s): all ranks of the process group "
+                f"rank {self.rank}: {why} ({self.timeout:g} s): all ranks of the process group "
                 "have to call this, in one order",
             )
 
     def _meet(self, over: threading.Event) -> str:
         """Wait for the others until it is over; say who has not come."""
-        self._store.set(f"here/{self._rank}", f"{this_host()} {_namespace()} {os.getpid()}")
+        self._store.set(f"here/{self.rank}", f"{this_host()} {_namespace()} {os.getpid()}")
         if self._store.add("come", 1) > len(self._others):
             self._store.set("all", "here")
         pause = 0.001
@@ -107,17 +108,17 @@ class Roll:
             if over.wait(pause):
                 return self._withdraw()
             pause = min(2 * pause, 0.1)
-        ranks = range(len(self._others) + 1)
+        ranks = range(self.size)
         records = [self._store.get(f"here/{rank}").decode().split() for rank in ranks]
         self.hosts = [host for host, _, _ in records]
-        mine = records[self._rank][:2]
+        mine = records[self.rank][:2]
         self._pids = {r: int(records[r][2]) for r in self._others if records[r][:2] == mine}
         return ""
 
     def _withdraw(self) -> str:
         """Be ready to come again."""
         self._store.add("come", -1)
-        self._store.set(f"here/{self._rank}", "")
+        self._store.set(f"here/{self.rank}", "")
         missing = [rank for rank in self._others if not self._store.check([f"here/{rank}"])]
         if missing:
             return f"{_ranks(missing)} did not come in time"
@@ -137,12 +138,12 @@ class Roll:
         while not call.wait(0.1):
             failure = self.waits(time.monotonic() - begin, "", 0, [])
             if failure:
-                raise PenstockError("EPEER", f"rank {self._rank}: no {what}: {failure}")
+                raise PenstockError("EPEER", f"rank {self.rank}: no {what}: {failure}")
         try:
             return call.result()
         except (RuntimeError, OSError) as error:
             first = next(iter(str(error).splitlines()), "")
-            text = f"rank {self._rank}: no {what}: {first}"
+            text = f"rank {self.rank}: no {what}: {first}"
             status = "ETIMEDOUT" if "imeout" in first or "imed out" in first else "ESYSTEM"
             raise PenstockError(status, self.lost(status, text)) from error
 
@@ -167,25 +168,25 @@ class Roll:
         """
         if seconds < self._looked:
             self._looked, self._is_logged = 0.0, False
-        if not self._others or seconds - self._looked < min(1.0, self._timeout / 4):
+        if not self._others or seconds - self._looked < min(1.0, self.timeout / 4):
             return ""
         self._looked = seconds
         launched = [place for place in recent if place[0] == lane and 0 < place[2] <= ticket]
         self._place, self._before = [*launched, None, None][:2]
         failure = self._ask(self._tell, {"tickets": _latest(recent)}) or ""
-        if seconds >= min(30.0, self._timeout / 2) and not self._is_logged and not failure:
+        if seconds >= min(30.0, self.timeout / 2) and not self._is_logged and not failure:
             self._is_logged = True
             _logger.warning("%s", self._describe_wait(seconds))
         return failure
 
     def _describe_wait(self, seconds: float) -> str:
         what = "" if self._place is None else f" for {self._place[1]!r} (ticket {self._place[2]})"
-        return f"rank {self._rank} has waited {seconds:.0f} s{what}{self._who()}"
+        return f"rank {self.rank} has waited {seconds:.0f} s{what}{self._who()}"
 
     def _tell(self, line: dict[str, Any]) -> str:
         """Leave a line; return which rank has failed, and of what."""
         if line != self._line:
-            self._store.set(f"rank/{self._rank}", json.dumps(line))
+            self._store.set(f"rank/{self.rank}", json.dumps(line))
             self._line = line
         if not self._store.check(["failed"]):
             return ""
@@ -242,9 +243,9 @@ class Roll:
     def _tell_failure(self, text: str, is_theirs: bool) -> bool:
         """Leave why this rank fails; `is_theirs`: because of another one."""
         self._line = {"failed": text[:600], "is_theirs": is_theirs}
-        self._store.set(f"rank/{self._rank}", json.dumps(self._line))
+        self._store.set(f"rank/{self.rank}", json.dumps(self._line))
         if not self._store.check(["failed"]):
-            self._store.set("failed", str(self._rank))
+            self._store.set("failed", str(self.rank))
         return True
 
     def _who(self, patience: float = 0.0, *, until_one: bool = False) -> str:

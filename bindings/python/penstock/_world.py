@@ -72,9 +72,7 @@ class World:
         self.mesh = DeviceMesh.from_group(group, device.type)
         name, self.roll = meet(group, self.rank, self.size, timeout)
         # Operations run on threads of the engine, so they need queues that nobody else uses.
-        self.gather, self.reduce = private_groups(
-            name, self.roll, self.rank, self.size, timeout, ("gather", "reduce")
-        )
+        self.gather, self.reduce = private_groups(name, self.roll, ("gather", "reduce"))
         if communicator == "hierarchy" or (communicator == "auto" and device.type == "cuda"):
             self.nodes = self._find_nodes(name, timeout, communicator, ranks_per_node)
 
@@ -217,16 +215,14 @@ def meet(group: Any, rank: int, size: int, timeout: float) -> tuple[str, Roll]:
     return name, roll
 
 
-def private_groups(
-    name: str, roll: Roll, rank: int, size: int, timeout: float, uses: Sequence[str]
-) -> list[Any]:
-    """Make gloo groups of the engine of this name, one a use, which torch.distributed does not know.
+def private_groups(name: str, roll: Roll, uses: Sequence[str]) -> list[Any]:
+    """Make gloo groups of the engine of this name, a group a use, beside torch.distributed's.
 
     They end with their last user, also when the caller's groups were destroyed before.
     """
     return roll.together(
         "process groups of the engine",
-        lambda: [_gloo_group(f"{name}/{use}", rank, size, timeout) for use in uses],
+        lambda: [_gloo_group(f"{name}/{use}", roll.rank, roll.size, roll.timeout) for use in uses],
     )
 
 
