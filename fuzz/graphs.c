@@ -246,18 +246,22 @@ static void release(fuzz_world *world) {
     pst_task_release(task->handle);
 }
 
-static void destroy_graph(fuzz_world *world) {
-    fuzz_graph *graph = graph_of(world);
-    if (graph->graph == NULL) return;
+static pst_status destroy(fuzz_world *world, fuzz_graph *graph) {
     const pst_status status = pst_graph_destroy(graph->graph);
     answers(world, status, MAY(OK) | MAY(EBUSY));
-    if (status != PST_OK) return;
+    if (status != PST_OK) return status;
     const fuzz_graph gone = *graph;
     for (size_t i = 0; i < gone.count; i++)
         fuzz_check(gone.tasks[i].is_gate ||
                        gone.tasks[i].ended == (gone.is_growing ? 1 : gone.launches),
                    "a graph was destroyed before its callbacks were made");
     *graph = (fuzz_graph){0};
+    return PST_OK;
+}
+
+static void destroy_graph(fuzz_world *world) {
+    fuzz_graph *graph = graph_of(world);
+    if (graph->graph != NULL) (void)destroy(world, graph);
 }
 
 /* Only what has ended is waited for: no other thread is there to end the rest. */
@@ -273,6 +277,8 @@ static void wait_for(fuzz_world *world) {
     pst_lane *borrowed = fuzz_below(world, 2) ? world->borrowed : NULL;
     if (task != NULL && !task->released)
         answers(world, pst_task_wait(graph->launch, task->handle, borrowed), ends);
+    if (borrowed == NULL)
+        fuzz_check(destroy(world, graph) == PST_OK, "a graph whose tasks have ended is busy");
 }
 
 static void trace(fuzz_world *world) {
@@ -295,19 +301,6 @@ static void trace(fuzz_world *world) {
     }
 }
 
-static void poison(fuzz_world *world) {
-    if (fuzz_below(world, 8) == 7) pst_runtime_poison(world->runtime, PST_EDEVICE, "fuzzed");
-}
-
-fuzz_call *const fuzz_graph_calls[] = {
-    add,        add,       add_gate, create_graph, add_edge,        add_outer, seal,
-    launch_any, pump,      pump,     ask,          ask_for_nothing, release,   destroy_graph,
-    launch_any, open_gate, cancel,   poison,       wait_for,        trace,
-};
-const unsigned fuzz_graph_call_count = sizeof fuzz_graph_calls / sizeof *fuzz_graph_calls;
-
-/* ---- begin and end ---------------------------------------------------------------------- */
-
 static pst_lane *open_lane(fuzz_world *world, pst_lane_mode mode, int on_device,
                            pst_lane_order order, pst_lane *order_with) {
     const pst_lane_options options = {.size = sizeof options,
@@ -317,9 +310,46 @@ static pst_lane *open_lane(fuzz_world *world, pst_lane_mode mode, int on_device,
                                       .order = order,
                                       .order_with = order_with};
     pst_lane *lane = NULL;
-    answers(world, pst_lane_create(world->runtime, &options, &lane), MAY(OK));
+    answers(world, pst_lane_create(world->runtime, &options, &lane),
+            MAY(OK) | (on_device ? MAY(EDEVICE) : 0)); /* which has so many streams */
     return lane;
 }
+
+/* Any but the borrowed one; another lane of its kind comes in its place. */
+static void replace_lane(fuzz_world *world) {
+    if (world->lane_count == 0) return;
+    const size_t index = fuzz_below(world, (unsigned)world->lane_count);
+    const pst_status status = pst_lane_destroy(world->lanes[index]);
+    answers(world, status, MAY(OK) | MAY(EBUSY));
+    if (status != PST_OK) return;
+    pst_lane *lane =
+        open_lane(world, PST_LANE_PUMPED, index >= world->host_lanes, world->orders[index], NULL);
+    if (lane != NULL) {
+        world->lanes[index] = lane;
+        return;
+    }
+    world->lane_count--;
+    if (index < world->host_lanes) world->host_lanes--;
+    for (size_t i = index; i < world->lane_count; i++) {
+        world->lanes[i] = world->lanes[i + 1];
+        world->orders[i] = world->orders[i + 1];
+    }
+}
+
+static void disturb(fuzz_world *world) {
+    const unsigned how = fuzz_below(world, 8);
+    if (how == 7) pst_runtime_poison(world->runtime, PST_EDEVICE, "fuzzed");
+    if (how < 3) replace_lane(world);
+}
+
+fuzz_call *const fuzz_graph_calls[] = {
+    add,        add,       add_gate, create_graph, add_edge,        add_outer, seal,
+    launch_any, pump,      pump,     ask,          ask_for_nothing, release,   destroy_graph,
+    launch_any, open_gate, cancel,   disturb,      wait_for,        trace,
+};
+const unsigned fuzz_graph_call_count = sizeof fuzz_graph_calls / sizeof *fuzz_graph_calls;
+
+/* ---- begin and end ---------------------------------------------------------------------- */
 
 /* The first half of the lanes is on the host, the others on the device, the last one is borrowed.
  */

@@ -85,7 +85,7 @@ def penstock(model: Decoder, given: argparse.Namespace, part_mib: int) -> torch.
         stage=2 if given.keep else 3,
         prefetch_ahead=given.prefetch_ahead,
         bucket_bytes=given.bucket_mib << 20,
-        part_bytes=part_mib << 20,
+        part_bytes=part_mib << 20 or None,
         communicator=given.communicator,
         time_waits=given.time_waits,
     )

@@ -51,6 +51,10 @@ MODEL_TEST(a_launch_begins_when_all_of_the_one_before_is_launched, launch_over_l
            MODEL_NO_PLANT)
 MODEL_TEST(a_launch_can_follow_when_the_wait_for_the_one_before_ends, launch_after_launch,
            MODEL_LATE_COUNT)
+MODEL_TEST(launches_of_two_threads_come_to_all_lanes_in_one_order, two_launchers,
+           MODEL_SPLIT_EXCHANGE)
+MODEL_TEST(a_callback_may_launch_its_graph_again, launch_in_callback, MODEL_SPLIT_CAS)
+MODEL_TEST(a_graph_may_go_when_the_wait_for_it_ends, destroy_after_wait, MODEL_LATE_COUNT)
 MODEL_TEST(a_launch_comes_before_the_poison_or_is_refused, poison_and_launch, MODEL_NO_PLANT)
 MODEL_TEST(what_a_poison_has_stopped_no_added_task_starts_again, poison_and_add, MODEL_NO_PLANT)
 MODEL_TEST(a_gate_that_is_added_beside_a_poison_ends_with_it, poison_and_add_gate, MODEL_NO_PLANT)
@@ -83,6 +87,9 @@ int main(void) {
         cmocka_unit_test(a_sealed_graph_may_go_while_its_gates_opener_returns),
         cmocka_unit_test(a_launch_begins_when_all_of_the_one_before_is_launched),
         cmocka_unit_test(a_launch_can_follow_when_the_wait_for_the_one_before_ends),
+        cmocka_unit_test(launches_of_two_threads_come_to_all_lanes_in_one_order),
+        cmocka_unit_test(a_callback_may_launch_its_graph_again),
+        cmocka_unit_test(a_graph_may_go_when_the_wait_for_it_ends),
         cmocka_unit_test(a_launch_comes_before_the_poison_or_is_refused),
         cmocka_unit_test(what_a_poison_has_stopped_no_added_task_starts_again),
         cmocka_unit_test(a_gate_that_is_added_beside_a_poison_ends_with_it),

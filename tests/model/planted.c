@@ -9,6 +9,9 @@ static const struct {
     const model_program *program;
 } programs[] = {
     {"launch_over_launch", &launch_over_launch},
+    {"two_launchers", &two_launchers},
+    {"launch_in_callback", &launch_in_callback},
+    {"destroy_after_wait", &destroy_after_wait},
     {"poison_and_launch", &poison_and_launch},
     {"poison_and_add", &poison_and_add},
     {"poison_and_add_gate", &poison_and_add_gate},

@@ -15,6 +15,17 @@ endfunction()
 # ---- launches --------------------------------------------------------------------------------
 penstock_model_plant(launch_over_unlaunched sched/launch.c launch_over_launch
   "return pst__load_acquire(&latest->open) >> 32 == 0 &&" "(void)latest; return")
+penstock_model_plant(launches_interleaved sched/launch.c two_launchers
+  "if (graph->is_ordered) {" "if (0) {")
+penstock_model_plant(end_counted_after_callback sched/advance.c launch_in_callback
+  "pst__share_is_last(&share->unlaunched, share))\n        count_open(run, PST__RUN_UNLAUNCHED);"
+  "pst__share_is_last(&share->unlaunched, share) && 0)\n        (void)0;")
+penstock_model_plant(left_before_its_end sched/advance.c destroy_after_wait
+  "    pst__node_become(node, end->number, end->state, end->status);\n    pst__advance_release(advance, node"
+  "    if (end->is_last)
+        (void)pst__sub_acq_rel(&pst__graph_run(node->graph, end->number)->unleft, 1);
+    ((pst__end *)(uintptr_t)end)->is_last = 0;
+    pst__node_become(node, end->number, end->state, end->status);\n    pst__advance_release(advance, node")
 penstock_model_plant(launch_after_poison sched/launch.c poison_and_launch
   "    pst_status poison = pst_runtime_status(runtime);\n    if (poison != PST_OK) return poison;\n" "")
 penstock_model_plant(poisoned_graph_restarted sched/growing.c poison_and_add

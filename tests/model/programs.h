@@ -12,6 +12,7 @@ extern const model_program gate_and_cancel, sealed_gate_and_cancel;
 extern const model_program gate_of_last_launch, cancel_of_last_launch;
 extern const model_program growing_gate_and_destroy, sealed_gate_and_destroy;
 extern const model_program launch_over_launch, launch_after_launch;
+extern const model_program two_launchers, launch_in_callback, destroy_after_wait;
 extern const model_program poison_and_launch, poison_and_add, poison_and_add_gate;
 extern const model_program flight_behind_flight, late_edge_behind_flight, flight_over_flight;
 extern const model_program hook_and_poison, hook_and_two_poisons, hook_removed;

@@ -337,7 +337,11 @@ class _Aside(Generic[Answer]):
         self._answer: Answer
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._call, args=(function, arguments), daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            text = f"the thread that waits for the other ranks could not be started: {error}"
+            raise PenstockError("ESYSTEM", text) from None
 
     def _call(self, function: Callable[..., Answer], arguments: Any) -> None:
         try:
