@@ -244,7 +244,7 @@ static pst_status check(const pst__meeting_place *place, const pst_device *devic
 /* Streams that wait for flags must not share a hardware queue with what the flags wait for. */
 static void check_connections(const pst__ce *ce) {
     const char *given = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-    if (strcmp(ce->device->ops->name, "cuda") != 0) return;
+    if (ce->comm.size == 1 || strcmp(ce->device->ops->name, "cuda") != 0) return;
     if (given == NULL || strtol(given, NULL, 10) < 32)
         pst__log(ce->error, PST_LOG_WARNING,
                  "rank %d, '%s': set CUDA_DEVICE_MAX_CONNECTIONS=32 before the process starts: "

@@ -67,7 +67,8 @@ static void release_owners(pst__transfer_queue *queue, const pst__transfer *last
     } while (transfer != last);
 }
 
-/* Of one that did not run, what it was to wait for failed: the other direction of its key, or all. */
+/* Of one that did not run, what it was to wait for failed: the other direction of its key, or all.
+ */
 static pst_status cause_of(const pst_offload *offload, const pst__transfer *transfer) {
     if (transfer->status != PST_ESKIPPED) return transfer->status;
     const pst_status poison = pst_runtime_status(offload->runtime);

@@ -1,6 +1,7 @@
 /* Compiled kernels on disk. A file is found by the key that says all of what it was made from, and
- * believed if its checksum is right and nobody but this user could have written it. Writers make a file of their own and rename it, so that any
- * number of processes may write and read one key at once. */
+ * believed if its checksum is right and nobody but this user could have written it. Writers make a
+ * file of their own and rename it, so that any number of processes may write and read one key at
+ * once. */
 #ifndef PST_SCHED_DEVICE_CUDA_CACHE_H
 #define PST_SCHED_DEVICE_CUDA_CACHE_H
 

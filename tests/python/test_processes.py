@@ -151,7 +151,12 @@ def test_closing_ends_every_thread(worlds):
 
 
 def send_later(*signals):
-    """Send signals to this process, which waits by then, half a second apart."""
+    """Send signals to this process, which waits by then, half a second apart.
+
+    Ctrl-C's raises KeyboardInterrupt then, also in tests that run in the background of a shell,
+    which has them ignore it.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def send():
         for number in signals:
