@@ -315,6 +315,7 @@ pst_status pst__lane_event_of(pst_lane *lane, pst__node *node, pst_event **event
         *event = node->detail->event;
         return PST_OK;
     }
+    if (pst__lane_is_gone(lane)) return PST_OK; /* all its tasks have ended */
     /* The lane's owner may be in a task, which may take its time. */
     const pst_status status = pst__wait_aside(lane->runtime, try_to_own, lane->leader);
     if (status != PST_OK) return status;

@@ -11,11 +11,13 @@
 
 /* ---- places ----------------------------------------------------------------------------- */
 
-/* In the lists that the place is in. */
+/* In the lists that the place is in; one that others have followed, gone themselves by now, still
+ * leads an order. */
 static int is_served_alike(const pst_lane *place, const pst_lane_options *options) {
     if (options->order_with != NULL)
         return place->leader == options->order_with->leader && place != place->leader;
     if (place->leader != place || place->mode != options->mode) return 0;
+    if (place->follower != NULL && options->order != PST_LANE_BY_SUBMISSION) return 0;
     return place->mode != PST_LANE_SHARED ||
            pst__load_relaxed(&place->worker) == pst__load_relaxed(&options->share_with->worker);
 }

@@ -260,12 +260,15 @@ static pst_status wait_for_opening(const pst__question *asked, pst_lane *borrowe
                              borrowed->name, pst__node_name(asked->node), asked->number);
 }
 
-/* The task is launched, or has ended. */
+/* The task is launched, or has ended: then nothing is left to wait for, and its lane may be gone.
+ */
 static pst_status stream_waits(const pst__question *asked, pst_lane *borrowed) {
     pst__node *node = asked->node;
+    pst_status status;
     if (node->lane == NULL) return wait_for_opening(asked, borrowed);
+    if (pst__task_has_ended(pst__look(asked, &status))) return PST_OK;
     pst_event *event;
-    const pst_status status = pst__lane_event_of(node->lane, node, &event);
+    status = pst__lane_event_of(node->lane, node, &event);
     if (status == PST_OK) return give_wait(asked, borrowed, event);
     return pst__runtime_fail(asked->graph->runtime, status,
                              "lane %s: no event could be recorded for task %s: %s", borrowed->name,

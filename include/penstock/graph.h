@@ -235,9 +235,10 @@ PST_API pst_status pst_launch_cancel(pst_launch launch);
 /* An event recorded after the task on its lane's stream, for use as after_events elsewhere; valid
  * until the task's handle is released, of a sealed graph until the graph is destroyed. NULL until
  * the task is launched, and without memory. Of a gate, once it has passed, the event that its
- * opening in this launch has recorded, until it is opened again; NULL if that recorded none. Any
- * thread, but not from a task's start, test or callback: if nobody could foresee the question it
- * waits for the end of the lane's turn, at most the runtime's deadline (NULL). */
+ * opening in this launch has recorded, until it is opened again; NULL if that recorded none. NULL
+ * once the task's lane is destroyed. Any thread, but not from a task's start, test or callback: if
+ * nobody could foresee the question it waits for the end of the lane's turn, at most the runtime's
+ * deadline (NULL). */
 PST_API pst_event *pst_task_event(pst_launch launch, pst_task task);
 
 #ifdef __cplusplus

@@ -79,6 +79,48 @@ static void lanes_that_come_and_go_leave_no_thread_and_no_memory(void **state) {
     assert_ok(pst_runtime_destroy(runtime));
 }
 
+static void lanes_that_come_after_a_leader_have_an_order_of_their_own(void **state) {
+    (void)state;
+    pst_runtime *runtime = open_runtime(2000);
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
+    pst_lane *leader = open_lane_in_order(runtime, "leader", PST_LANE_PUMPED);
+    assert_ok(pst_lane_destroy(open_with(runtime, "follower", NULL, leader)));
+    assert_ok(pst_lane_destroy(leader));
+    const pst_lane_options options = {.size = sizeof options,
+                                      .name = "urgent",
+                                      .mode = PST_LANE_PUMPED,
+                                      .order = PST_LANE_BY_PRIORITY};
+    pst_lane *urgent;
+    assert_ok(pst_lane_create(runtime, &options, &urgent));
+    step a = {.name = "a"}, b = {.name = "b"};
+    pst_task_release(add_step(graph, urgent, &a, NO_TASK, NO_TASK, NO_TASK));
+    pst_task_release(add_step(graph, urgent, &b, NO_TASK, NO_TASK, NO_TASK));
+    assert_ok(pst_launch_wait((pst_launch){graph, 0}));
+    assert_int_equal(a.runs + b.runs, 2);
+    assert_ok(pst_runtime_destroy(runtime));
+}
+
+/* The task's lane was on the host; one of another device has come into its place, and gone. */
+static void a_task_of_a_destroyed_lane_is_not_waited_for(void **state) {
+    (void)state;
+    queue_device queue;
+    queue_open(&queue);
+    pst_runtime *runtime = open_runtime(20000);
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
+    pst_lane *compute = open_queue_lane(runtime, &queue, "compute", PST_LANE_BORROWED);
+    pst_lane *lane = open_lane(runtime, "host", PST_LANE_PUMPED);
+    step a = {.name = "a"};
+    const pst_task task = add_step(graph, lane, &a, NO_TASK, NO_TASK, NO_TASK);
+    assert_ok(pst_launch_wait((pst_launch){graph, 0}));
+    assert_ok(pst_lane_destroy(lane));
+    assert_ptr_equal(open_queue_lane(runtime, &queue, "gather", PST_LANE_PUMPED), lane);
+    assert_ok(pst_lane_destroy(lane));
+    assert_ok(pst_task_wait((pst_launch){graph, 0}, task, compute));
+    assert_null(pst_task_event((pst_launch){graph, 0}, task));
+    pst_task_release(task);
+    queue_end(&queue, runtime);
+}
+
 static void a_lane_in_use_is_not_destroyed_and_says_by_what(void **state) {
     (void)state;
     pst_runtime *runtime = open_runtime(20000);
@@ -243,6 +285,8 @@ static void a_device_without_a_slot_that_lanes_need_is_refused_by_name(void **st
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lanes_that_come_and_go_leave_no_thread_and_no_memory),
+        cmocka_unit_test(lanes_that_come_after_a_leader_have_an_order_of_their_own),
+        cmocka_unit_test(a_task_of_a_destroyed_lane_is_not_waited_for),
         cmocka_unit_test(a_lane_in_use_is_not_destroyed_and_says_by_what),
         cmocka_unit_test(a_lane_whose_thread_is_in_a_task_stays),
         cmocka_unit_test(borrowed_lanes_outlive_the_worker_that_polls_them),
