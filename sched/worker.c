@@ -37,7 +37,8 @@ static int is_only_lane(const pst__worker *self, const pst_lane *lane) {
 
 /* Its own lane's launches as many as there are; several lanes take turns. */
 static pst__budget budget_of(const pst__worker *self) {
-    const pst_lane *lane = pst__load_relaxed(&self->lanes);
+    /* Acquire: pairs with the release in pst__worker_adopt. */
+    const pst_lane *lane = pst__load_acquire(&self->lanes);
     const int has_several = lane != NULL && lane->next_of_worker != NULL;
     return (pst__budget){.launches = PST__LAUNCHES_A_TURN,
                          .nanoseconds = has_several ? PST__TURN_NS : 0};

@@ -23,6 +23,7 @@ static void report_in_another_order(rank_state *state) {
     if (text_has(state, "reported other gradients"))
         (void)__atomic_add_fetch(&told, 1, __ATOMIC_RELAXED); /* the join publishes it */
     pst_partition_destroy(part.partition);
+    if (!is_on_host(state)) (void)drain_compute(state); /* it frees what the partition gave back */
     for (size_t i = 0; i < part.gradient_count; i++)
         free(part.gradients[i]);
 }

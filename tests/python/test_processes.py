@@ -120,8 +120,8 @@ def fork_in_training():
     return statuses
 
 
-def test_a_child_of_fork_leaves_its_parents_models_alone_and_cannot_train_them(worlds):
-    assert worlds(2).run(fork_in_training) == [[0] * 4] * 2
+def test_a_child_of_fork_leaves_its_parents_models_alone_and_cannot_train_them(fresh_world):
+    assert fresh_world(2).run(fork_in_training) == [[0] * 4] * 2
 
 
 def count_threads():
