@@ -58,6 +58,10 @@ static void hand_over(pst_graph *graph) {
     } else {
         push_batches(graph);
     }
+    /* A cancel meanwhile: lanes may have looked for what is stopped before the push. The fence
+     * orders the push with the look, and pairs with the addition in pst__runtime_note_stop. */
+    pst__fence_store_load();
+    if (pst__load_relaxed(&graph->stop) != PST_OK) pst__runtime_note_stop(runtime);
     for (pst__share *share = graph->shares; share != NULL; share = share->next)
         if (share->count > 0) pst__lane_notify(share->lane);
 }

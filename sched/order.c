@@ -47,6 +47,9 @@ int pst__order_set_aside(pst_lane *leader) {
     const uint64_t stops = pst__load_acquire(&leader->runtime->stops);
     if (leader->stops_seen == stops) return 0;
     leader->stops_seen = stops;
+    /* What was added to a stopped graph, or launched, has told after its push: it is found here. */
+    if (!pst__arrivals_empty(&leader->arrivals))
+        pst__arrivals_move(&leader->arrivals, &leader->ready);
     pst__fifo kept = {NULL, NULL};
     int found = 0;
     for (pst__node *item = leader->ready.first, *next; item != NULL; item = next) {
