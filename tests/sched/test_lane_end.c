@@ -1,4 +1,5 @@
 /* The end of lanes, and new ones in their places. */
+#include "tests/sched/held.h"
 #include "tests/sched/queue_device.h"
 
 #include <pthread.h>
@@ -151,19 +152,6 @@ static void a_lane_in_use_is_not_destroyed_and_says_by_what(void **state) {
     assert_ok(pst_runtime_destroy(runtime));
 }
 
-typedef struct held {
-    int inside, released;
-} held;
-
-static pst_status hold(void *argument, pst_stream *stream) {
-    held *self = argument;
-    (void)stream;
-    __atomic_store_n(&self->inside, 1, __ATOMIC_RELEASE);
-    while (!__atomic_load_n(&self->released, __ATOMIC_ACQUIRE))
-        yield_briefly();
-    return PST_OK;
-}
-
 /* The order is served as one: its thread is in a task of the leader. */
 static void a_lane_whose_thread_is_in_a_task_stays(void **state) {
     (void)state;
@@ -172,14 +160,11 @@ static void a_lane_whose_thread_is_in_a_task_stays(void **state) {
     pst_lane *follower = open_with(runtime, "follower", NULL, leader);
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
     held busy = {0};
-    const pst_task_options options = {
-        .size = sizeof options, .name = "busy", .lane = leader, .work = {hold, NULL, &busy}};
-    assert_ok(pst_graph_add(graph, &options, NULL));
-    while (!__atomic_load_n(&busy.inside, __ATOMIC_ACQUIRE))
-        yield_briefly();
+    pst_task_release(add_work(graph, leader, "busy", hold, &busy));
+    await_inside(&busy);
     assert_status(pst_lane_destroy(follower), PST_ETIMEDOUT);
     assert_error(runtime, "lane follower", "in a task");
-    __atomic_store_n(&busy.released, 1, __ATOMIC_RELEASE);
+    let_go(&busy);
     while (pst_launch_wait((pst_launch){graph, 0}) == PST_ETIMEDOUT)
         ;
     run_one(graph, follower);

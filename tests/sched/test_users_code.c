@@ -1,5 +1,6 @@
 /* The user's code in tasks: on which thread it runs, for how long a thread stays with it, and what
  * happens when it does not return, or does what it must not. */
+#include "tests/sched/held.h"
 #include "tests/sched/queue_device.h"
 
 #include <pthread.h>
@@ -8,39 +9,6 @@
 static void sleep_ms(long ms) {
     const struct timespec pause = {ms / 1000, ms % 1000 * 1000000};
     (void)nanosleep(&pause, NULL);
-}
-
-/* ---- work that waits for the test --------------------------------------------------------- */
-
-typedef struct held {
-    int inside, released;
-} held;
-
-static pst_status hold(void *argument, pst_stream *stream) {
-    held *self = argument;
-    (void)stream;
-    __atomic_store_n(&self->inside, 1, __ATOMIC_RELEASE);
-    while (!__atomic_load_n(&self->released, __ATOMIC_ACQUIRE))
-        yield_briefly();
-    return PST_OK;
-}
-
-static void let_go(held *self) {
-    __atomic_store_n(&self->released, 1, __ATOMIC_RELEASE);
-}
-
-static void await_inside(held *self) {
-    while (!__atomic_load_n(&self->inside, __ATOMIC_ACQUIRE))
-        yield_briefly();
-}
-
-static pst_task add(pst_graph *graph, pst_lane *lane, const char *name,
-                    pst_status (*start)(void *, pst_stream *), void *argument) {
-    const pst_task_options options = {
-        .size = sizeof options, .name = name, .lane = lane, .work = {start, NULL, argument}};
-    pst_task task;
-    assert_ok(pst_graph_add(graph, &options, &task));
-    return task;
 }
 
 /* ---- on which thread ---------------------------------------------------------------------- */
@@ -67,7 +35,7 @@ static void a_workers_tasks_run_on_the_worker_alone(void **state) {
     place seen = {pthread_self(), 0, 0};
     for (int i = 0; i < 100; i++) {
         sleep_ms(1); /* the worker sleeps by now, and a waiter would be first */
-        const pst_task task = add(graph, lane, "here", note_thread, &seen);
+        const pst_task task = add_work(graph, lane, "here", note_thread, &seen);
         (void)pst_run_once(runtime, NULL);
         assert_ok(pst_task_wait((pst_launch){graph, 0}, task, NULL));
         pst_task_release(task);
@@ -91,9 +59,9 @@ static void a_lane_that_takes_help_is_served_by_who_waits(void **state) {
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
     held busy = {0};
     place seen = {pthread_self(), 0, 0};
-    pst_task_release(add(graph, lane, "busy", hold, &busy));
+    pst_task_release(add_work(graph, lane, "busy", hold, &busy));
     await_inside(&busy);
-    const pst_task task = add(graph, helped, "here", note_thread, &seen);
+    const pst_task task = add_work(graph, helped, "here", note_thread, &seen);
     assert_ok(pst_task_wait((pst_launch){graph, 0}, task, NULL));
     assert_int_equal(seen.on_waiter, 1);
     let_go(&busy);
@@ -108,9 +76,9 @@ static void a_wait_runs_no_more_than_what_it_waits_for(void **state) {
     pst_lane *lane = open_lane(runtime, "pumped", PST_LANE_PUMPED);
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
     place seen = {pthread_self(), 0, 0};
-    const pst_task first = add(graph, lane, "first", note_thread, &seen);
+    const pst_task first = add_work(graph, lane, "first", note_thread, &seen);
     for (int i = 0; i < 20; i++)
-        pst_task_release(add(graph, lane, "other", note_thread, &seen));
+        pst_task_release(add_work(graph, lane, "other", note_thread, &seen));
     assert_ok(pst_task_wait((pst_launch){graph, 0}, first, NULL));
     assert_int_equal(seen.count, 1);
     assert_ok(pst_launch_wait((pst_launch){graph, 0}));
@@ -149,11 +117,11 @@ static void lanes_of_one_worker_take_turns_in_time(void **state) {
     place seen = {pthread_self(), 0, 0};
     overtaker quickly = {&seen, -1};
     held busy = {0};
-    pst_task_release(add(graph, slow, "busy", hold, &busy));
+    pst_task_release(add_work(graph, slow, "busy", hold, &busy));
     await_inside(&busy);
     for (int i = 0; i < SLOW; i++)
-        pst_task_release(add(graph, slow, "slow", take_a_while, &seen));
-    pst_task_release(add(graph, quick, "quick", look_at_slow, &quickly));
+        pst_task_release(add_work(graph, slow, "slow", take_a_while, &seen));
+    pst_task_release(add_work(graph, quick, "quick", look_at_slow, &quickly));
     let_go(&busy);
     assert_ok(pst_launch_wait((pst_launch){graph, 0}));
     /* A turn is over after 0.1 ms, and the clock is looked at after 16 launches at most. */
@@ -174,10 +142,10 @@ static void a_lane_joins_an_order_whose_leader_is_in_a_task(void **state) {
                                       .order_with = leader};
     held busy = {0};
     place seen = {pthread_self(), 0, 0};
-    pst_task_release(add(graph, leader, "busy", hold, &busy));
+    pst_task_release(add_work(graph, leader, "busy", hold, &busy));
     await_inside(&busy);
     assert_ok(pst_lane_create(runtime, &options, &follower));
-    pst_task_release(add(graph, follower, "behind", note_thread, &seen));
+    pst_task_release(add_work(graph, follower, "behind", note_thread, &seen));
     assert_int_equal(seen.count, 0);
     let_go(&busy);
     assert_ok(pst_launch_wait((pst_launch){graph, 0}));
@@ -196,8 +164,8 @@ static void an_event_that_cannot_be_recorded_in_time_is_none(void **state) {
     pst_graph *graph = open_graph(runtime, PST_GRAPH_SEALED, "g");
     held first = {.released = 1}, second = {0};
     pst_launch launch;
-    const pst_task a = add(graph, lane, "first", hold, &first);
-    (void)add(graph, lane, "second", hold, &second);
+    const pst_task a = add_work(graph, lane, "first", hold, &first);
+    (void)add_work(graph, lane, "second", hold, &second);
     assert_ok(pst_graph_seal(graph));
     assert_ok(pst_graph_launch(graph, &launch));
     await_inside(&second);
@@ -216,7 +184,7 @@ static void a_destroy_keeps_its_deadline_behind_a_task_that_does_not_come_back(v
     pst_lane *lane = open_lane(runtime, "disk", PST_LANE_WORKER);
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
     held busy = {0};
-    pst_task_release(add(graph, lane, "a long read", hold, &busy));
+    pst_task_release(add_work(graph, lane, "a long read", hold, &busy));
     await_inside(&busy);
     assert_status(pst_runtime_destroy(runtime), PST_ETIMEDOUT);
     assert_error(runtime, "lane disk", "a long read", "destroy it again");
@@ -285,14 +253,14 @@ static void a_wait_in_a_task_or_callback_is_refused_by_name(void **state) {
         pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
         held first = {0};
         waiter self = {.launch = {graph, 0}, .lane = lane, .runtime = runtime};
-        pst_task_release(add(graph, lane, "busy", hold, &first));
+        pst_task_release(add_work(graph, lane, "busy", hold, &first));
         pst_task_options options = {.size = sizeof options, .name = "impatient", .lane = lane};
         if (in_callback)
             options.done = wait_for_all, options.done_argument = &self;
         else
             options.work = (pst_work){wait_inside, NULL, &self};
         assert_ok(pst_graph_add(graph, &options, NULL));
-        self.target = add(graph, lane, "behind", hold, &first);
+        self.target = add_work(graph, lane, "behind", hold, &first);
         let_go(&first);
         assert_ok(pst_launch_wait((pst_launch){graph, 0}));
         assert_status(self.of_task, PST_ESTATE);
@@ -331,7 +299,7 @@ static void a_task_that_unwinds_fails_and_leaves_its_lane(void **state) {
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
     place seen = {pthread_self(), 0, 0};
     pthread_t thread;
-    const pst_task thrower = add(graph, lane, "thrower", end_thread, NULL);
+    const pst_task thrower = add_work(graph, lane, "thrower", end_thread, NULL);
     assert_int_equal(pthread_create(&thread, NULL, pump_until_left, runtime), 0);
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_status(pst_task_wait((pst_launch){graph, 0}, thrower, NULL), PST_EINVAL);
@@ -345,7 +313,7 @@ static void a_task_that_unwinds_fails_and_leaves_its_lane(void **state) {
     assert_int_equal(pthread_create(&thread, NULL, pump_until_left, runtime), 0);
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_ok(pst_task_wait((pst_launch){graph, 0}, caller, NULL));
-    const pst_task next = add(graph, lane, "next", note_thread, &seen);
+    const pst_task next = add_work(graph, lane, "next", note_thread, &seen);
     assert_ok(pst_task_wait((pst_launch){graph, 0}, next, NULL));
     assert_int_equal(seen.count, 2);
     assert_ok(pst_graph_destroy(graph));
@@ -358,8 +326,8 @@ static void a_task_that_ends_its_worker_poisons(void **state) {
     pst_lane *lane = open_lane(runtime, "worker", PST_LANE_WORKER);
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
     place seen = {pthread_self(), 0, 0};
-    pst_task_release(add(graph, lane, "ends it", end_thread, NULL));
-    pst_task_release(add(graph, lane, "never runs", note_thread, &seen));
+    pst_task_release(add_work(graph, lane, "ends it", end_thread, NULL));
+    pst_task_release(add_work(graph, lane, "never runs", note_thread, &seen));
     assert_true(pst_launch_wait((pst_launch){graph, 0}) < 0);
     while (pst_runtime_status(runtime) == PST_OK)
         yield_briefly();
@@ -383,7 +351,7 @@ static void a_failures_reason_is_not_what_another_thread_said(void **state) {
     const pst_lane_options nameless = {.size = sizeof nameless};
     char text[1024];
     held busy = {0};
-    const pst_task read = add(graph, lane, "read", fail_when_released, &busy);
+    const pst_task read = add_work(graph, lane, "read", fail_when_released, &busy);
     await_inside(&busy);
     assert_status(pst_lane_create(runtime, &nameless, &none), PST_EINVAL);
     let_go(&busy);
