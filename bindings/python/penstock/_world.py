@@ -84,11 +84,9 @@ class World:
         if self.gather is None:
             return mine.unsqueeze(0)
         everyones = mine.new_empty(self.size * len(mine))
-        try:
-            self.gather._allgather_base(everyones, mine).wait()
-        except RuntimeError as error:
-            text = f"rank {self.rank} cannot reach the others: {error}"
-            raise PenstockError("EPEER", text) from error
+        self.roll.together(
+            "comparison of the models", lambda: self.gather._allgather_base(everyones, mine).wait()
+        )
         return everyones.view(self.size, -1)
 
     def close(self) -> None:
