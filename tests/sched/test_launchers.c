@@ -85,20 +85,31 @@ static void note_status(void *argument, pst_status status) {
     __atomic_store_n((pst_status *)argument, status, __ATOMIC_RELEASE);
 }
 
-static pst_status never(void *argument) {
-    return __atomic_load_n((int *)argument, __ATOMIC_ACQUIRE) ? PST_OK : PST_PENDING;
-}
+/* A task of the growing graph, on another lane, that keeps it canceled. */
+typedef struct lasting {
+    int started, released;
+} lasting;
 
 static pst_status begin(void *argument, pst_stream *stream) {
-    (void)argument, (void)stream;
+    (void)stream;
+    __atomic_store_n(&((lasting *)argument)->started, 1, __ATOMIC_RELEASE);
     return PST_PENDING;
 }
 
-/* A task of the growing graph, on another lane, that keeps it canceled. */
-static void add_lasting(pst_graph *graph, pst_lane *lane, int *released) {
+static pst_status is_released(void *argument) {
+    const lasting *self = argument;
+    return __atomic_load_n(&self->released, __ATOMIC_ACQUIRE) ? PST_OK : PST_PENDING;
+}
+
+/* It has started when this returns: not launched yet, it would be canceled with the rest. */
+static void add_lasting(pst_runtime *runtime, pst_graph *graph, pst_lane *lane, lasting *self) {
     const pst_task_options options = {
-        .size = sizeof options, .lane = lane, .work = {begin, never, released}};
+        .size = sizeof options, .lane = lane, .work = {begin, is_released, self}};
     assert_ok(pst_graph_add(graph, &options, NULL));
+    while (!__atomic_load_n(&self->started, __ATOMIC_ACQUIRE)) {
+        (void)pst_run_once(runtime, NULL);
+        yield_briefly();
+    }
 }
 
 static void add_noting(pst_graph *graph, pst_lane *lane, pst_status *status) {
@@ -126,7 +137,7 @@ static void what_is_canceled_ends_behind_a_head_that_waits(void **state) {
         pst_graph *growing = open_graph(runtime, PST_GRAPH_GROWING, "growing");
         pst_launch first, second, third = {growing, 0};
         pst_status before = PST_PENDING, behind = PST_PENDING;
-        int released = 0;
+        lasting last = {0, 0};
         const pst_task a = add(sealed, lane, "a", NULL);
         (void)add(sealed, lane, "b", &a);
         assert_ok(pst_graph_seal(sealed));
@@ -134,15 +145,13 @@ static void what_is_canceled_ends_behind_a_head_that_waits(void **state) {
         assert_ok(pst_graph_launch(sealed, &second));
         assert_ok(pst_launch_cancel(second));
         assert_status(pst_launch_wait(second), PST_ECANCELED);
-        add_lasting(growing, other, &released);
+        add_lasting(runtime, growing, other, &last);
         add_noting(growing, lane, &before);
-        while (pst_run_once(runtime, NULL) == PST_OK) /* the lasting one is launched */
-            yield_briefly();
         assert_ok(pst_launch_cancel(third));
         await_cancel(runtime, &before);
         add_noting(growing, lane, &behind); /* canceled with the rest */
         await_cancel(runtime, &behind);
-        __atomic_store_n(&released, 1, __ATOMIC_RELEASE);
+        __atomic_store_n(&last.released, 1, __ATOMIC_RELEASE);
         assert_ok(pst_graph_launch(sealed, &second)); /* and it stands behind the head again */
         assert_ok(pst_gate_open(first, gate, NULL));
         assert_ok(pst_launch_wait(first));
