@@ -17,8 +17,7 @@ static int launch_in_order(pst_lane *leader, pst__spending *spending) {
         pst__lane_beat(leader);
         const int did = serve(head->lane, leader, spending, 1);
         changed |= did;
-        /* Not if what was stopped has left the queue meanwhile: then there is another head. */
-        if (!did && head == pst__lane_first(leader)) break;
+        if (!did) break;
     }
     return changed;
 }

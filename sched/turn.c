@@ -22,13 +22,14 @@ static pst__node *most_urgent(pst_lane *lane) {
     return pst__levels_head(&lane->levels);
 }
 
-/* The node to launch next, which stays in the queue; NULL when there is none yet. */
+/* The node to launch next, which stays in the queue; NULL when there is none yet. Of an order it is
+ * one of the lane that launch_in_order serves: within a turn nothing else comes first. */
 static pst__node *head_of(pst_lane *lane) {
     if (lane->order == PST_LANE_BY_PRIORITY) return most_urgent(lane);
     pst__node *node = pst__lane_first(lane);
-    if (node == NULL || lane->order == PST_LANE_BY_READINESS) return node;
-    if (!pst__node_is_ready(node) && pst__order_set_aside(lane)) node = pst__lane_first(lane);
-    return node != NULL && pst__node_is_ready(node) ? node : NULL;
+    const int waits =
+        lane->order == PST_LANE_BY_SUBMISSION && node != NULL && !pst__node_is_ready(node);
+    return waits ? NULL : node;
 }
 
 static void take_head(pst_lane *lane) {
@@ -165,7 +166,7 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
 static int advance_head(pst__advance *advance, pst_lane *queue) {
     pst_lane *lane = advance->lane;
     pst__node *node = head_of(queue);
-    if (node == NULL || node->lane != lane) return 0; /* of an order: see launch_in_order */
+    if (node == NULL) return 0;
     pst__note_texts(lane);
     const pst_status stop = stop_of(node);
     const pst_status waits = is_in_flight(node) ? PST_PENDING
@@ -291,6 +292,9 @@ int pst__lane_turn(pst_lane *lane, const pst__budget *budget) {
     int changed = pst__load_acquire(&lane->follower) == NULL
                       ? pst__lane_serve(lane, lane, &spending, UINT32_MAX)
                       : pst__order_turn(lane, &spending);
+    /* What is left waits, for a predecessor or for the task that runs. */
+    if (lane->order == PST_LANE_BY_SUBMISSION && pst__lane_first(lane) != NULL)
+        changed |= pst__order_set_aside(lane);
     if (lane->stopped.first != NULL) changed |= pst__order_end_stopped(lane);
     return changed;
 }

@@ -161,6 +161,36 @@ static void what_is_canceled_ends_behind_a_head_that_waits(void **state) {
     }
 }
 
+/* The running task keeps the lane and, in an order, the lane behind which the other one stands. */
+static void what_is_canceled_ends_behind_a_task_that_runs(void **state) {
+    (void)state;
+    for (int in_one_order = 0; in_one_order <= 1; in_one_order++) {
+        pst_runtime *runtime = open_runtime(20000);
+        pst_lane *lane = open_lane_in_order(runtime, "tickets", PST_LANE_WORKER);
+        pst_lane *other = lane;
+        const pst_lane_options behind = {.size = sizeof behind,
+                                         .name = "behind",
+                                         .mode = PST_LANE_WORKER,
+                                         .order = PST_LANE_BY_SUBMISSION,
+                                         .order_with = lane};
+        if (in_one_order) assert_ok(pst_lane_create(runtime, &behind, &other));
+        pst_graph *running = open_graph(runtime, PST_GRAPH_GROWING, "running");
+        pst_graph *sealed = open_graph(runtime, PST_GRAPH_SEALED, "sealed");
+        const pst_task a = add(sealed, lane, "a", NULL);
+        (void)add(sealed, other, "b", &a);
+        assert_ok(pst_graph_seal(sealed));
+        lasting last = {0, 0};
+        pst_launch launch;
+        add_lasting(runtime, running, lane, &last);
+        assert_ok(pst_graph_launch(sealed, &launch));
+        assert_ok(pst_launch_cancel(launch));
+        assert_status(pst_launch_wait(launch), PST_ECANCELED);
+        __atomic_store_n(&last.released, 1, __ATOMIC_RELEASE);
+        assert_ok(pst_launch_wait((pst_launch){running, 0}));
+        assert_ok(pst_runtime_destroy(runtime));
+    }
+}
+
 /* ---- what may be done as soon as an end is seen ------------------------------------------- */
 
 typedef struct loop {
@@ -277,6 +307,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(launches_of_two_threads_keep_one_order_on_all_lanes),
         cmocka_unit_test(what_is_canceled_ends_behind_a_head_that_waits),
+        cmocka_unit_test(what_is_canceled_ends_behind_a_task_that_runs),
         cmocka_unit_test(the_last_callback_of_two_lanes_launches_again),
         cmocka_unit_test(after_the_wait_for_its_task_a_graph_is_destroyed),
         cmocka_unit_test(a_graph_is_destroyed_by_whom_its_callback_tells),

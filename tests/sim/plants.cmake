@@ -1,6 +1,6 @@
 # Bugs that the exploration has to find. Each is a replacement of one text in one of the library's
 # files; a copy with it takes the file's place in an explorer of its own, and the test succeeds when
-# a seed fails and says why in the words expected.
+# a seed fails and says why in the words expected. More arguments are the explorer's.
 
 function(penstock_plant name file expected seeds old new)
   penstock_plant_copy(copy ${name} ${file} "${old}" "${new}")
@@ -11,7 +11,7 @@ function(penstock_plant name file expected seeds old new)
   set_source_files_properties(${copy} PROPERTIES COMPILE_OPTIONS "-fsanitize=thread;-w")
   penstock_explorer_program(sim_plant_${name} ${copy})
   add_test(NAME sim/finds_${name}
-           COMMAND sim_plant_${name} --seeds ${seeds} --expect "${expected}")
+           COMMAND sim_plant_${name} --seeds ${seeds} --expect "${expected}" ${ARGN})
   set_tests_properties(sim/finds_${name} PROPERTIES TIMEOUT 120)
 endfunction()
 
@@ -35,7 +35,7 @@ penstock_plant(release_at_start sched/turn.c "" 5000
   "    lane->current = node;"
   "    lane->current = node; pst__advance_release(advance, node, PST__ALL, PST_OK);")
 penstock_plant(head_not_asked sched/turn.c "before its predecessor" 5000
-  "return node != NULL && pst__node_is_ready(node) ? node : NULL;" "return node;")
+  "return waits ? NULL : node;" "return node;")
 penstock_plant(no_wait_between_lanes sched/turn.c "before its predecessor" 5000
   "if (!pst__is_early(from, lane)) continue;" "continue;")
 penstock_plant(no_wait_of_grown_task sched/growing.c "before its predecessor" 5000
@@ -49,9 +49,7 @@ penstock_plant(events_outside_ignored sched/turn.c "outside of its graph" 5000
 penstock_plant(launches_interleave sched/launch.c "" 20000
   "if (graph->is_ordered) {" "if (0) {")
 penstock_plant(added_between_a_launchs_pushes sched/growing.c "" 40000
-  "    await_launch(graph->runtime);\n" "")
-penstock_plant(another_lanes_head sched/turn.c "" 20000
-  "if (node == NULL || node->lane != lane) return 0;" "if (node == NULL) return 0;")
+  "    await_launch(graph->runtime);\n" "" --program launchers)
 
 # ---- every run drains ------------------------------------------------------------------------
 penstock_plant(lost_edge sched/growing.c "" 5000
@@ -63,6 +61,16 @@ penstock_plant(no_wake_of_arrivals sched/advance.c "" 40000
 penstock_plant(no_look_before_sleep sched/worker.c "" 5000
   "look seen = serve(self);\n        if (seen.changed ||"
   "look seen = {0, 0};\n        if (seen.changed ||")
+
+penstock_plant(added_to_a_stopped_graph sched/growing.c "does not end" 20000
+  "    pst__runtime_note_stop(graph->runtime);\n    pst__lane_notify(lane);" "")
+penstock_plant(launched_while_canceled sched/launch.c "" 40000
+  "if (pst__load_relaxed(&graph->stop) != PST_OK) pst__runtime_note_stop(runtime);" ""
+  --program launchers)
+penstock_plant(arrived_after_the_look sched/order.c "does not end" 20000
+  "        pst__arrivals_move(&leader->arrivals, &leader->ready);" "        (void)0;")
+penstock_plant(stopped_behind_a_task_that_runs sched/turn.c "does not end" 20000
+  "pst__lane_first(lane) != NULL)" "pst__lane_first(lane) != NULL && lane->current == NULL)")
 
 penstock_plant(loop_not_signalled sched/pump.c "" 5000
   "if (descriptor >= 0) make_readable(descriptor);" "")
