@@ -23,14 +23,15 @@ static pst_status run_body(void *argument, pst_stream *stream) {
     return PST_OK;
 }
 
-/* As with the peers, the calling thread is one of the threads: while it waits it serves the first
- * lane. */
+/* As with the peers, the calling thread is one of the threads, and each may run any task: while it
+ * waits it serves the first lane, and helps at the second. */
 static pst_status open_setting(setting *setting) {
     pst_status status = pst_runtime_create(NULL, &setting->runtime);
     for (size_t i = 0; status == PST_OK && i < setting->threads; i++) {
         pst_lane_options options = {.size = sizeof(options),
                                     .name = i == 0 ? "a" : "b",
-                                    .mode = i == 0 ? PST_LANE_PUMPED : PST_LANE_WORKER};
+                                    .mode = i == 0 ? PST_LANE_PUMPED : PST_LANE_WORKER,
+                                    .takes_help = 1};
         status = pst_lane_create(setting->runtime, &options, &setting->lanes[i]);
     }
     return status;
