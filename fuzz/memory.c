@@ -78,7 +78,7 @@ static void give_back(fuzz_world *world) {
 }
 
 static void tend_arena(fuzz_world *world) {
-    pst_arena_stats stats;
+    pst_arena_stats stats = {.size = sizeof stats};
     if (world->arena == NULL) return;
     if (fuzz_below(world, 2))
         pst_arena_trim(world->arena);

@@ -7,7 +7,7 @@ enum { HOOKS = 3, HOOK_CALLS = 400 };
 
 static void ask_runtime(fuzz_world *world) {
     char text[64];
-    pst_runtime_stats stats;
+    pst_runtime_stats stats = {.size = sizeof stats};
     const size_t length = pst_runtime_error(world->runtime, text, fuzz_below(world, sizeof text));
     fuzz_check(length < 4096, "an error text without an end");
     pst_runtime_get_stats(world->runtime, &stats);
@@ -54,8 +54,8 @@ static void ask_dtype(fuzz_world *world) {
 }
 
 static void ask_memory(fuzz_world *world) {
-    pst_arena_stats stats;
-    pst_buckets_stats buckets;
+    pst_arena_stats stats = {.size = sizeof stats};
+    pst_buckets_stats buckets = {.size = sizeof buckets};
     if (world->arena != NULL) pst_arena_reset_peak(world->arena);
     if (world->pinned != NULL) {
         pst_pinned_get_stats(world->pinned, &stats);
@@ -67,7 +67,7 @@ static void ask_memory(fuzz_world *world) {
 }
 
 static void write_trace(fuzz_world *world) {
-    pst_trace_stats stats;
+    pst_trace_stats stats = {.size = sizeof stats};
     pst_trace_get_stats(world->runtime, &stats);
     fuzz_check(stats.overwritten <= stats.records, "wrong statistics");
     (void)pst_trace_write(world->runtime, fuzz_below(world, 2) ? "/dev/null" : "/dev/full");

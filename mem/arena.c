@@ -335,8 +335,9 @@ pst_status pst__arena_find(const pst_arena *arena, const void *memory, pst_lease
 /* ---- stats ---------------------------------------------------------------------------------- */
 
 void pst_arena_get_stats(const pst_arena *arena, pst_arena_stats *stats) {
-    *stats = arena->stats;
-    stats->quarantined = arena->pool.quarantined;
+    pst_arena_stats now = arena->stats;
+    now.quarantined = arena->pool.quarantined;
+    pst__write_sized(stats, &now, sizeof now);
 }
 
 void pst_arena_reset_peak(pst_arena *arena) {

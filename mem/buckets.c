@@ -341,5 +341,5 @@ void pst_buckets_retire(pst_buckets *buckets, uint64_t id, pst_event *event) {
 }
 
 void pst_buckets_get_stats(const pst_buckets *buckets, pst_buckets_stats *stats) {
-    *stats = buckets->stats;
+    pst__write_sized(stats, &buckets->stats, sizeof buckets->stats);
 }

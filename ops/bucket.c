@@ -73,7 +73,7 @@ void pst__bucket_abandon_all(pst_zero *engine) {
 /* ---- filling --------------------------------------------------------------------------------- */
 
 static void note_bucket_bytes(pst_zero *engine) {
-    pst_buckets_stats stats;
+    pst_buckets_stats stats = {.size = sizeof stats};
     pst_buckets_get_stats(engine->buckets, &stats);
     if (stats.bytes > engine->stats.bucket_peak) engine->stats.bucket_peak = stats.bytes;
 }

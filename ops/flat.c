@@ -244,16 +244,17 @@ pst_status pst_flat_updated(pst_flat *flat) {
 }
 
 void pst_flat_get_stats(const pst_flat *flat, pst_flat_stats *stats) {
-    pst_arena_stats arena, large;
-    pst_buckets_stats buckets = {0};
+    pst_arena_stats arena = {.size = sizeof arena}, large = {.size = sizeof large};
+    pst_buckets_stats buckets = {.size = sizeof buckets};
     pst_arena_get_stats(flat->engine->gathered, &arena);
     pst_arena_get_stats(flat->large, &large);
     if (flat->engine->buckets != NULL) pst_buckets_get_stats(flat->engine->buckets, &buckets);
     const pst_zero_stats *waits = &flat->engine->stats;
-    *stats = flat->stats;
-    stats->exposed_ns = waits->exposed_gather_ns + waits->exposed_reduce_ns;
-    stats->late_launches = flat->engine->stats.late_launches;
-    stats->arena_reserved = arena.reserved + large.reserved;
-    stats->arena_peak = arena.peak + large.peak;
-    stats->bucket_bytes = buckets.bytes;
+    pst_flat_stats now = flat->stats;
+    now.exposed_ns = waits->exposed_gather_ns + waits->exposed_reduce_ns;
+    now.late_launches = waits->late_launches;
+    now.arena_reserved = arena.reserved + large.reserved;
+    now.arena_peak = arena.peak + large.peak;
+    now.bucket_bytes = buckets.bytes;
+    pst__write_sized(stats, &now, sizeof now);
 }

@@ -35,7 +35,7 @@ static pst_status open_to(pst_flat *flat, pst_comm *comm, const pst_lease *lease
 
 pst_status pst__flat_open(pst_flat *flat, size_t bytes, pst_lease *lease) {
     pst_zero *engine = flat->engine;
-    pst_arena_stats stats;
+    pst_arena_stats stats = {.size = sizeof stats};
     pst_arena_get_stats(engine->sources, &stats);
     /* A segment of its own: what is opened has the same size on all ranks. */
     bytes = pst__zero_opened_bytes(engine, bytes);

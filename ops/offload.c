@@ -281,12 +281,13 @@ void pst_offload_reap(pst_offload *offload) {
 }
 
 void pst_offload_get_stats(pst_offload *offload, pst_offload_stats *stats) {
-    pst_arena_stats host;
+    pst_arena_stats host = {.size = sizeof host};
     pst__transfer_reap(offload);
     pst_arena_get_stats(offload->host, &host);
-    *stats = offload->stats;
-    stats->keys = offload->table_count;
-    stats->host_bytes = host.leased;
-    stats->host_peak = host.peak;
-    stats->host_registered = host.reserved;
+    pst_offload_stats now = offload->stats;
+    now.keys = offload->table_count;
+    now.host_bytes = host.leased;
+    now.host_peak = host.peak;
+    now.host_registered = host.reserved;
+    pst__write_sized(stats, &now, sizeof now);
 }

@@ -348,9 +348,10 @@ pst_status pst_partition_end_backward(pst_partition *partition, int release) {
 }
 
 void pst_partition_get_stats(const pst_partition *partition, pst_partition_stats *stats) {
-    pst_arena_stats memory;
+    pst_arena_stats memory = {.size = sizeof memory};
     pst_arena_get_stats(partition->memory, &memory);
-    *stats = partition->stats;
-    stats->exposed_ns = partition->engine->stats.exposed_reduce_ns;
-    stats->bucket_bytes = memory.reserved;
+    pst_partition_stats now = partition->stats;
+    now.exposed_ns = partition->engine->stats.exposed_reduce_ns;
+    now.bucket_bytes = memory.reserved;
+    pst__write_sized(stats, &now, sizeof now);
 }

@@ -149,7 +149,7 @@ static pst_status wait_for_bucket(const pst_partition *partition) {
 }
 
 static void note_memory(pst_partition *partition) {
-    pst_buckets_stats stats;
+    pst_buckets_stats stats = {.size = sizeof stats};
     pst_buckets_get_stats(partition->engine->buckets, &stats);
     if (stats.bytes > partition->stats.bucket_peak) partition->stats.bucket_peak = stats.bytes;
 }

@@ -78,7 +78,7 @@ static pst_status create_plan(pst_zero *engine, int grad, const pst_zero_op *ope
  * the host waits until compute has used it; where it cannot the plan's offsets are advice and the
  * pool serves. */
 static void make_room(pst_zero *engine, size_t peak) {
-    pst_arena_stats stats;
+    pst_arena_stats stats = {.size = sizeof stats};
     (void)pst__zero_wait_compute(engine, PST__PATIENCE_NS);
     pst_arena_trim(engine->gathered);
     pst_arena_get_stats(engine->gathered, &stats);

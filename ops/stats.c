@@ -5,7 +5,7 @@
 #include <string.h>
 
 static size_t reserved_by(const pst_arena *arena) {
-    pst_arena_stats stats;
+    pst_arena_stats stats = {.size = sizeof stats};
     pst_arena_get_stats(arena, &stats);
     return stats.reserved;
 }
@@ -16,7 +16,7 @@ void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *given) {
     stats.timed_waits = engine->stalls.measured;
     stats.untimed_waits = engine->stalls.missed;
     stats.exposed_ns = stats.exposed_gather_ns + stats.exposed_reduce_ns;
-    pst_arena_stats arena;
+    pst_arena_stats arena = {.size = sizeof arena};
     pst_arena_get_stats(engine->gathered, &arena);
     stats.arena_peak = arena.peak;
     stats.arena_reserved = arena.reserved;

@@ -115,12 +115,14 @@ pst_status pst_runtime_status(const pst_runtime *runtime) {
 
 void pst_runtime_get_stats(const pst_runtime *runtime, pst_runtime_stats *stats) {
     if (stats == NULL) return;
-    *stats = (pst_runtime_stats){0};
-    if (runtime == NULL) return;
-    /* Relaxed: figures, each on its own. */
-    stats->late_launches = pst__load_relaxed(&runtime->late_launches);
-    stats->late_launch_ns = pst__load_relaxed(&runtime->late_launch_ns);
-    stats->watchdog_reports = pst__load_relaxed(&runtime->watchdog.reports);
+    pst_runtime_stats now = {0};
+    if (runtime != NULL) {
+        /* Relaxed: figures, each on its own. */
+        now.late_launches = pst__load_relaxed(&runtime->late_launches);
+        now.late_launch_ns = pst__load_relaxed(&runtime->late_launch_ns);
+        now.watchdog_reports = pst__load_relaxed(&runtime->watchdog.reports);
+    }
+    pst__write_sized(stats, &now, sizeof now);
 }
 
 /* ---- the end of all work ---------------------------------------------------------------- */

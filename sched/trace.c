@@ -1,5 +1,6 @@
 /* The public face of tracing. */
 #include "base/clock.h"
+#include "base/options.h"
 #include "sched/runtime.h"
 
 #include <penstock/trace.h>
@@ -19,8 +20,9 @@ pst_status pst_trace_write(pst_runtime *runtime, const char *path) {
 
 void pst_trace_get_stats(const pst_runtime *runtime, pst_trace_stats *stats) {
     if (stats == NULL) return;
-    *stats = (pst_trace_stats){0, 0};
-    if (runtime != NULL) pst__trace_get_stats(runtime->trace, &stats->records, &stats->overwritten);
+    pst_trace_stats now = {0};
+    if (runtime != NULL) pst__trace_get_stats(runtime->trace, &now.records, &now.overwritten);
+    pst__write_sized(stats, &now, sizeof now);
 }
 
 /* The calling thread's track; NULL when nothing is recorded. */

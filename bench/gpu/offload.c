@@ -85,7 +85,7 @@ static void fill_keys(const bench *b, size_t bytes, size_t count) {
 }
 
 static void drop_keys(const bench *b, size_t count) {
-    pst_offload_stats stats;
+    pst_offload_stats stats = {.size = sizeof stats};
     for (size_t key = 0; key < 2 * count; key++)
         pst_offload_drop(b->offload, key);
     do

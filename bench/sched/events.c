@@ -86,7 +86,7 @@ static double time_of(void (*call)(void), double per) {
 
 /* Records that one replay leaves. */
 static double records_of_replay(void) {
-    pst_trace_stats before, after;
+    pst_trace_stats before = {.size = sizeof before}, after = {.size = sizeof after};
     pst_trace_get_stats(bench.runtime, &before);
     replay();
     pst_trace_get_stats(bench.runtime, &after);

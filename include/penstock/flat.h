@@ -148,6 +148,7 @@ PST_API pst_status pst_flat_reduce(pst_flat *flat, uint32_t parameter, const voi
 PST_API pst_status pst_flat_end_backward(pst_flat *flat, int release);
 
 typedef struct pst_flat_stats {
+    size_t size;           /* sizeof(pst_flat_stats); where it is not set, nothing is written */
     uint64_t gathers;      /* collectives */
     uint64_t gathered;     /* copies */
     uint64_t gather_bytes; /* of whole copies */

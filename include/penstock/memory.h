@@ -114,6 +114,7 @@ PST_API pst_status pst_arena_forget(pst_arena *arena, const pst_event *event);
 PST_API void pst_arena_quarantine(pst_arena *arena, const pst_lease *lease);
 
 typedef struct pst_arena_stats {
+    size_t size;           /* sizeof(pst_arena_stats); where it is not set, nothing is written */
     size_t reserved;       /* bytes of all segments */
     size_t leased;         /* bytes in leases now */
     size_t peak;           /* the most bytes in leases at once */
@@ -200,6 +201,7 @@ PST_API void pst_buckets_retire(pst_buckets *buckets, uint64_t id, pst_event *ev
 PST_API void pst_buckets_trim(pst_buckets *buckets);
 
 typedef struct pst_buckets_stats {
+    size_t size;    /* sizeof(pst_buckets_stats); where it is not set, nothing is written */
     size_t buckets; /* with memory now */
     size_t bytes;   /* of their memory */
     uint64_t flushes;

@@ -97,6 +97,7 @@ PST_API void pst_offload_drop(pst_offload *offload, uint64_t key);
 PST_API void pst_offload_reap(pst_offload *offload);
 
 typedef struct pst_offload_stats {
+    size_t size; /* sizeof(pst_offload_stats); where it is not set, nothing is written */
     uint64_t stores, store_bytes;
     uint64_t loads, load_bytes;
     uint64_t exposed_ns; /* how long waits have blocked the calling thread */

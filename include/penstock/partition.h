@@ -109,7 +109,8 @@ PST_API pst_status pst_partition_reduce(pst_partition *partition, uint32_t param
 PST_API pst_status pst_partition_end_backward(pst_partition *partition, int release);
 
 typedef struct pst_partition_stats {
-    uint64_t reductions;        /* buckets that went out */
+    size_t size;         /* sizeof(pst_partition_stats); where it is not set, nothing is written */
+    uint64_t reductions; /* buckets that went out */
     uint64_t by_reduce_scatter; /* of them */
     uint64_t bytes;             /* of whole gradients */
     uint64_t exposed_ns;        /* the calling thread waited */

@@ -141,8 +141,9 @@ PST_API pst_status pst_fd(pst_runtime *runtime, int *descriptor);
 PST_API int64_t pst_timeout(const pst_runtime *runtime);
 
 typedef struct pst_runtime_stats {
-    uint64_t late_launches;  /* waits of a stream that blocked the caller until their task was
-                                launched */
+    size_t size;            /* sizeof(pst_runtime_stats); where it is not set, nothing is written */
+    uint64_t late_launches; /* waits of a stream that blocked the caller until their task was
+                               launched */
     uint64_t late_launch_ns; /* how long they blocked, all together */
     uint64_t watchdog_reports;
 } pst_runtime_stats;

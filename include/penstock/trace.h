@@ -32,6 +32,7 @@ PST_API pst_status pst_trace_write(pst_runtime *runtime, const char *path);
 
 /* Since the last start, also while recording. Any thread. */
 typedef struct pst_trace_stats {
+    size_t size;          /* sizeof(pst_trace_stats); where it is not set, nothing is written */
     uint64_t records;     /* all, the overwritten ones included */
     uint64_t overwritten; /* lost to full rings, with lanes and threads that ended (see
                            * pst_trace_start), or on threads for which there was no ring */

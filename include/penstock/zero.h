@@ -259,7 +259,7 @@ PST_API pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_o
 PST_API void pst_zero_set_replay(pst_zero *engine, int enabled);
 
 typedef struct pst_zero_stats {
-    size_t size;                    /* sizeof(pst_zero_stats); set by the caller */
+    size_t size; /* sizeof(pst_zero_stats); where it is not set, nothing is written */
     uint64_t gathers, gather_bytes; /* collectives issued; bytes of gathered groups */
     uint64_t reduces, reduce_bytes; /* collectives issued; bytes of whole gradients */
     uint64_t exposed_ns; /* the calling thread waited: on the host device compute did, for
@@ -283,7 +283,6 @@ typedef struct pst_zero_stats {
      * copies and buckets; for what reductions bring together before they sum it. */
     size_t places_reserved, sources_reserved, staging_reserved;
 } pst_zero_stats;
-/* Nothing where stats->size is not set. */
 PST_API void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats);
 PST_API void pst_zero_reset_stats(pst_zero *engine);
 

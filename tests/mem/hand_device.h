@@ -141,7 +141,7 @@ static inline pst_arena *open_arena(bench *b) {
 }
 
 static inline pst_arena_stats stats_of(const pst_arena *arena) {
-    pst_arena_stats stats;
+    pst_arena_stats stats = {.size = sizeof stats};
     pst_arena_get_stats(arena, &stats);
     return stats;
 }

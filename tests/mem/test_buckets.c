@@ -53,7 +53,7 @@ static void *use_once(fixture *f, pst_event *event) {
 }
 
 static pst_buckets_stats bucket_stats(const fixture *f) {
-    pst_buckets_stats stats;
+    pst_buckets_stats stats = {.size = sizeof stats};
     pst_buckets_get_stats(f->buckets, &stats);
     return stats;
 }

@@ -21,7 +21,7 @@ static void *acquire(pst_pinned *pinned, size_t bytes) {
 }
 
 static pst_arena_stats pinned_stats(pst_pinned *pinned) {
-    pst_arena_stats stats;
+    pst_arena_stats stats = {.size = sizeof stats};
     pst_pinned_get_stats(pinned, &stats);
     return stats;
 }

@@ -58,11 +58,37 @@ static void pinned_memory_needs_a_mutex(void **state) {
     pst_runtime_destroy(runtime);
 }
 
+/* A caller's header may be older than the library, or newer. */
+static void statistics_are_written_as_far_as_the_caller_knows_them(void **state) {
+    (void)state;
+    bench b;
+    bench_open(&b);
+    pst_arena *arena = open_arena(&b);
+    assert_int_equal(pst_arena_add_segment(arena, 4096), PST_OK);
+    pst_arena_stats older = {.size = offsetof(pst_arena_stats, leased), .leased = 77};
+    pst_arena_get_stats(arena, &older);
+    assert_int_equal(older.reserved, 4096);
+    assert_int_equal(older.leased, 77);
+    pst_arena_stats unset = {.reserved = 77};
+    pst_arena_get_stats(arena, &unset);
+    assert_int_equal(unset.reserved, 77);
+    struct {
+        pst_arena_stats known;
+        uint64_t unknown;
+    } newer = {{.size = sizeof newer}, 77};
+    pst_arena_get_stats(arena, &newer.known);
+    assert_int_equal(newer.known.reserved, 4096);
+    assert_int_equal(newer.unknown, 0);
+    pst_arena_destroy(arena);
+    bench_close(&b);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plan_needs_its_intervals_and_a_place_for_the_result),
         cmocka_unit_test(a_segment_that_the_device_refuses_gives_its_reason),
         cmocka_unit_test(pinned_memory_needs_a_mutex),
+        cmocka_unit_test(statistics_are_written_as_far_as_the_caller_knows_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

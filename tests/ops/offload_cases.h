@@ -175,7 +175,7 @@ static void memory_is_released_when_nobody_waits_too(void **state) {
 static void a_known_step_takes_no_memory(void **state) {
     world *w = *state;
     unsigned char *there = device_memory(w, BYTES);
-    pst_offload_stats first, last;
+    pst_offload_stats first = {.size = sizeof first}, last = {.size = sizeof last};
     for (int step = 0; step < 4; step++) {
         for (uint64_t key = 0; key < 6; key++) /* more than fits into one piece */
             assert_ok(pst_offload_store(w->offload, key, there, BYTES, owner(0)));
@@ -200,7 +200,7 @@ static void a_known_step_takes_no_memory(void **state) {
 static void reserved_memory_is_used(void **state) {
     world *w = *state;
     unsigned char *there = device_memory(w, (size_t)8 * BYTES);
-    pst_offload_stats before, after;
+    pst_offload_stats before = {.size = sizeof before}, after = {.size = sizeof after};
     assert_ok(pst_offload_reserve(w->offload, (size_t)8 * BYTES));
     pst_offload_get_stats(w->offload, &before);
     for (uint64_t key = 0; key < 8; key++)
@@ -218,7 +218,7 @@ static void a_key_may_get_another_size(void **state) {
     world *w = *state;
     unsigned char *there = device_memory(w, BYTES), *back = device_memory(w, BYTES);
     unsigned char *less = device_memory(w, 512);
-    pst_offload_stats stats;
+    pst_offload_stats stats = {.size = sizeof stats};
     compute_fill(w, there, 21, BYTES);
     assert_ok(pst_offload_store(w->offload, 2, there, BYTES, owner(0)));
     assert_ok(pst_offload_load(w->offload, 2, back, BYTES, NULL, 0, owner(1)));
@@ -242,7 +242,7 @@ static void a_key_may_get_another_size(void **state) {
 static void a_dropped_key_is_forgotten_and_its_copies_go_on(void **state) {
     world *w = *state;
     unsigned char *there = device_memory(w, BYTES), *back = device_memory(w, BYTES);
-    pst_offload_stats stats;
+    pst_offload_stats stats = {.size = sizeof stats};
     compute_fill(w, there, 31, BYTES);
     assert_ok(pst_offload_store(w->offload, 2, there, BYTES, owner(0)));
     assert_ok(pst_offload_load(w->offload, 2, back, BYTES, NULL, 0, owner(1)));
@@ -262,7 +262,7 @@ static void a_dropped_key_is_forgotten_and_its_copies_go_on(void **state) {
 static void memory_of_the_caller_is_adopted(void **state) {
     world *w = *state;
     unsigned char *back = device_memory(w, BYTES), *given = malloc(BYTES);
-    pst_offload_stats stats;
+    pst_offload_stats stats = {.size = sizeof stats};
     void *memory = NULL;
     size_t bytes = 0;
     memset(given, 41, BYTES);

@@ -250,7 +250,7 @@ static inline void check_all(const part *part, expected_value expected) {
 }
 
 static inline pst_partition_stats stats_now(const part *part) {
-    pst_partition_stats stats;
+    pst_partition_stats stats = {.size = sizeof stats};
     pst_partition_get_stats(part->partition, &stats);
     return stats;
 }

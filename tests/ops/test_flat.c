@@ -59,7 +59,7 @@ static void every_step_is_right(void **unused) {
 
 static void in_place_body(rank_state *state) {
     flat_rank rank;
-    pst_flat_stats stats;
+    pst_flat_stats stats = {.size = sizeof stats};
     open_flat(&rank, state);
     if (state->failure[0] == '\0') train(&rank, 4);
     pst_flat_get_stats(rank.flat, &stats);
@@ -123,7 +123,7 @@ static void large_gradients_travel_in_parts(void **unused) {
 
 static void ahead_body(rank_state *state) {
     flat_rank rank;
-    pst_flat_stats before, after;
+    pst_flat_stats before = {.size = sizeof before}, after = {.size = sizeof after};
     open_flat(&rank, state);
     if (state->failure[0] == '\0') train(&rank, 3);
     pst_flat_get_stats(rank.flat, &before);
@@ -146,7 +146,7 @@ static void what_followed_once_is_gathered_ahead_in_few_collectives(void **unuse
 /* How many of the copies are gathered when a hint names them. */
 static size_t hinted(flat_rank *rank, size_t first, size_t count) {
     uint32_t copies[MOST_PARAMETERS];
-    pst_flat_stats before, after;
+    pst_flat_stats before = {.size = sizeof before}, after = {.size = sizeof after};
     pst_flat_get_stats(rank->flat, &before);
     for (size_t i = 0; i < count; i++)
         (void)pst_flat_copy(rank->flat, rank->parameters[first + i], PST_FLOAT32, &copies[i]);
@@ -233,7 +233,7 @@ static void large_copies_take_turns_at_one_place(void **unused) {
 /* As in a forward and its backward. */
 static void again_body(rank_state *state) {
     const size_t uses[] = {0, 1, 2, 2, 1, 0};
-    pst_flat_stats before = {0}, after = {0};
+    pst_flat_stats before = {.size = sizeof before}, after = {.size = sizeof after};
     flat_rank rank;
     open_flat(&rank, state);
     for (int step = 0; step < 3 && state->failure[0] == '\0'; step++) {

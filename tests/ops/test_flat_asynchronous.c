@@ -143,7 +143,7 @@ static void count_calls(rank_state *state) {
 /* Of the fifth step. */
 static void count_body(rank_state *state) {
     flat_rank rank;
-    pst_flat_stats before, after;
+    pst_flat_stats before = {.size = sizeof before}, after = {.size = sizeof after};
     size_t first[CALLS], last[CALLS];
     count_calls(state);
     open_flat(&rank, state);

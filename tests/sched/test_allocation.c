@@ -64,7 +64,7 @@ static void replaying_asks_for_no_memory(void **state) {
 }
 
 static uint64_t count_records(const pst_runtime *runtime) {
-    pst_trace_stats stats;
+    pst_trace_stats stats = {.size = sizeof stats};
     pst_trace_get_stats(runtime, &stats);
     return stats.records;
 }

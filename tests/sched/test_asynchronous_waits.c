@@ -22,7 +22,7 @@ static void a_wait_gives_the_stream_the_wait_and_returns(void **state) {
 static void a_wait_that_comes_before_the_launch_is_counted_as_late(void **state) {
     fixture *f = *state;
     step a = {.name = "a"};
-    pst_runtime_stats stats;
+    pst_runtime_stats stats = {.size = sizeof stats};
     pst_launch launch;
     pst_task ta = add_quiet(f, f->graph, f->gather, &a, NO_TASK, NO_TASK);
     assert_ok(pst_graph_seal(f->graph));

@@ -77,7 +77,7 @@ static void lanes_workers_and_arrows_are_recorded(void **state) {
         assert_int_equal(count_of(text, "\"ph\":\"s\""), 2);
         assert_int_equal(count_of(text, "\"ph\":\"f\""), 2);
         assert_int_equal(count_of(text, "\"gather\""), 1);
-        pst_trace_stats stats;
+        pst_trace_stats stats = {.size = sizeof stats};
         pst_trace_get_stats(runtime, &stats);
         assert_true(stats.records >= 8);
         assert_int_equal(stats.overwritten, 0);
@@ -134,7 +134,7 @@ static void nothing_is_recorded_unless_started(void **state) {
     pst_trace_begin(runtime, "step");
     run(runtime, PST_GRAPH_GROWING, lanes);
     pst_trace_end(runtime);
-    pst_trace_stats stats;
+    pst_trace_stats stats = {.size = sizeof stats};
     pst_trace_get_stats(runtime, &stats);
     assert_int_equal(stats.records, 0);
     pst_runtime_destroy(runtime);
@@ -198,7 +198,7 @@ static void a_mark_of_a_thread_too_many_is_lost_once(void **state) {
         assert_int_equal(pthread_create(&threads[i], NULL, mark, &marking), 0);
     for (int i = 0; i < MARKING_THREADS; i++)
         assert_int_equal(pthread_join(threads[i], NULL), 0);
-    pst_trace_stats stats;
+    pst_trace_stats stats = {.size = sizeof stats};
     pst_trace_get_stats(marking.runtime, &stats);
     assert_int_equal(stats.records, MARKING_THREADS);
     assert_int_equal(stats.overwritten, 1);

@@ -143,7 +143,7 @@ static void a_report_comes_once_a_task(void **state) {
         }
         let_end(&steps[task]);
     }
-    pst_runtime_stats stats;
+    pst_runtime_stats stats = {.size = sizeof stats};
     pst_runtime_get_stats(runtime, &stats);
     assert_int_equal(stats.watchdog_reports, 2);
     pump(runtime);

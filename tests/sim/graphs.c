@@ -216,7 +216,7 @@ static void run_graph(program *self) {
 
 /* A program of one task that never ends is stopped by the watchdog, and no other is. */
 static void check_watchdog(program *self) {
-    pst_runtime_stats stats;
+    pst_runtime_stats stats = {.size = sizeof stats};
     pst_runtime_get_stats(self->runtime, &stats);
     if (!may_fail(self) && stats.watchdog_reports != 0)
         sim_fail("the watchdog has reported a task that ends");

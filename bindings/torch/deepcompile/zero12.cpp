@@ -225,6 +225,7 @@ void Zero12::end_backward(int64_t, bool release_reduce_buckets) {
 
 size_t Zero12::bucket_bytes() const {
     pst_partition_stats stats{};
+    stats.size = sizeof stats;
     if (partition_ != nullptr) pst_partition_get_stats(partition_, &stats);
     return stats.bucket_bytes;
 }

@@ -96,6 +96,7 @@ pst_flat *Zero3::flat() {
 
 pst_flat_stats Zero3::stats() const {
     pst_flat_stats stats{};
+    stats.size = sizeof stats;
     if (flat_ != nullptr) pst_flat_get_stats(flat_, &stats);
     return stats;
 }
