@@ -24,14 +24,13 @@ static inline void pst__read_optional(void *options, size_t size, const void *gi
         (void)pst__read_options(options, size, given);
 }
 
-/* Fills in a struct that begins with its size, as far as the caller's header knows it; what this
- * library does not know yet is zero. Nothing where the size is not set: what stands there then, if
- * not 0, is hardly ever as little as a struct has. */
+/* Fills in a struct that begins with its size, as far as the caller's header and this library both
+ * know it. Nothing where the size is not set. A size that is no struct's, as memory may hold it, is
+ * never followed further than the struct is long here. */
 static inline void pst__write_sized(void *to, const void *from, size_t size) {
     size_t given_size;
     memcpy(&given_size, to, sizeof given_size);
-    if (given_size < sizeof given_size || given_size > 4096) return;
-    memset((char *)to + sizeof given_size, 0, given_size - sizeof given_size);
+    if (given_size < sizeof given_size) return;
     const size_t known = given_size < size ? given_size : size;
     memcpy((char *)to + sizeof given_size, (const char *)from + sizeof given_size,
            known - sizeof given_size);
