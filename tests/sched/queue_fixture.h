@@ -59,6 +59,12 @@ static inline void turns(fixture *f, int count) {
         (void)pst_run_once(f->runtime, NULL);
 }
 
+/* Until all is launched that can be: a turn launches something if anything can be, but its time is
+ * bounded, so that on a slow machine it may be no more than one task. */
+static inline void settle(fixture *f) {
+    turns(f, 16);
+}
+
 static inline void finish(fixture *f) {
     int idle = 0;
     while (!idle) {

@@ -11,12 +11,12 @@ static void tasks_are_launched_before_their_predecessors_are_done(void **state) 
     assert_ok(pst_graph_seal(f->graph));
     pst_launch launch;
     assert_ok(pst_graph_launch(f->graph, &launch));
-    turns(f, 3);
+    settle(f);
     assert_ran(&f->launched, "a", "b", "c");
     assert_int_equal(f->ran.length, 0);
     assert_status(pst_task_test(launch, ta), PST_PENDING);
     queue_drain(&f->queue);
-    turns(f, 3);
+    settle(f);
     assert_ran(&f->ran, "a", "b", "c");
     assert_ok(pst_task_test(launch, tc));
     assert_ok(pst_launch_wait(launch));
@@ -32,7 +32,7 @@ static void an_edge_within_a_lane_costs_no_event_and_no_wait(void **state) {
     }
     assert_ok(pst_graph_seal(f->graph));
     assert_ok(pst_graph_launch(f->graph, NULL));
-    turns(f, 1);
+    settle(f);
     assert_int_equal(f->queue.works, 8);
     assert_int_equal(f->queue.waits, 0);
     assert_int_equal(f->queue.recorded, 1); /* one behind the last, to see the end of them all */
@@ -48,7 +48,7 @@ static void an_edge_between_lanes_costs_one_record_a_task_and_one_wait_an_edge(v
     (void)add_quiet(f, f->graph, f->reduce, &d, ta, NO_TASK);
     assert_ok(pst_graph_seal(f->graph));
     assert_ok(pst_graph_launch(f->graph, NULL));
-    turns(f, 3);
+    settle(f);
     assert_int_equal(f->queue.works, 4);
     assert_int_equal(f->queue.waits, 3);
     assert_int_equal(f->queue.recorded, 2 + 1); /* a, b, and the end of the reduce lane */
@@ -62,7 +62,7 @@ static void the_streams_keep_the_order_between_lanes(void **state) {
     (void)add_quiet(f, f->graph, f->reduce, &b, ta, NO_TASK);
     assert_ok(pst_graph_seal(f->graph));
     assert_ok(pst_graph_launch(f->graph, NULL));
-    turns(f, 3);
+    settle(f);
     while (queue_step(&f->queue, pst_lane_stream(f->reduce)))
         assert_int_equal(f->ran.length, 0);
     queue_drain(&f->queue);
@@ -93,7 +93,7 @@ static void the_next_launch_may_begin_while_tasks_are_in_flight(void **state) {
     assert_ok(pst_graph_seal(f->graph));
     pst_launch first, second;
     assert_ok(pst_graph_launch(f->graph, &first));
-    turns(f, 3);
+    settle(f);
     assert_ok(pst_graph_launch(f->graph, &second));
     assert_status(pst_task_test(first, ta), PST_PENDING);
     finish(f);
@@ -132,7 +132,7 @@ static void only_the_oldest_event_of_a_lane_is_polled(void **state) {
     }
     assert_ok(pst_graph_seal(f->graph));
     assert_ok(pst_graph_launch(f->graph, NULL));
-    turns(f, 2); /* the second finds nothing more to launch */
+    settle(f); /* the last turn finds nothing more to launch */
     const size_t before = f->queue.queries;
     turns(f, 1);
     assert_int_equal(f->queue.queries, before + 1);
@@ -147,7 +147,7 @@ static void a_callback_comes_when_the_device_is_done(void **state) {
     (void)add_step(f->graph, f->gather, &a, NO_TASK, NO_TASK, NO_TASK);
     assert_ok(pst_graph_seal(f->graph));
     assert_ok(pst_graph_launch(f->graph, NULL));
-    turns(f, 3);
+    settle(f);
     assert_int_equal(a.callbacks, 0);
     queue_drain(&f->queue);
     turns(f, 1);
@@ -163,10 +163,10 @@ static void a_host_task_behind_a_device_task_starts_when_that_is_done(void **sta
     (void)add_quiet(f, f->graph, f->reduce, &c, tb, NO_TASK);
     assert_ok(pst_graph_seal(f->graph));
     assert_ok(pst_graph_launch(f->graph, NULL));
-    turns(f, 3);
+    settle(f);
     assert_ran(&f->launched, "a");
     queue_drain(&f->queue);
-    turns(f, 3);
+    settle(f);
     assert_ran(&f->launched, "a", "b", "c");
     finish(f);
 }
@@ -204,7 +204,7 @@ static void a_host_task_behind_a_gate_starts_when_the_callers_stream_is_there(vo
         assert_ok(pst_graph_launch(f->graph, &launch));
         assert_ok(queue_launch(&f->queue.device, pst_lane_stream(f->compute), &work));
         assert_ok(pst_gate_open(launch, gate, f->compute));
-        turns(f, 3);
+        settle(f);
         assert_int_equal(a.runs, k - 1);
         finish(f);
         assert_int_equal(a.runs, k);
@@ -236,7 +236,7 @@ static void gates_that_pass_out_of_order_end_by_their_own_events(void **state) {
     assert_ok(pst_gate_open(launch, key, NULL));
     assert_true(queue_step(&f->queue, pst_lane_stream(f->compute)));
     assert_true(queue_step(&f->queue, pst_lane_stream(f->compute)));
-    turns(f, 3);
+    settle(f);
     assert_int_equal(quiet[0].runs, 1);
     assert_int_equal(a.runs, 0);
     finish(f);
@@ -256,7 +256,7 @@ static void a_growing_graphs_gate_does_the_same(void **state) {
     assert_ok(queue_launch(&f->queue.device, pst_lane_stream(f->compute), &work));
     assert_ok(pst_gate_open(launch, gate, f->compute));
     pst_task tc = add_quiet(f, growing, f->reduce, &c, gate, NO_TASK); /* late, behind its event */
-    turns(f, 3);
+    settle(f);
     assert_int_equal(a.runs, 1);
     assert_int_equal(b.runs, 0);
     assert_int_equal(c.runs, 1);

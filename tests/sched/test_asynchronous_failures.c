@@ -28,7 +28,7 @@ static void a_failure_after_the_launch_poisons_the_runtime(void **state) {
     pst_launch launch;
     assert_ok(pst_graph_launch(f->graph, &launch));
     f->queue.fail_query = PST_EDEVICE;
-    turns(f, 4);
+    settle(f);
     assert_status(pst_runtime_status(f->runtime), PST_EDEVICE);
     assert_error(f->runtime, "rank 3", "lane gather", "task broken");
     assert_int_equal(a.reported, PST_EDEVICE);
@@ -46,7 +46,7 @@ static void what_a_device_answers_need_not_be_a_status(void **state) {
     assert_ok(pst_graph_seal(f->graph));
     assert_ok(pst_graph_launch(f->graph, NULL));
     f->queue.fail_query = (pst_status)-1000;
-    turns(f, 4);
+    settle(f);
     assert_status(pst_runtime_status(f->runtime), PST_EINVAL);
     assert_int_equal(a.reported, PST_EINVAL);
     assert_int_equal(b.reported, PST_ESKIPPED);
@@ -60,7 +60,7 @@ static void an_event_that_cannot_be_recorded_poisons_the_runtime(void **state) {
     assert_ok(pst_graph_seal(f->graph));
     assert_ok(pst_graph_launch(f->graph, NULL));
     f->queue.fail_record = PST_EDEVICE;
-    turns(f, 4);
+    settle(f);
     assert_status(pst_runtime_status(f->runtime), PST_EDEVICE);
     assert_int_equal(a.callbacks, 1);
     assert_int_equal(b.callbacks, 1);
