@@ -132,8 +132,8 @@ static void release_list(pst__advance *advance, pst__grown *task, pst__link **li
 void pst__grown_release(pst__advance *advance, pst__node *node, pst__phase phase,
                         pst_status status) {
     pst__grown *task = grown_of(node);
-    /* Nothing is early behind a host task: see pst__is_early. */
-    const int has_early = node->lane == NULL || node->lane->asynchronous;
+    /* Relaxed: this thread alone closes it. */
+    const int has_early = pst__load_relaxed(&task->early) != &closed;
     if (has_early && phase != PST__WHEN_DONE)
         release_list(advance, task, &task->early, phase, status);
     if (phase != PST__WHEN_LAUNCHED) release_list(advance, task, &task->late, phase, status);
@@ -290,6 +290,9 @@ static void fill(pst_graph *graph, pst__grown *task, const pst_task_options *opt
     node->detail = &task->detail;
     node->flags = PST__NODE_GROWING | (node->flags & PST__NODE_EVENT);
     pst__detail_fill(&task->detail, options);
+    /* Nothing is early behind a host task: see pst__is_early. So it stays when the lane has gone,
+     * and its place is another device's. */
+    if (!options->lane->asynchronous) task->early = &closed;
     /* One more than it has predecessors, so that it waits for the end of this call. */
     node->pending = (uint32_t)options->after_count + 1;
     task->references = references;

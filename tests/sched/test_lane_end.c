@@ -101,6 +101,28 @@ static void lanes_that_come_after_a_leader_have_an_order_of_their_own(void **sta
     assert_ok(pst_runtime_destroy(runtime));
 }
 
+/* The task's lane was on the host; in its place is one of the device that its successor runs on. */
+static void what_follows_a_task_of_a_destroyed_lane_runs(void **state) {
+    (void)state;
+    queue_device queue;
+    queue_open(&queue);
+    pst_runtime *runtime = open_runtime(2000);
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
+    pst_lane *lane = open_lane(runtime, "host", PST_LANE_PUMPED);
+    pst_lane *reduce = open_queue_lane(runtime, &queue, "reduce", PST_LANE_PUMPED);
+    step a = {.name = "a"}, b = {.name = "b"};
+    const pst_task task = add_step(graph, lane, &a, NO_TASK, NO_TASK, NO_TASK);
+    assert_ok(pst_launch_wait((pst_launch){graph, 0}));
+    assert_ok(pst_lane_destroy(lane));
+    assert_ptr_equal(open_queue_lane(runtime, &queue, "gather", PST_LANE_PUMPED), lane);
+    pst_task_release(add_step(graph, reduce, &b, task, NO_TASK, NO_TASK));
+    pst_task_release(task);
+    for (int i = 0; i < 4; i++)
+        (void)pst_run_once(runtime, NULL);
+    assert_int_equal(b.runs, 1);
+    queue_end(&queue, runtime);
+}
+
 /* The task's lane was on the host; one of another device has come into its place, and gone. */
 static void a_task_of_a_destroyed_lane_is_not_waited_for(void **state) {
     (void)state;
@@ -272,6 +294,7 @@ int main(void) {
         cmocka_unit_test(lanes_that_come_and_go_leave_no_thread_and_no_memory),
         cmocka_unit_test(lanes_that_come_after_a_leader_have_an_order_of_their_own),
         cmocka_unit_test(a_task_of_a_destroyed_lane_is_not_waited_for),
+        cmocka_unit_test(what_follows_a_task_of_a_destroyed_lane_runs),
         cmocka_unit_test(a_lane_in_use_is_not_destroyed_and_says_by_what),
         cmocka_unit_test(a_lane_whose_thread_is_in_a_task_stays),
         cmocka_unit_test(borrowed_lanes_outlive_the_worker_that_polls_them),
