@@ -34,8 +34,7 @@ typedef struct world {
     pst_runtime *runtime;
     pst_lane *lanes[LANES];
     uint32_t lane_count;
-    int is_held; /* a lane is, behind a closed gate: every launch is canceled, and ends all the same
-                  */
+    int is_held; /* a lane, by a closed gate: all launches are canceled, and end behind it */
     pst_launch held;
     pst_task gate;
 } world;
@@ -49,9 +48,8 @@ struct launcher {
     pst_launch launch;
     task tasks[TASKS + ADDED];
     uint32_t count, begun, relaunches;
-    uint32_t left;  /* callbacks of this launch still to come */
-    uint32_t added; /* the first one */
-
+    uint32_t left;            /* callbacks of this launch still to come */
+    uint32_t added;           /* the first one */
     int is_canceled, may_end; /* may_end: the task that lasts */
 };
 
