@@ -101,6 +101,17 @@ static void lanes_that_come_after_a_leader_have_an_order_of_their_own(void **sta
     assert_ok(pst_runtime_destroy(runtime));
 }
 
+/* Runs a task on a host lane, in whose place comes one of the device: *lane. */
+static pst_task run_and_replace(pst_graph *graph, pst_runtime *runtime, queue_device *queue,
+                                step *self, pst_lane **lane) {
+    *lane = open_lane(runtime, "host", PST_LANE_PUMPED);
+    const pst_task task = add_step(graph, *lane, self, NO_TASK, NO_TASK, NO_TASK);
+    assert_ok(pst_launch_wait((pst_launch){graph, 0}));
+    assert_ok(pst_lane_destroy(*lane));
+    assert_ptr_equal(open_queue_lane(runtime, queue, "gather", PST_LANE_PUMPED), *lane);
+    return task;
+}
+
 /* The task's lane was on the host; in its place is one of the device that its successor runs on. */
 static void what_follows_a_task_of_a_destroyed_lane_runs(void **state) {
     (void)state;
@@ -108,13 +119,10 @@ static void what_follows_a_task_of_a_destroyed_lane_runs(void **state) {
     queue_open(&queue);
     pst_runtime *runtime = open_runtime(2000);
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
-    pst_lane *lane = open_lane(runtime, "host", PST_LANE_PUMPED);
+    pst_lane *lane;
     pst_lane *reduce = open_queue_lane(runtime, &queue, "reduce", PST_LANE_PUMPED);
     step a = {.name = "a"}, b = {.name = "b"};
-    const pst_task task = add_step(graph, lane, &a, NO_TASK, NO_TASK, NO_TASK);
-    assert_ok(pst_launch_wait((pst_launch){graph, 0}));
-    assert_ok(pst_lane_destroy(lane));
-    assert_ptr_equal(open_queue_lane(runtime, &queue, "gather", PST_LANE_PUMPED), lane);
+    const pst_task task = run_and_replace(graph, runtime, &queue, &a, &lane);
     pst_task_release(add_step(graph, reduce, &b, task, NO_TASK, NO_TASK));
     pst_task_release(task);
     for (int i = 0; i < 4; i++)
@@ -131,12 +139,9 @@ static void a_task_of_a_destroyed_lane_is_not_waited_for(void **state) {
     pst_runtime *runtime = open_runtime(20000);
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
     pst_lane *compute = open_queue_lane(runtime, &queue, "compute", PST_LANE_BORROWED);
-    pst_lane *lane = open_lane(runtime, "host", PST_LANE_PUMPED);
+    pst_lane *lane;
     step a = {.name = "a"};
-    const pst_task task = add_step(graph, lane, &a, NO_TASK, NO_TASK, NO_TASK);
-    assert_ok(pst_launch_wait((pst_launch){graph, 0}));
-    assert_ok(pst_lane_destroy(lane));
-    assert_ptr_equal(open_queue_lane(runtime, &queue, "gather", PST_LANE_PUMPED), lane);
+    const pst_task task = run_and_replace(graph, runtime, &queue, &a, &lane);
     assert_ok(pst_lane_destroy(lane));
     assert_ok(pst_task_wait((pst_launch){graph, 0}, task, compute));
     assert_null(pst_task_event((pst_launch){graph, 0}, task));
