@@ -1,6 +1,6 @@
 /* A program for a run: several threads, each with graphs of its own, that launch over the same
- * lanes, from callbacks too, cancel, also behind a lane that is held, and destroy a graph as soon as
- * they have seen its end. */
+ * lanes, from callbacks too, cancel, also behind a lane that is held, and destroy a graph as soon
+ * as they have seen its end. */
 #ifndef PST_TESTS_SIM_LAUNCHERS_H
 #define PST_TESTS_SIM_LAUNCHERS_H
 
