@@ -326,8 +326,11 @@ static void a_task_that_ends_its_worker_poisons(void **state) {
     pst_lane *lane = open_lane(runtime, "worker", PST_LANE_WORKER);
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
     place seen = {pthread_self(), 0, 0};
+    held busy = {0}; /* for nothing is added to a poisoned runtime */
+    pst_task_release(add_work(graph, lane, "busy", hold, &busy));
     pst_task_release(add_work(graph, lane, "ends it", end_thread, NULL));
     pst_task_release(add_work(graph, lane, "never runs", note_thread, &seen));
+    let_go(&busy);
     assert_true(pst_launch_wait((pst_launch){graph, 0}) < 0);
     while (pst_runtime_status(runtime) == PST_OK)
         yield_briefly();
