@@ -193,7 +193,8 @@ static void waits_are_timed_where_that_is_asked_for_alone(void **state) {
         pass_stream(&world->ranks[i]);
     assert_int_equal(stats_of(0).timed_waits + stats_of(0).untimed_waits, 0);
     assert_int_equal(pst_trace_start(world->ranks[0].runtime), PST_OK);
-    on_ranks(world, RANKS, step);
+    begin_use(&engines[0]); /* before rank 1, and so there is something to wait for */
+    begin_use(&engines[1]);
     all_are_well();
     for (int i = 0; i < RANKS; i++)
         pass_stream(&world->ranks[i]);
