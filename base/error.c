@@ -33,7 +33,7 @@ pst_status pst__fail(pst__error *error, pst_status status, const char *format, .
     va_end(arguments);
     ck_spinlock_lock(&error->lock);
     memcpy(error->text, text, sizeof text);
-    pst__store_relaxed(&error->count, error->count + 1); /* failed.h reads it without the lock */
+    pst__store_relaxed(&error->count, error->count + 1); /* calls.h reads it without the lock */
     said.number = error->count;
     ck_spinlock_unlock(&error->lock);
     said.to = error;

@@ -21,8 +21,8 @@ function(penstock_run directory)
   endif()
 endfunction()
 
-# Whether there is a library of these flags. One without a stamp is somebody else's, who answers
-# for its flags.
+# Whether `build` holds a library of these flags. A library without a stamp was brought along, and
+# is taken as it is.
 function(penstock_has_jemalloc result build flags)
   set(have "${flags}")
   if(EXISTS ${build}/penstock.stamp)

@@ -2,25 +2,26 @@
 # `penstock_internal`, static, lets tests reach everything.
 find_package(Threads REQUIRED)
 
-file(GLOB sources CONFIGURE_DEPENDS base/*.c tracing/*.c sched/*.c sched/device/*.c mem/*.c ops/*.c)
+file(GLOB sources CONFIGURE_DEPENDS base/*.c tracing/*.c sched/*.c sched/device/*.c sched/cuda/*.c
+     mem/*.c ops/*/*.c ops/*/*/*.c)
 if(PENSTOCK_CUDA_INCLUDE)
-  list(FILTER sources EXCLUDE REGEX "/device/cuda_absent\\.c$")
+  list(FILTER sources EXCLUDE REGEX "/sched/cuda/absent\\.c$")
 else()
-  list(FILTER sources EXCLUDE REGEX "/device/cuda(_[a-z]+)?\\.c$")
-  list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/sched/device/cuda_absent.c)
+  list(FILTER sources EXCLUDE REGEX "/sched/cuda/[a-z]+\\.c$")
+  list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/sched/cuda/absent.c)
 endif()
 if(PENSTOCK_NCCL_INCLUDE)
-  list(FILTER sources EXCLUDE REGEX "/ops/nccl_absent\\.c$")
+  list(FILTER sources EXCLUDE REGEX "/ops/comm/nccl/absent\\.c$")
 else()
-  list(FILTER sources EXCLUDE REGEX "/ops/nccl(_[a-z]+)?\\.c$")
-  list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/ops/nccl_absent.c)
+  list(FILTER sources EXCLUDE REGEX "/ops/comm/nccl/[a-z]+\\.c$")
+  list(APPEND sources ${CMAKE_CURRENT_SOURCE_DIR}/ops/comm/nccl/absent.c)
 endif()
 
 set(PENSTOCK_SOURCES ${sources}) # tests/sim and tests/model compile them in their own ways
 
 # The text of the kernels, which is compiled when a GPU is found.
-set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/sched/device/cuda_arguments.h
-            ${CMAKE_CURRENT_SOURCE_DIR}/sched/device/cuda_kernels.cu)
+set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/sched/cuda/arguments.h
+            ${CMAKE_CURRENT_SOURCE_DIR}/sched/cuda/kernels.cu)
 set(kernels_source ${CMAKE_CURRENT_BINARY_DIR}/cuda_kernels_source.c)
 add_custom_command(
   OUTPUT ${kernels_source}

@@ -37,5 +37,5 @@ endfunction()
 penstock_find_headers(CUDA cudaTypedefs.h cuda.h CUDA_VERSION 12080 "device cuda")
 penstock_find_headers(NCCL nccl.h nccl.h NCCL_VERSION_CODE 22700 "communicator nccl")
 if(NOT PENSTOCK_CUDA_INCLUDE)
-  set(PENSTOCK_NCCL_INCLUDE "") # it wants CUDA's
+  set(PENSTOCK_NCCL_INCLUDE "") # its headers include CUDA's
 endif()

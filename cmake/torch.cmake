@@ -1,5 +1,6 @@
-# penstock._C and penstock._dc: the bindings against the libtorch of PYTHON's own torch. Its paths come from torch
-# itself, because torch's CMake package asks for a CUDA toolkit where torch was built with CUDA.
+# penstock._C and penstock._dc: the bindings against the libtorch of PYTHON's own torch. Its paths
+# come from torch itself, because torch's CMake package asks for a CUDA toolkit where torch was built
+# with CUDA.
 enable_language(CXX)
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 
@@ -19,16 +20,20 @@ if(NOT PENSTOCK_TORCH_PYTHON STREQUAL Python_EXECUTABLE)
   set(PENSTOCK_TORCH_INCLUDE "${CMAKE_MATCH_1}" CACHE INTERNAL "torch's include directories")
   set(PENSTOCK_TORCH_LIB "${CMAKE_MATCH_2}" CACHE INTERNAL "torch's library directories")
   set(PENSTOCK_TORCH_ABI "${CMAKE_MATCH_3}" CACHE INTERNAL "_GLIBCXX_USE_CXX11_ABI of torch")
-  set(PENSTOCK_TORCH_PYTHON "${Python_EXECUTABLE}" CACHE INTERNAL "whom torch was asked of")
+  set(PENSTOCK_TORCH_PYTHON "${Python_EXECUTABLE}" CACHE INTERNAL "interpreter whose torch this is")
   message(STATUS "torch ${CMAKE_MATCH_4} of ${Python_EXECUTABLE}")
 endif()
 
 function(link_torch target)
   target_include_directories(${target} SYSTEM PRIVATE ${PENSTOCK_TORCH_INCLUDE})
   target_compile_definitions(${target} PRIVATE _GLIBCXX_USE_CXX11_ABI=${PENSTOCK_TORCH_ABI})
-  target_compile_options(${target} PRIVATE -Wall -Wextra)
+  # Lines and names for a backtrace; the types of torch's headers would double the time.
+  target_compile_options(${target} PRIVATE -Wall -Wextra $<$<CONFIG:RelWithDebInfo>:-g1>)
   target_link_directories(${target} PRIVATE ${PENSTOCK_TORCH_LIB})
   target_link_libraries(${target} PRIVATE penstock torch torch_cpu c10 torch_python)
+  # Torch's headers and templates take most of the time of a compilation: the files of a target are
+  # compiled as one.
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
 endfunction()
 
 # What both extensions are made of, compiled once: they share no object at run time, so neither
@@ -38,6 +43,9 @@ set(shared bindings/torch/c10d.cpp bindings/torch/comms.cpp bindings/torch/log.c
 add_library(penstock_binding OBJECT ${shared})
 target_link_libraries(penstock_binding PRIVATE Python::Module)
 link_torch(penstock_binding)
+# torch's headers are most of what a file takes to compile: they are read once for all of them.
+target_precompile_headers(penstock_binding PRIVATE
+  <ATen/ATen.h> <torch/csrc/utils/pybind.h> <pybind11/functional.h> <pybind11/stl.h>)
 
 list(TRANSFORM shared PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
 file(GLOB sources CONFIGURE_DEPENDS bindings/torch/*.cpp)
@@ -50,11 +58,16 @@ target_compile_definitions(penstock_torch PRIVATE TORCH_EXTENSION_NAME=_C
 file(GLOB sources CONFIGURE_DEPENDS bindings/torch/deepcompile/*.cpp)
 Python_add_library(penstock_deepcompile MODULE WITH_SOABI ${sources})
 target_include_directories(penstock_deepcompile PRIVATE bindings/torch)
+# Both define for themselves what other files define too (let_go, most_bucket_bytes).
+set_source_files_properties(
+  bindings/torch/deepcompile/zero12.cpp bindings/torch/deepcompile/zero3.cpp
+  PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 target_compile_definitions(penstock_deepcompile PRIVATE TORCH_EXTENSION_NAME=_dc)
 
 foreach(extension penstock_torch penstock_deepcompile)
   link_torch(${extension})
   target_link_libraries(${extension} PRIVATE penstock_binding)
+  target_precompile_headers(${extension} REUSE_FROM penstock_binding)
 endforeach()
 
 # The package as it is imported from a build: the sources' files as links, the compiled ones

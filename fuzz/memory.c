@@ -161,18 +161,22 @@ static void plan(fuzz_world *world) {
             fuzz_check(!overlap(&intervals[i], &intervals[k]), "a plan's intervals overlap");
 }
 
+static pst_status create_pinned(fuzz_world *world) {
+    const pst_arena_options options = {
+        .size = sizeof options, .name = "pinned", .kind = PST_MEMORY_PINNED, .segment_bytes = 8192};
+    return pst_arena_create(world->runtime, &options, &world->pinned);
+}
+
 static void pin(fuzz_world *world) {
-    void **memory = &world->pins[fuzz_below(world, LEASES)];
-    if (world->pinned == NULL &&
-        pst_pinned_create(world->runtime, NULL, 8192, &world->pinned) != PST_OK)
-        return;
-    if (*memory == NULL) {
+    pst_lease *lease = &world->pins[fuzz_below(world, LEASES)];
+    if (world->pinned == NULL && create_pinned(world) != PST_OK) return;
+    if (lease->memory == NULL) {
         const size_t bytes = (size_t)fuzz_below(world, 256) * 16;
-        if (pst_pinned_acquire(world->pinned, bytes, memory) == PST_OK && *memory != NULL)
-            memset(*memory, 1, bytes);
+        if (pst_arena_acquire(world->pinned, bytes, lease) == PST_OK && lease->memory != NULL)
+            memset(lease->memory, 1, bytes);
     } else {
-        pst_pinned_release(world->pinned, *memory);
-        *memory = NULL;
+        pst_arena_release(world->pinned, lease, NULL);
+        lease->memory = NULL;
     }
 }
 
@@ -185,5 +189,5 @@ const unsigned fuzz_memory_call_count = sizeof fuzz_memory_calls / sizeof *fuzz_
 void fuzz_end_memory(fuzz_world *world) {
     pst_buckets_destroy(world->buckets);
     pst_arena_destroy(world->arena);
-    pst_pinned_destroy(world->pinned);
+    pst_arena_destroy(world->pinned);
 }

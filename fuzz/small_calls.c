@@ -58,7 +58,7 @@ static void ask_memory(fuzz_world *world) {
     pst_buckets_stats buckets = {.size = sizeof buckets};
     if (world->arena != NULL) pst_arena_reset_peak(world->arena);
     if (world->pinned != NULL) {
-        pst_pinned_get_stats(world->pinned, &stats);
+        pst_arena_get_stats(world->pinned, &stats);
         fuzz_check(stats.leased <= stats.reserved, "wrong statistics");
     }
     if (world->buckets == NULL) return;

@@ -59,8 +59,8 @@ typedef struct fuzz_world {
     fuzz_lease leases[LEASES];
     pst_buckets *buckets;
     pst_bucket flushed[BUCKETS];
-    pst_pinned *pinned;
-    void *pins[LEASES];
+    pst_arena *pinned;
+    pst_lease pins[LEASES];
 } fuzz_world;
 
 /* The next byte of the input below `limit`; 0 when there is none left. */

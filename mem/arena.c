@@ -3,7 +3,7 @@
 #include "base/clock.h"
 #include "base/options.h"
 #include "mem/pool.h"
-#include "sched/device/needs.h"
+#include "sched/device/device.h"
 #include "sched/runtime.h"
 #include "tracing/trace.h"
 
@@ -317,19 +317,6 @@ pst_status pst_arena_forget(pst_arena *arena, const pst_event *event) {
 void pst_arena_quarantine(pst_arena *arena, const pst_lease *lease) {
     pst__piece *piece = end_lease(arena, lease, "quarantine");
     if (piece != NULL) pst__pool_quarantine(&arena->pool, piece);
-}
-
-pst_status pst__arena_find(const pst_arena *arena, const void *memory, pst_lease *lease) {
-    for (size_t i = 0; i < arena->segment_count; i++) {
-        const segment *part = &arena->segments[i];
-        uintptr_t distance = (uintptr_t)memory - (uintptr_t)part->memory;
-        if (distance >= part->bytes) continue;
-        const pst__piece *piece = pst__pool_find_leased(&arena->pool, part->offset + distance);
-        if (piece == NULL) return PST_EINVAL;
-        fill_lease(arena, piece, lease);
-        return PST_OK;
-    }
-    return PST_EINVAL;
 }
 
 /* ---- stats ---------------------------------------------------------------------------------- */

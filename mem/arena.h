@@ -14,9 +14,6 @@ static inline size_t pst__round_up(size_t bytes, size_t alignment) {
 
 pst_device *pst__arena_device(const pst_arena *arena);
 
-/* The lease whose memory starts at `memory`; PST_EINVAL (no text) if there is none. */
-pst_status pst__arena_find(const pst_arena *arena, const void *memory, pst_lease *lease);
-
 /* pst_arena_trim where freed memory is used only behind all events that the arena waits for. */
 void pst__arena_trim_in_order(pst_arena *arena);
 

@@ -24,13 +24,9 @@ typedef struct bucket {
 struct pst_buckets {
     const pst__heap *heap;
     pst__error *error;
-    pst_arena *arena;
-    pst_device *device;
-    size_t ranks, chunk_bytes, alignment, per_dtype;
-    int fixed;
-    pst_status (*refill)(void *context, uint64_t id, pst_stream *stream);
-    void *refill_context;
-    pst_cast *padding; /* a piece a rank */
+    pst_buckets_options options;
+    pst_device *device; /* the arena's */
+    pst_cast *padding;  /* a piece a rank */
     bucket *items;
     size_t count, capacity;
     uint64_t last_id, retires;
@@ -78,15 +74,8 @@ pst_status pst_buckets_create(pst_runtime *runtime, const pst_buckets_options *g
     }
     *buckets = (pst_buckets){.heap = heap,
                              .error = error,
-                             .arena = options.arena,
+                             .options = options,
                              .device = pst__arena_device(options.arena),
-                             .ranks = options.ranks,
-                             .chunk_bytes = options.chunk_bytes,
-                             .alignment = options.alignment,
-                             .per_dtype = options.per_dtype,
-                             .fixed = options.fixed,
-                             .refill = options.refill,
-                             .refill_context = options.refill_context,
                              .padding = padding};
     *created = buckets;
     return PST_OK;
@@ -101,7 +90,7 @@ static void remove_bucket(pst_buckets *buckets, bucket *removed) {
 }
 
 static void return_bucket(pst_buckets *buckets, bucket *idle) {
-    pst_arena_release(buckets->arena, &idle->lease, idle->retired);
+    pst_arena_release(buckets->options.arena, &idle->lease, idle->retired);
     remove_bucket(buckets, idle);
 }
 
@@ -111,16 +100,17 @@ static void return_idle(pst_buckets *buckets) {
 }
 
 void pst_buckets_trim(pst_buckets *buckets) {
-    if (!buckets->fixed) return_idle(buckets);
+    if (!buckets->options.fixed) return_idle(buckets);
 }
 
 void pst_buckets_destroy(pst_buckets *buckets) {
     if (buckets == NULL) return;
     return_idle(buckets);
     for (size_t i = 0; i < buckets->count; i++)
-        pst_arena_quarantine(buckets->arena, &buckets->items[i].lease);
+        pst_arena_quarantine(buckets->options.arena, &buckets->items[i].lease);
     pst__heap_free(buckets->heap, buckets->items, buckets->capacity * sizeof(bucket));
-    pst__heap_free(buckets->heap, buckets->padding, buckets->ranks * sizeof *buckets->padding);
+    pst__heap_free(buckets->heap, buckets->padding,
+                   buckets->options.ranks * sizeof *buckets->padding);
     pst__heap_free(buckets->heap, buckets, sizeof *buckets);
 }
 
@@ -168,18 +158,19 @@ static int is_waiting(pst_buckets *buckets, bucket *item) {
 }
 
 static pst_status make_bucket(pst_buckets *buckets, pst_dtype dtype, size_t padded, bucket **made) {
-    size_t chunk = padded > buckets->chunk_bytes ? padded : buckets->chunk_bytes;
-    int own_size = chunk > buckets->chunk_bytes;
-    int extra = !own_size && count_regular(buckets, dtype) >= buckets->per_dtype;
-    if (chunk > SIZE_MAX / buckets->ranks)
+    size_t chunk = padded > buckets->options.chunk_bytes ? padded : buckets->options.chunk_bytes;
+    int own_size = chunk > buckets->options.chunk_bytes;
+    int extra = !own_size && count_regular(buckets, dtype) >= buckets->options.per_dtype;
+    if (chunk > SIZE_MAX / buckets->options.ranks)
         return pst__fail(buckets->error, PST_EINVAL, "buckets: %zu slots of %zu bytes overflow",
-                         buckets->ranks, padded);
+                         buckets->options.ranks, padded);
     if (pst__heap_grow(buckets->heap, (void **)&buckets->items, &buckets->capacity,
                        buckets->count + 1, sizeof(bucket)) != PST_OK)
         return pst__fail(buckets->error, PST_ENOMEM, "buckets: no memory for their metadata");
     bucket *item = &buckets->items[buckets->count];
     *item = (bucket){.dtype = dtype, .chunk_bytes = chunk, .transient = own_size || extra};
-    pst_status status = pst_arena_acquire(buckets->arena, chunk * buckets->ranks, &item->lease);
+    pst_status status =
+        pst_arena_acquire(buckets->options.arena, chunk * buckets->options.ranks, &item->lease);
     if (status != PST_OK) return status;
     item->id = ++buckets->last_id;
     buckets->count++;
@@ -194,11 +185,11 @@ static pst_status make_bucket(pst_buckets *buckets, pst_dtype dtype, size_t padd
 /* All in turn, whatever they wait for. */
 static pst_status next_fixed(pst_buckets *buckets, pst_dtype dtype, size_t padded, bucket **next) {
     pst_status status = PST_OK;
-    if (padded > buckets->chunk_bytes)
+    if (padded > buckets->options.chunk_bytes)
         return pst__fail(buckets->error, PST_EINVAL,
                          "buckets: a slot of %zu bytes is larger than the fixed buckets' %zu",
-                         padded, buckets->chunk_bytes);
-    while (status == PST_OK && count_regular(buckets, dtype) < buckets->per_dtype)
+                         padded, buckets->options.chunk_bytes);
+    while (status == PST_OK && count_regular(buckets, dtype) < buckets->options.per_dtype)
         status = make_bucket(buckets, dtype, padded, next);
     if (status != PST_OK) return status;
     *next = idle_bucket(buckets, dtype, padded);
@@ -209,11 +200,11 @@ static pst_status next_fixed(pst_buckets *buckets, pst_dtype dtype, size_t padde
  * else an idle one that still waits (this bounds how far the host runs ahead), else an extra one.
  */
 static pst_status next_bucket(pst_buckets *buckets, pst_dtype dtype, size_t padded, bucket **next) {
-    if (buckets->fixed) return next_fixed(buckets, dtype, padded, next);
+    if (buckets->options.fixed) return next_fixed(buckets, dtype, padded, next);
     bucket *idle = idle_bucket(buckets, dtype, padded);
     *next = idle;
     if (idle != NULL &&
-        (count_regular(buckets, dtype) >= buckets->per_dtype || !is_waiting(buckets, idle)))
+        (count_regular(buckets, dtype) >= buckets->options.per_dtype || !is_waiting(buckets, idle)))
         return PST_OK;
     pst_status status = make_bucket(buckets, dtype, padded, next);
     /* With no memory for the second one, the first is worth waiting for. */
@@ -241,15 +232,15 @@ static pst_status wait_for_memory(pst_buckets *buckets, bucket *item, pst_stream
                              (unsigned long long)item->id, pst_dtype_name(item->dtype));
         if (status == PST_PENDING) return PST_PENDING;
     }
-    if (buckets->refill == NULL) return PST_OK;
-    return buckets->refill(buckets->refill_context, item->id, stream);
+    if (buckets->options.refill == NULL) return PST_OK;
+    return buckets->options.refill(buckets->options.refill_context, item->id, stream);
 }
 
 /* Zeroes the bytes behind a slot on all ranks' chunks, in one launch. */
 static pst_status zero_padding(pst_buckets *buckets, const pst_slot *slot, pst_stream *stream) {
     size_t bytes = slot->padded_bytes - slot->bytes;
     if (bytes == 0) return PST_OK;
-    for (size_t rank = 0; rank < buckets->ranks; rank++)
+    for (size_t rank = 0; rank < buckets->options.ranks; rank++)
         buckets->padding[rank] =
             (pst_cast){.destination = (char *)slot->memory + rank * slot->stride + slot->bytes,
                        .count = bytes,
@@ -257,7 +248,7 @@ static pst_status zero_padding(pst_buckets *buckets, const pst_slot *slot, pst_s
                        .source_dtype = PST_UINT8};
     pst_device *device = buckets->device;
     pst_status status =
-        device->ops->cast_scale_copy(device, stream, buckets->padding, buckets->ranks, 1.0);
+        device->ops->cast_scale_copy(device, stream, buckets->padding, buckets->options.ranks, 1.0);
     if (status != PST_OK)
         return pst__fail(buckets->error, status, "buckets: device %s could not zero %zu bytes",
                          device->ops->name, bytes);
@@ -268,7 +259,7 @@ static pst_status check_slot(const pst_buckets *buckets, pst_dtype dtype, size_t
     size_t element = pst_dtype_size(dtype);
     if (element == 0)
         return pst__fail(buckets->error, PST_EINVAL, "buckets: %d is no dtype", (int)dtype);
-    if (bytes == 0 || bytes % element != 0 || bytes > SIZE_MAX - buckets->alignment)
+    if (bytes == 0 || bytes % element != 0 || bytes > SIZE_MAX - buckets->options.alignment)
         return pst__fail(buckets->error, PST_EINVAL,
                          "buckets: a slot of %zu bytes is no number of whole %s elements", bytes,
                          pst_dtype_name(dtype));
@@ -279,7 +270,7 @@ pst_status pst_buckets_slot(pst_buckets *buckets, pst_dtype dtype, size_t bytes,
                             pst_slot *slot) {
     pst_status status = check_slot(buckets, dtype, bytes);
     if (status != PST_OK) return status;
-    size_t padded = pst__round_up(bytes, buckets->alignment);
+    size_t padded = pst__round_up(bytes, buckets->options.alignment);
     bucket *item = filling_bucket(buckets, dtype);
     if (item == NULL) status = next_bucket(buckets, dtype, padded, &item);
     if (status != PST_OK) return status;

@@ -2,11 +2,68 @@
 
 #include <string.h>
 
+/* ---- sorted sets of pieces ---------------------------------------------------------------- */
+
+static int before_by_offset(const pst__piece *a, const pst__piece *b) {
+    return a->offset < b->offset;
+}
+
+/* By bytes, then the longest released, then by offset. */
+static int before_by_size(const pst__piece *a, const pst__piece *b) {
+    if (a->bytes != b->bytes) return a->bytes < b->bytes;
+    if (a->released != b->released) return a->released < b->released;
+    return a->offset < b->offset;
+}
+
+/* Makes room for `count` pieces in all. PST_ENOMEM. */
+static pst_status reserve_pieces(const pst__heap *heap, pst__pieces *pieces, size_t count) {
+    return pst__heap_grow(heap, (void **)&pieces->items, &pieces->capacity, count,
+                          sizeof *pieces->items);
+}
+
+static void free_pieces(const pst__heap *heap, pst__pieces *pieces) {
+    pst__heap_free(heap, pieces->items, pieces->capacity * sizeof *pieces->items);
+    pieces->items = NULL;
+    pieces->count = pieces->capacity = 0;
+}
+
+/* Index of the first piece that is not before `key`; `count` if there is none. */
+static size_t find_piece(const pst__pieces *pieces, const pst__piece *key) {
+    size_t low = 0, high = pieces->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (pieces->before(pieces->items[middle], key))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* There must be room. */
+static void insert_piece(pst__pieces *pieces, pst__piece *piece) {
+    size_t at = find_piece(pieces, piece);
+    memmove(pieces->items + at + 1, pieces->items + at,
+            (pieces->count - at) * sizeof *pieces->items);
+    pieces->items[at] = piece;
+    pieces->count++;
+}
+
+/* The piece must be in the set, its sort key unchanged since it was inserted. */
+static void remove_piece(pst__pieces *pieces, const pst__piece *piece) {
+    size_t at = find_piece(pieces, piece);
+    pieces->count--;
+    memmove(pieces->items + at, pieces->items + at + 1,
+            (pieces->count - at) * sizeof *pieces->items);
+}
+
+/* ---- the pool ----------------------------------------------------------------------------- */
+
 void pst__pool_init(pst__pool *pool, const pst__heap *heap, pst_device *device) {
     *pool = (pst__pool){.heap = heap, .device = device};
-    pool->by_offset.before = pst__piece_before_by_offset;
-    pool->free.before = pst__piece_before_by_size;
-    pool->pending.before = pst__piece_before_by_size;
+    pool->by_offset.before = before_by_offset;
+    pool->free.before = before_by_size;
+    pool->pending.before = before_by_size;
 }
 
 void pst__pool_free(pst__pool *pool) {
@@ -17,9 +74,9 @@ void pst__pool_free(pst__pool *pool) {
         pst__heap_free(pool->heap, pool->spare, sizeof(pst__piece));
         pool->spare = next;
     }
-    pst__pieces_free(pool->heap, &pool->by_offset);
-    pst__pieces_free(pool->heap, &pool->free);
-    pst__pieces_free(pool->heap, &pool->pending);
+    free_pieces(pool->heap, &pool->by_offset);
+    free_pieces(pool->heap, &pool->free);
+    free_pieces(pool->heap, &pool->pending);
 }
 
 /* ---- nodes ---------------------------------------------------------------------------------- */
@@ -42,9 +99,9 @@ static pst__piece *take_spare(pst__pool *pool) {
  * has room for all pieces: giving one back must not fail. */
 static pst_status reserve(pst__pool *pool, size_t more) {
     size_t total = pool->by_offset.count + more;
-    pst_status status = pst__pieces_reserve(pool->heap, &pool->by_offset, total);
-    if (status == PST_OK) status = pst__pieces_reserve(pool->heap, &pool->free, total);
-    if (status == PST_OK) status = pst__pieces_reserve(pool->heap, &pool->pending, total);
+    pst_status status = reserve_pieces(pool->heap, &pool->by_offset, total);
+    if (status == PST_OK) status = reserve_pieces(pool->heap, &pool->free, total);
+    if (status == PST_OK) status = reserve_pieces(pool->heap, &pool->pending, total);
     if (status != PST_OK) return status;
     while (pool->spare_count < more) {
         pst__piece *piece = pst__heap_alloc(pool->heap, sizeof *piece);
@@ -76,12 +133,12 @@ static int is_available(const pst__piece *piece) {
 
 static void leave_set(pst__pool *pool, const pst__piece *piece) {
     pst__pieces *set = set_of(pool, piece->state);
-    if (set != NULL) pst__pieces_remove(set, piece);
+    if (set != NULL) remove_piece(set, piece);
 }
 
 static void enter_set(pst__pool *pool, pst__piece *piece) {
     pst__pieces *set = set_of(pool, piece->state);
-    if (set != NULL) pst__pieces_insert(set, piece);
+    if (set != NULL) insert_piece(set, piece);
 }
 
 static void set_state(pst__pool *pool, pst__piece *piece, pst__piece_state state) {
@@ -99,7 +156,7 @@ void pst__pool_quarantine(pst__pool *pool, pst__piece *piece) {
 /* ---- splitting and merging ------------------------------------------------------------------ */
 
 static size_t index_of(const pst__pool *pool, const pst__piece *piece) {
-    return pst__pieces_find(&pool->by_offset, piece);
+    return find_piece(&pool->by_offset, piece);
 }
 
 static pst__piece *at_index(const pst__pool *pool, size_t index) {
@@ -125,14 +182,14 @@ static void split(pst__pool *pool, pst__piece *piece, size_t offset) {
     leave_set(pool, piece);
     piece->bytes = offset - piece->offset;
     enter_set(pool, piece);
-    pst__pieces_insert(&pool->by_offset, right);
+    insert_piece(&pool->by_offset, right);
     enter_set(pool, right);
 }
 
 /* Adds the right neighbour's bytes to a piece. */
 static void absorb(pst__pool *pool, pst__piece *piece, pst__piece *right) {
     leave_set(pool, right);
-    pst__pieces_remove(&pool->by_offset, right);
+    remove_piece(&pool->by_offset, right);
     leave_set(pool, piece);
     piece->bytes += right->bytes;
     enter_set(pool, piece);
@@ -211,7 +268,7 @@ void pst__pool_forget_events(pst__pool *pool) {
 /* ---- taking --------------------------------------------------------------------------------- */
 
 static pst__piece *best_fit(const pst__pieces *set, size_t bytes) {
-    size_t at = pst__pieces_find(set, &(pst__piece){.bytes = bytes});
+    size_t at = find_piece(set, &(pst__piece){.bytes = bytes});
     return at < set->count ? set->items[at] : NULL;
 }
 
@@ -243,7 +300,7 @@ static pst__piece *best_run(const pst__pool *pool, size_t bytes) {
 
 /* The piece that holds `offset`, or NULL behind the last one. */
 static pst__piece *piece_at(const pst__pool *pool, size_t offset) {
-    size_t at = pst__pieces_find(&pool->by_offset, &(pst__piece){.offset = offset});
+    size_t at = find_piece(&pool->by_offset, &(pst__piece){.offset = offset});
     pst__piece *piece = at_index(pool, at);
     if (piece != NULL && piece->offset == offset) return piece;
     piece = at == 0 ? NULL : at_index(pool, at - 1);
@@ -338,7 +395,7 @@ pst_status pst__pool_add(pst__pool *pool, size_t offset, size_t bytes) {
     if (status != PST_OK) return status;
     pst__piece *piece = take_spare(pool);
     *piece = (pst__piece){.offset = offset, .bytes = bytes, .starts_segment = 1};
-    pst__pieces_insert(&pool->by_offset, piece);
+    insert_piece(&pool->by_offset, piece);
     enter_set(pool, piece);
     return PST_OK;
 }
@@ -347,7 +404,7 @@ int pst__pool_remove(pst__pool *pool, size_t offset) {
     pst__piece *last = at_index(pool, pool->by_offset.count - 1);
     if (last->offset != offset || last->state != PST__PIECE_FREE) return 0;
     leave_set(pool, last);
-    pst__pieces_remove(&pool->by_offset, last);
+    remove_piece(&pool->by_offset, last);
     put_spare(pool, last);
     return 1;
 }

@@ -3,7 +3,36 @@
 #ifndef PST_MEM_POOL_H
 #define PST_MEM_POOL_H
 
-#include "mem/pieces.h"
+#include "base/heap.h"
+
+#include <penstock/memory.h>
+
+/* A piece is in one set by offset and, while it is free or pending, in one set by size. */
+typedef enum pst__piece_state {
+    PST__PIECE_FREE = 0, /* may be used at once */
+    PST__PIECE_PENDING,  /* may be used behind its events */
+    PST__PIECE_LEASED,
+    PST__PIECE_QUARANTINED, /* never again */
+} pst__piece_state;
+
+typedef struct pst__piece {
+    size_t offset, bytes;
+    uint64_t released; /* order of the release that made it pending; 0 for other states */
+    pst__piece_state state;
+    int starts_segment; /* has no neighbour on its left */
+    pst_event *after[PST_LEASE_EVENTS];
+    size_t after_count;
+    struct pst__piece *next_spare;
+} pst__piece;
+
+typedef int (*pst__piece_before)(const pst__piece *a, const pst__piece *b);
+
+/* A sorted array: a few thousand pointers at most, so that moving them costs less than a tree. */
+typedef struct pst__pieces {
+    pst__piece **items;
+    size_t count, capacity;
+    pst__piece_before before;
+} pst__pieces;
 
 typedef struct pst__pool {
     const pst__heap *heap;

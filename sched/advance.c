@@ -1,6 +1,6 @@
 #include "sched/advance.h"
 
-#include "sched/growing.h"
+#include "sched/order.h"
 
 /* ---- counting --------------------------------------------------------------------------- */
 
@@ -11,7 +11,7 @@ static void count_open(pst__run *run, uint64_t what) {
 }
 
 void pst__count_launched(pst_lane *lane, const pst__node *node, uint64_t number) {
-    lane->untold = 1;
+    lane->has_news = 1;
     if (node->flags & PST__NODE_GROWING) return;
     pst__share *share = node->graph->share_of[lane->index];
     if (pst__share_is_last(&share->unlaunched, share))
@@ -38,7 +38,7 @@ void pst__advance_arrive(pst__advance *advance, pst__node *node, uint32_t count,
     if (!pst__node_arrive(node, count)) return;
     if (lane == NULL) {
         pst__fifo_append(&advance->gates, node);
-    } else if (lane->order == PST_LANE_BY_SUBMISSION) {
+    } else if (pst__order_is_by_adding(lane->order)) {
         /* It stands in the lane's queue already, and the owner sees its count. */
         if (lane != advance->lane) pst__lane_notify(lane);
     } else if (lane == advance->lane) {
@@ -49,7 +49,7 @@ void pst__advance_arrive(pst__advance *advance, pst__node *node, uint32_t count,
     }
 }
 
-/* Of a sealed graph, and most of all the tasks of the node's own lane, which is the thread's. */
+/* For a sealed graph; most successors are on the node's own lane, which the thread serves. */
 static void release_all(pst__advance *advance, const pst__node *node, pst_status status) {
     const pst_graph *graph = node->graph;
     const uint32_t end = node[1].first_edge;
@@ -57,7 +57,7 @@ static void release_all(pst__advance *advance, const pst__node *node, pst_status
         pst__node *successor = &graph->nodes[graph->edges[e]];
         if (status < 0 || !(successor->flags & PST__NODE_LOCAL))
             pst__advance_arrive(advance, successor, 1, status);
-        else if (pst__node_arrive(successor, 1) && successor->lane->order != PST_LANE_BY_SUBMISSION)
+        else if (pst__node_arrive(successor, 1) && !pst__order_is_by_adding(successor->lane->order))
             pst__fifo_append(&successor->lane->ready, successor);
     }
 }
@@ -113,7 +113,7 @@ static void keep_first_error(pst__run *run, pst_status status) {
 }
 
 /* A callback learns whether its task ran, a wait why not. */
-static pst_status told_status(const pst__end *end) {
+static pst_status callback_status(const pst__end *end) {
     const int is_skipped = end->state == PST__TASK_CANCELED && end->status != PST_ECANCELED;
     return is_skipped ? PST_ESKIPPED : end->status;
 }
@@ -132,6 +132,7 @@ static int count_ended(const pst_lane *lane, const pst__node *node, uint64_t num
     return 1;
 }
 
+/* Inline: each task comes by. */
 static inline void finish_task(pst__advance *advance, pst__node *node) {
     const pst__end *end = &advance->end;
     pst__node_become(node, end->number, end->state, end->status);
@@ -150,7 +151,7 @@ static inline void finish_task(pst__advance *advance, pst__node *node) {
 /* A task's end, as advance->end says. */
 static void end_task(pst__advance *advance, pst__node *node) {
     pst__end *end = &advance->end;
-    advance->lane->untold = 1;
+    advance->lane->has_news = 1;
     if (node->flags & PST__NODE_GROWING)
         pst__share_count_grown(&pst__grown_share(node)->ended);
     else
@@ -158,7 +159,7 @@ static void end_task(pst__advance *advance, pst__node *node) {
     if (node->detail != NULL && node->detail->done != NULL) {
         advance->call = PST__CALL_DONE;
         advance->node = node;
-        node->detail->done(node->detail->done_argument, told_status(end));
+        node->detail->done(node->detail->done_argument, callback_status(end));
         advance->node = NULL;
     }
     finish_task(advance, node);

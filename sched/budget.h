@@ -10,7 +10,7 @@
 #include <stddef.h>
 
 #define PST__LAUNCHES_A_TURN 256u
-/* Of a turn that keeps the thread from another lane, or from what it waits for. */
+/* The limit of a turn that keeps the thread from another lane, or from what it waits for. */
 #define PST__TURN_NS 100000u
 
 typedef struct pst__budget {
@@ -37,7 +37,7 @@ typedef struct pst__spending {
     pst__pace *pace;
     uint64_t until;    /* 0: not known before the first look */
     uint32_t launches; /* that may follow */
-    int is_over;       /* none does */
+    int is_spent;      /* none does */
 } pst__spending;
 
 static inline pst__spending pst__spending_begin(const pst__budget *budget, pst__pace *pace) {
@@ -60,7 +60,7 @@ static inline void pst__spending_count(pst__spending *spending) {
         (budget->is_enough != NULL &&
          (budget->open == NULL || (uint32_t)pst__load_relaxed(budget->open) == 0) &&
          budget->is_enough(budget->argument)))
-        spending->is_over = 1;
+        spending->is_spent = 1;
     else if (--spending->pace->rest == 0)
         pst__spending_look(spending);
 }

@@ -26,4 +26,20 @@ pst_status pst__calls_refuse(pst_runtime *runtime, const char *what, const char 
 /* Whether the calling thread is in a task of this graph. */
 int pst__calls_are_in(const pst_graph *graph);
 
+/* ---- failures ------------------------------------------------------------------------- */
+
+/* Before a lane does what may fail: texts from here on say why. Relaxed: what this thread writes
+ * itself is what it asks about. */
+static inline void pst__note_texts(pst_lane *lane) {
+    lane->texts = pst__load_relaxed(&lane->runtime->error.count);
+}
+
+/* Says that the task failed, and why. In a poisoned runtime the text of the poison stays: what
+ * fails then fails because of it. */
+void pst__report_failure(const pst__node *node, const pst_lane *lane, pst_status status);
+
+/* The same, and the node ends. */
+void pst__fail_node(pst__advance *advance, pst__node *node, uint64_t number, pst_status status,
+                    pst__phase phase);
+
 #endif

@@ -1,6 +1,6 @@
 /* The check at sealing: edges, lanes that launch in the order of adding, and the outer thread's
  * program must leave no cycle. Vertices 0..tasks-1 are tasks, the others the program's lines. */
-#include "sched/graph.h"
+#include "sched/order.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -9,6 +9,8 @@ typedef struct arcs {
     pst__pair *pairs;
     size_t count, capacity;
     size_t vertices;
+    uint32_t *numbers; /* the block of the four below */
+    size_t number_count;
     uint32_t *first; /* vertices + 1: where a vertex' arcs begin in `to` */
     uint32_t *to;
     uint32_t *missing; /* arcs that lead to a vertex and are not taken off yet */
@@ -22,7 +24,7 @@ static size_t lane_arcs(const pst_graph *graph, pst__pair *pairs) {
     for (const pst_lane *lane = pst__runtime_lanes(graph->runtime); lane != NULL;
          lane = lane->next) {
         uint32_t previous = UINT32_MAX;
-        if (lane->order != PST_LANE_BY_SUBMISSION || lane->leader != lane) continue;
+        if (!pst__order_is_by_adding(lane->order) || lane->leader != lane) continue;
         for (uint32_t i = 0; i < graph->node_count; i++) {
             if (graph->nodes[i].lane == NULL || graph->nodes[i].lane->leader != lane) continue;
             if (previous != UINT32_MAX) pairs[count++] = (pst__pair){previous, i};
@@ -46,10 +48,7 @@ static size_t outer_arcs(const pst_graph *graph, pst__pair *pairs) {
 
 static void free_arcs(const pst__heap *heap, arcs *all) {
     pst__heap_free(heap, all->pairs, all->capacity * sizeof *all->pairs);
-    pst__heap_free(heap, all->first, (all->vertices + 1) * sizeof *all->first);
-    pst__heap_free(heap, all->to, all->capacity * sizeof *all->to);
-    pst__heap_free(heap, all->missing, all->vertices * sizeof *all->missing);
-    pst__heap_free(heap, all->stack, all->vertices * sizeof *all->stack);
+    pst__heap_free(heap, all->numbers, all->number_count * sizeof *all->numbers);
 }
 
 static void sort_arcs(arcs *all) {
@@ -71,13 +70,13 @@ static pst_status collect_arcs(const pst_graph *graph, arcs *all) {
     all->capacity = graph->pair_count + graph->node_count + 2 * graph->outer_count;
     if (all->capacity > UINT32_MAX) return PST_ENOMEM; /* arcs are counted in 32 bits */
     all->pairs = pst__heap_alloc(heap, all->capacity * sizeof *all->pairs);
-    all->first = pst__heap_alloc(heap, (all->vertices + 1) * sizeof *all->first);
-    all->to = pst__heap_alloc(heap, all->capacity * sizeof *all->to);
-    all->missing = pst__heap_alloc(heap, all->vertices * sizeof *all->missing);
-    all->stack = pst__heap_alloc(heap, all->vertices * sizeof *all->stack);
-    if (all->pairs == NULL || all->first == NULL || all->to == NULL || all->missing == NULL ||
-        all->stack == NULL)
-        return PST_ENOMEM;
+    all->number_count = 3 * all->vertices + 1 + all->capacity;
+    all->numbers = pst__heap_alloc(heap, all->number_count * sizeof *all->numbers);
+    if (all->pairs == NULL || all->numbers == NULL) return PST_ENOMEM;
+    all->first = all->numbers;
+    all->missing = all->first + all->vertices + 1;
+    all->stack = all->missing + all->vertices;
+    all->to = all->stack + all->vertices;
     if (graph->pair_count > 0)
         memcpy(all->pairs, graph->pairs, graph->pair_count * sizeof *all->pairs);
     all->count = graph->pair_count;

@@ -2,6 +2,7 @@
 
 #include "base/options.h"
 #include "sched/calls.h"
+#include "sched/order.h"
 #include "sched/wait.h"
 
 #define DETAILS_PER_CHUNK 256u
@@ -50,17 +51,15 @@ pst_status pst_graph_create(pst_runtime *runtime, pst_graph_kind kind, const cha
     ck_spinlock_init(&graph->lock);
     ck_stack_init(&graph->released);
     pst__slab_init(&graph->details, &runtime->heap, sizeof(pst__detail), DETAILS_PER_CHUNK);
-    pst__grown_init_tasks(graph);
+    pst__slab_init(&graph->tasks, &runtime->heap, sizeof(pst__grown), runtime->task_capacity);
     enlist(graph);
     *created = graph;
     return PST_OK;
 }
 
-static void destroy_event(void *context, void *block) {
-    const pst__detail *detail = block;
+static void drop_event(void *context, void *detail) {
     (void)context;
-    if (detail->event != NULL)
-        detail->event_device->ops->event_destroy(detail->event_device, detail->event);
+    pst__detail_drop_event(detail);
 }
 
 void pst__graph_free_sealed_arrays(pst_graph *graph) {
@@ -87,7 +86,7 @@ static void free_shares(pst_graph *graph) {
 void pst__graph_free(pst_graph *graph) {
     const pst__heap *heap = &graph->runtime->heap;
     pst__graph_free_sealed_arrays(graph);
-    pst__slab_each(&graph->details, destroy_event, NULL);
+    pst__slab_each(&graph->details, drop_event, NULL);
     pst__slab_free(&graph->details);
     pst__grown_free_all(graph);
     free_shares(graph);
@@ -113,7 +112,7 @@ uint32_t pst__graph_count_unfinished(pst_graph *graph) {
 static int nobody_is_in(const void *argument) {
     const pst_graph *graph = argument;
     /* Acquire: pairs with the last subtraction in end_gate (advance.c). */
-    return pst__graph_is_over(graph) && pst__load_acquire(&graph->passing) == 0;
+    return pst__graph_is_done(graph) && pst__load_acquire(&graph->passing) == 0;
 }
 
 pst_status pst_graph_destroy(pst_graph *graph) {
@@ -177,41 +176,40 @@ static pst_status fail(const pst_graph *graph, pst_status status, const char *ta
 pst_status pst__graph_check_building(pst_graph *graph, const char *task) {
     if (graph->kind != PST_GRAPH_SEALED)
         return fail(graph, PST_ESTATE, task, "only sealed graphs are built this way");
-    if (graph->sealed) return fail(graph, PST_ESTATE, task, "the graph is sealed already");
+    if (graph->is_launchable) return fail(graph, PST_ESTATE, task, "the graph is sealed already");
     return PST_OK;
 }
 
-pst_status pst__task_options_check(pst_graph *graph, const pst_task_options *options) {
-    if (options == NULL)
-        return fail(graph, PST_EINVAL, NULL,
-                    "options are missing or their `size` is not sizeof(pst_task_options)");
-    if (options->lane == NULL)
-        return fail(graph, PST_EINVAL, options->name, "it has no lane (gates: pst_graph_add_gate)");
-    if (options->lane->runtime != graph->runtime)
-        return fail(graph, PST_EINVAL, options->name, "its lane belongs to another runtime");
-    if (options->lane->mode == PST_LANE_BORROWED)
-        return fail(graph, PST_EINVAL, options->name,
-                    "its lane is borrowed, and such a lane takes no tasks");
-    if (options->after_event_count > PST__AFTER_EVENTS)
-        return fail(graph, PST_EINVAL, options->name, "it has more than 4 after_events");
+/* NULL when nothing is. */
+static const char *what_is_wrong(pst_graph *graph, const pst_task_options *options) {
+    const pst_lane *lane = options->lane;
+    if (lane == NULL) return "it has no lane (gates: pst_graph_add_gate)";
+    if (lane->runtime != graph->runtime) return "its lane belongs to another runtime";
+    if (lane->mode == PST_LANE_BORROWED)
+        return "its lane is borrowed, and such a lane takes no tasks";
+    if (options->after_event_count > PST__AFTER_EVENTS) return "it has more than 4 after_events";
     if ((options->after == NULL && options->after_count > 0) ||
         (options->after_events == NULL && options->after_event_count > 0))
-        return fail(graph, PST_EINVAL, options->name,
-                    "a list of predecessors or events is missing");
-    if (options->after_count >= PST__COUNT_LIMIT)
-        return fail(graph, PST_EINVAL, options->name, "it has too many predecessors");
-    if (options->priority != 0 && (options->lane->order != PST_LANE_BY_PRIORITY ||
-                                   options->priority < PST_PRIORITY_MOST_URGENT ||
-                                   options->priority > PST_PRIORITY_LEAST_URGENT))
-        return fail(graph, PST_EINVAL, options->name,
-                    "it has a priority, which must be -4 to 3 and belongs to lanes BY_PRIORITY");
+        return "a list of predecessors or events is missing";
+    if (options->after_count >= PST__COUNT_LIMIT) return "it has too many predecessors";
+    if (options->priority != 0 &&
+        (!pst__order_has_priorities(lane->order) || options->priority < PST_PRIORITY_MOST_URGENT ||
+         options->priority > PST_PRIORITY_LEAST_URGENT))
+        return "it has a priority, which must be -4 to 3 and belongs to lanes BY_PRIORITY";
     for (size_t i = 0; i < options->after_count; i++)
         if (pst__graph_node(graph, options->after[i]) == NULL)
-            return fail(graph, PST_EINVAL, options->name,
-                        options->after[i].graph == NULL
-                            ? "one of its predecessors is no task"
-                            : "one of its predecessors belongs to another graph");
-    return PST_OK;
+            return options->after[i].graph == NULL
+                       ? "one of its predecessors is no task"
+                       : "one of its predecessors belongs to another graph";
+    return NULL;
+}
+
+static pst_status check_options(pst_graph *graph, const pst_task_options *options) {
+    const char *wrong = options == NULL ? "options are missing or their `size` is not "
+                                          "sizeof(pst_task_options)"
+                                        : what_is_wrong(graph, options);
+    if (wrong == NULL) return PST_OK;
+    return fail(graph, PST_EINVAL, options == NULL ? NULL : options->name, wrong);
 }
 
 pst__node *pst__graph_node(pst_graph *graph, pst_task task) {
@@ -234,6 +232,20 @@ void pst__detail_fill(pst__detail *detail, const pst_task_options *options) {
     detail->after_count = (uint16_t)options->after_event_count;
     for (uint32_t i = 0; i < detail->after_count; i++)
         detail->after[i] = options->after_events[i];
+}
+
+void pst__detail_drop_event(pst__detail *detail) {
+    if (detail->event != NULL)
+        detail->event_device->ops->event_destroy(detail->event_device, detail->event);
+    detail->event = NULL;
+}
+
+pst_status pst__detail_make_event(pst__detail *detail, pst_device *device) {
+    if (detail->event_device != device) pst__detail_drop_event(detail);
+    if (detail->event != NULL) return PST_OK;
+    const pst_status status = device->ops->event_create(device, 0, &detail->event);
+    if (status == PST_OK) detail->event_device = device;
+    return status;
 }
 
 static int wants_detail(const pst_task_options *options) {
@@ -279,7 +291,7 @@ pst_status pst_graph_add(pst_graph *graph, const pst_task_options *given, pst_ta
     if (task != NULL) *task = (pst_task){NULL, 0};
     if (graph == NULL) return PST_EINVAL;
     const pst_task_options *options = read_options(given, &copy);
-    pst_status status = pst__task_options_check(graph, options);
+    pst_status status = check_options(graph, options);
     if (status != PST_OK) return status;
     if (graph->kind == PST_GRAPH_GROWING) return pst__grown_add(graph, options, task);
     status = pst__graph_check_building(graph, options->name);

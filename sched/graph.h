@@ -3,8 +3,64 @@
 #define PST_SCHED_GRAPH_H
 
 #include "sched/lane.h"
-#include "sched/share.h"
-#include "sched/slab.h"
+
+typedef struct pst__share pst__share;
+
+/* A graph's tasks on one lane: what a launch hands to the lane, and how many of the tasks are
+ * launched, have ended, and are left (the lane touches nothing of them any more).
+ *
+ * The lane's owner counts, in a line of its own and before anybody can see what is counted: a
+ * launch before a callback, an end before a callback, a wait's end or a wake-up. So whoever learns
+ * of a task's end in whatever way finds it counted. Of a sealed graph's run only the last task of a
+ * share is counted in the run (pst__run); of a growing graph, whoever asks adds up the shares. */
+struct pst__share {
+    /* Sealed graphs, in the share of a queue's lane (a leader's): what a launch pushes: the tasks
+     * that can start at once (BY_READINESS), or all in the order of adding (BY_SUBMISSION), those
+     * of followers too. First, as it is queued like a node. */
+    pst__node item;
+    const uint32_t *indices;
+    uint32_t count, cursor;
+    uint32_t tasks; /* in all; of a growing graph, so far */
+    pst_lane *lane;
+    pst__share *next; /* of the graph; shares are only added */
+
+    /* The owner's. Sealed graphs: of `tasks`, by the run's number & 1, as two runs can be in
+     * flight; whoever counts the last one begins anew. It leaves one task after the other, and so
+     * has left all when it leaves the last that ends. */
+    _Alignas(PST__CACHE_LINE) uint32_t unlaunched;
+    uint32_t unended[2];
+    uint32_t ended, left; /* growing graphs */
+};
+
+/* One launch of a graph. Two are kept: launch k+1 may begin while tasks of k are launched and not
+ * done. A growing graph uses the first. */
+typedef struct pst__run {
+    uint64_t number;
+    /* Sealed graphs: shares and gates of which something has not ended (the low half), is not
+     * launched (the high half); shares of which something is not left. A growing graph's low half
+     * counts ended gates, down from 0. One word, as a gate is launched and ends at once: whoever
+     * finds the one may rely on the other. */
+    uint64_t open;
+    uint32_t unleft;
+    int status; /* the first error */
+} pst__run;
+
+#define PST__RUN_UNENDED    ((uint64_t)1)
+#define PST__RUN_UNLAUNCHED ((uint64_t)1 << 32)
+
+/* Counts a task; 1 for the last of the share, which is to be counted in the run. */
+static inline int pst__share_is_last(uint32_t *count, const pst__share *share) {
+    if (--*count != 0) return 0;
+    *count = share->tasks;
+    return 1;
+}
+
+/* Growing graphs. Release: pairs with the acquire of whoever adds up. */
+static inline void pst__share_count_grown(uint32_t *counted) {
+    pst__store_release(counted, *counted + 1);
+}
+
+/* ---- graphs --------------------------------------------------------------------------- */
 
 typedef struct pst__pair {
     uint32_t from, to;
@@ -30,9 +86,9 @@ struct pst_graph {
     uint64_t number;    /* of the latest launch */
 
     /* sealed: built by pst_graph_add and pst_graph_add_edge, frozen by pst_graph_seal */
-    int sealed;
-    int disordered;   /* an edge leads back in the order of adding, or there is an outer program */
-    pst__node *nodes; /* one more than there are tasks: the end of the last one's edges */
+    int is_launchable; /* pst_graph_seal has checked it */
+    int disordered;    /* an edge leads back in the order of adding, or there is an outer program */
+    pst__node *nodes;  /* one more than there are tasks: the end of the last one's edges */
     size_t node_count, node_capacity;
     pst__slab details;
     pst__pair *pairs;
@@ -60,7 +116,7 @@ struct pst_graph {
     pst__slab tasks;
     pst__grown *spare; /* blocks to use again; the adding thread's */
     uint32_t added;    /* tasks and gates so far; the adding thread's */
-    pst__grown *open_gates;
+    pst__grown *closed_gates;
 
     /* what lanes write, apart from what every task reads */
     _Alignas(PST__CACHE_LINE) pst__run runs[2];
@@ -79,12 +135,12 @@ static inline uint64_t pst__graph_number(const pst_graph *graph) {
     return pst__load_acquire(&graph->number);
 }
 
-/* Of a growing graph what is added, gates too, less the tasks that have ended, or are left. */
+/* What was added to a growing graph, gates too, less the tasks that have ended, or are left. */
 uint32_t pst__grown_unended(const pst_graph *graph);
 uint32_t pst__grown_unleft(const pst_graph *graph);
 
 /* 0 when all of the run has ended: of a sealed graph, its parts that have not, of a growing one,
- * its tasks and gates. Acquire: pairs with the counting in share.h and advance.c. */
+ * its tasks and gates. Acquire: pairs with pst__share_count_grown and the counting in advance.c. */
 static inline uint32_t pst__run_unended(const pst_graph *graph, const pst__run *run) {
     const uint32_t unended = (uint32_t)pst__load_acquire(&run->open);
     return graph->kind == PST_GRAPH_SEALED ? unended : unended + pst__grown_unended(graph);
@@ -96,8 +152,8 @@ static inline uint32_t pst__run_unleft(const pst_graph *graph, const pst__run *r
     return (uint32_t)pst__load_acquire(&run->open) + pst__grown_unleft(graph);
 }
 
-/* Of a growing graph what is left has ended, and its gates are counted with both. */
-static inline int pst__run_is_over(const pst_graph *graph, const pst__run *run) {
+/* What is left of a growing graph has ended, and its gates are counted with both. */
+static inline int pst__run_is_done(const pst_graph *graph, const pst__run *run) {
     return (graph->kind == PST_GRAPH_GROWING || (uint32_t)pst__load_acquire(&run->open) == 0) &&
            pst__run_unleft(graph, run) == 0;
 }
@@ -108,9 +164,9 @@ static inline int pst__graph_has_ended(const pst_graph *graph) {
            (graph->kind == PST_GRAPH_GROWING || pst__run_unended(graph, &graph->runs[1]) == 0);
 }
 
-static inline int pst__graph_is_over(const pst_graph *graph) {
-    return pst__run_is_over(graph, &graph->runs[0]) &&
-           (graph->kind == PST_GRAPH_GROWING || pst__run_is_over(graph, &graph->runs[1]));
+static inline int pst__graph_is_done(const pst_graph *graph) {
+    return pst__run_is_done(graph, &graph->runs[0]) &&
+           (graph->kind == PST_GRAPH_GROWING || pst__run_is_done(graph, &graph->runs[1]));
 }
 
 static inline uint32_t pst__node_index(const pst__node *node) {
@@ -141,17 +197,13 @@ void pst__graph_free(pst_graph *graph);
 /* The node of a handle, or NULL when the handle is none of this graph's. */
 pst__node *pst__graph_node(pst_graph *graph, pst_task task);
 
-/* The options of a task (NULL: they could not be read), checked; the error text says which graph
- * and task. */
-pst_status pst__task_options_check(pst_graph *graph, const pst_task_options *options);
 void pst__detail_fill(pst__detail *detail, const pst_task_options *options);
+/* Sees to it that the task's event, which is kept from launch to launch, is of this device. */
+pst_status pst__detail_make_event(pst__detail *detail, pst_device *device);
+void pst__detail_drop_event(pst__detail *detail);
 
 /* Ends what is not launched of the current launch with `status`. Any thread. */
 void pst__graph_cancel(pst_graph *graph, pst_status status);
-
-/* Its part of the gates: those that are closed end with `status`. The caller holds the graph's
- * lock. */
-void pst__gates_cancel(pst_graph *graph, pst_status status);
 
 /* ---- sealing ---------------------------------------------------------------------------- */
 
@@ -160,7 +212,6 @@ pst_status pst__graph_check_cycles(pst_graph *graph);
 
 /* ---- growing graphs --------------------------------------------------------------------- */
 
-void pst__grown_init_tasks(pst_graph *graph);
 pst_status pst__grown_add(pst_graph *graph, const pst_task_options *options, pst_task *task);
 pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *gate);
 void pst__grown_free_all(pst_graph *graph);

@@ -1,6 +1,7 @@
-#include "sched/growing.h"
+#include "sched/advance.h"
 
-#include "sched/trace_hooks.h"
+#include "sched/order.h"
+#include "sched/trace.h"
 
 /* What closes a list: from then on the task's launch or end is known. */
 static pst__link closed;
@@ -10,11 +11,6 @@ static pst__grown *grown_of(pst__node *node) {
 }
 
 /* ---- blocks ----------------------------------------------------------------------------- */
-
-void pst__grown_init_tasks(pst_graph *graph) {
-    pst__slab_init(&graph->tasks, &graph->runtime->heap, sizeof(pst__grown),
-                   graph->runtime->task_capacity);
-}
 
 /* The adding thread's: moves what other threads have given back to its own list. */
 static pst__grown *take_spare(pst_graph *graph) {
@@ -70,9 +66,7 @@ void pst__grown_drop(pst__node *node) {
 static void free_block(void *context, void *memory) {
     pst__grown *task = memory;
     free_links(context, task);
-    if (task->detail.event != NULL)
-        task->detail.event_device->ops->event_destroy(task->detail.event_device,
-                                                      task->detail.event);
+    pst__detail_drop_event(&task->detail);
 }
 
 void pst__grown_free_all(pst_graph *graph) {
@@ -88,7 +82,7 @@ void pst_task_release(pst_task task) {
 /* ---- edges ------------------------------------------------------------------------------ */
 
 /* 0 when the list is closed already. Release: the source's thread sees the link's fields (its
- * swap acquires); acquire: a closed list tells of what the source did before. */
+ * swap acquires); acquire: a closed list shows what the source did before. */
 static int push_link(pst__link **list, pst__link *link) {
     pst__link *head = pst__load_acquire(list);
     do {
@@ -156,7 +150,7 @@ static int push_behind(pst__grown *source, const pst_lane *lane, pst__link *link
     return push_link(is_early ? &source->early : &source->late, link);
 }
 
-/* Adds the edge, or tells that the source has gone by already: 1, with its error in *status. */
+/* Adds the edge; 1 when the source has gone by already, with its error in *status. */
 static uint32_t connect(pst__link *link, pst__grown *source, pst__grown *target,
                         pst_status *status) {
     pst_lane *lane = target->node.lane;
@@ -215,16 +209,9 @@ static pst_status reserve_links(const pst_graph *graph, pst__grown *task, size_t
 /* Asynchronous devices: whoever holds a handle may ask for the event, and so may a callback's poll.
  */
 static pst_status reserve_event(pst__grown *task, const pst_lane *lane, int wanted) {
-    pst__detail *detail = &task->detail;
-    if (detail->event != NULL && detail->event_device != lane->device) {
-        detail->event_device->ops->event_destroy(detail->event_device, detail->event);
-        detail->event = NULL;
-    }
     if (!lane->asynchronous || !wanted) return PST_OK;
     task->node.flags |= PST__NODE_EVENT;
-    detail->event_device = lane->device;
-    return detail->event != NULL ? PST_OK
-                                 : lane->device->ops->event_create(lane->device, 0, &detail->event);
+    return pst__detail_make_event(&task->detail, lane->device);
 }
 
 static void put_back(pst_graph *graph, pst__grown *task) {
@@ -245,7 +232,7 @@ static pst_status begin_adding(pst_graph *graph) {
     pst_status poison = pst_runtime_status(graph->runtime);
     if (poison != PST_OK) return poison; /* the text says already why */
     pst__run *run = &graph->runs[0];
-    if (pst__load_relaxed(&graph->stop) == PST_OK || !pst__run_is_over(graph, run)) return PST_OK;
+    if (pst__load_relaxed(&graph->stop) == PST_OK || !pst__run_is_done(graph, run)) return PST_OK;
     /* A poison sets its status before it takes this lock to stop the graph, so that one which came
      * since the look above is seen here and its stop stays. */
     ck_spinlock_lock(&graph->lock);
@@ -255,7 +242,7 @@ static pst_status begin_adding(pst_graph *graph) {
     return poison;
 }
 
-/* Acquires: pair with the releases in add_share (graph.c) and share.h. */
+/* Acquires: pair with the releases in add_share (graph.c) and graph.h. */
 static const pst__share *shares_of(const pst_graph *graph) {
     return pst__load_acquire(&graph->shares);
 }
@@ -325,7 +312,7 @@ static void submit(pst_graph *graph, pst__grown *task, const pst_task_options *o
     uint32_t arrived = 1;
     count_added(graph);
     pst__store_relaxed(&task->share->tasks, task->share->tasks + 1); /* see pst_lane_destroy */
-    if (options->lane->order == PST_LANE_BY_SUBMISSION) push_in_order(graph, task);
+    if (pst__order_is_by_adding(options->lane->order)) push_in_order(graph, task);
     for (size_t i = 0; i < options->after_count; i++)
         arrived +=
             connect(&task->links[i], (pst__grown *)(uintptr_t)options->after[i].id, task, &status);
@@ -369,9 +356,9 @@ pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *han
     count_added(graph);
     ck_spinlock_lock(&graph->lock);
     gate->previous = NULL;
-    gate->next = graph->open_gates;
+    gate->next = graph->closed_gates;
     if (gate->next != NULL) gate->next->previous = gate;
-    graph->open_gates = gate;
+    graph->closed_gates = gate;
     ck_spinlock_unlock(&graph->lock);
     *handle = (pst_task){graph, (uint64_t)(uintptr_t)gate};
     /* A poison sets its status before it takes this lock to end the gates: one that came since the
@@ -386,6 +373,6 @@ void pst__grown_delist_gate(pst__node *node) {
     if (gate->previous != NULL)
         gate->previous->next = gate->next;
     else
-        node->graph->open_gates = gate->next;
+        node->graph->closed_gates = gate->next;
     if (gate->next != NULL) gate->next->previous = gate->previous;
 }

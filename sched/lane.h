@@ -3,21 +3,82 @@
 #define PST_SCHED_LANE_H
 
 #include "sched/budget.h"
-#include "sched/levels.h"
-#include "sched/recent.h"
+#include "sched/queue.h"
 #include "sched/runtime.h"
+
+/* The last launches of a lane, of tasks that have a name, for the watchdog's report. The lane's
+ * owner writes, anybody reads at any time. */
+#define PST__LOGGED_LAUNCHES 8u
+
+typedef struct pst__logged_launch {
+    uint64_t graph_id; /* the name lives as long as this graph */
+    uint64_t ticket;
+    const char *name;
+} pst__logged_launch;
+
+typedef struct pst__launch_log {
+    pst__logged_launch launches[PST__LOGGED_LAUNCHES]; /* the n-th one at n modulo that */
+    uint64_t count;
+} pst__launch_log;
+
+/* Release, each of them: who reads a field of the n-th launch, by an acquire in
+ * pst__launch_log_read, finds the count at n at least; and who finds it at n + 1, all fields. */
+static inline void pst__launch_log_add(pst__launch_log *log, uint64_t graph_id, const char *name,
+                                       uint64_t ticket) {
+    const uint64_t n = log->count;
+    pst__logged_launch *launch = &log->launches[n % PST__LOGGED_LAUNCHES];
+    pst__store_release(&launch->graph_id, graph_id);
+    pst__store_release(&launch->ticket, ticket);
+    pst__store_release(&launch->name, name);
+    pst__store_release(&log->count, n + 1);
+}
+
+/* The launch that is `back` launches ago, 0 the last one; 0 when there is none or when it was
+ * overwritten meanwhile. */
+static inline int pst__launch_log_read(const pst__launch_log *log, uint64_t back,
+                                       pst__logged_launch *read) {
+    const uint64_t count = pst__load_acquire(&log->count); /* see pst__launch_log_add */
+    if (back >= count || back >= PST__LOGGED_LAUNCHES) return 0;
+    const uint64_t n = count - 1 - back;
+    const pst__logged_launch *launch = &log->launches[n % PST__LOGGED_LAUNCHES];
+    read->graph_id = pst__load_acquire(&launch->graph_id);
+    read->ticket = pst__load_acquire(&launch->ticket);
+    read->name = pst__load_acquire(&launch->name);
+    /* While the count stands at n + PST__LOGGED_LAUNCHES the n-th one is being overwritten.
+     * Relaxed: the acquires above come first. */
+    return pst__load_relaxed(&log->count) < n + PST__LOGGED_LAUNCHES;
+}
+
+/* The launched tasks that an asynchronous device has not done, oldest first. The lane owner's. */
+typedef struct pst__in_flight {
+    pst__node *first, *last;
+    pst__node *watched;    /* the oldest that has an event: the one that is polled */
+    pst__node *mark;       /* the newest when a busy lane last asked; NULL: it has ended */
+    pst__node *newest;     /* the latest that has an event; NULL: it has ended */
+    pst__node *tail;       /* the last when tail_event was recorded */
+    pst_event *tail_event; /* completion of the last tasks, which need no event themselves */
+    uint32_t unasked;      /* launches since the device was last asked */
+} pst__in_flight;
+
+/* By what the watchdog knows that a lane goes on. */
+typedef struct pst__watch {
+    uint64_t ends;               /* of tasks that were in flight or pending; the lane owner's */
+    uint64_t heartbeats;         /* turns and launches so far; read by the watchdog at any time */
+    pst__launch_log launches;    /* read by the watchdog at any time */
+    pst__lane_stall task, owner; /* the watchdog's: since when `ends` and `heartbeats` stand */
+} pst__watch;
 
 /* Whose turn it is, in two words that any thread may write:
  *
  *   owned  missed
- *     2            the lane is destroyed; its place waits for a new one (see place.c)
+ *     2            the lane is destroyed; its place waits for a new one (see lane.c)
  *     0      0     nobody serves the lane; pst__lane_try_own takes it
  *     1      0     its owner takes turns; pst__lane_disown hands it back
- *     1      1     and the worker has come in vain: pst__lane_disown wakes it
+ *     1      1     and the worker has missed it: pst__lane_disown wakes it
  *     0      1     the worker asked while the lane was handed back: it takes it by its second try,
  *                  and the next helper's pst__lane_disown wakes it once too often
  *
- * What a turn does with a task is in states.h. */
+ * What a turn does with a task is in node.h. */
 struct pst_lane {
     /* fixed after creation; of a new lane in this place: what only its owner looks at */
     pst_runtime *runtime;
@@ -42,31 +103,20 @@ struct pst_lane {
     _Alignas(PST__CACHE_LINE) pst__arrivals arrivals;
     uint32_t owned;  /* 1 while a thread serves the lane */
     uint32_t asked;  /* what those look at who do not own it: see pst__asked */
-    uint32_t missed; /* 1 when the worker found it owned and went on: it wants to be told */
+    uint32_t missed; /* 1 when the worker found it owned and went on: it is to be woken */
 
     /* the owner's */
     _Alignas(PST__CACHE_LINE) pst__fifo ready; /* BY_PRIORITY: still to be put on its level */
-    pst__fifo stopped;                         /* see pst__order_drain */
+    pst__fifo stopped;                         /* see pst__order_set_aside */
     uint64_t stops_seen;                       /* of the runtime, when that was last looked for */
     pst__node *current;                        /* a host device's launch that is pending */
-    pst__node *flight_first, *flight_last; /* launched and not done, on an asynchronous device */
-    pst__node *watched;    /* the oldest in flight that has an event: the one that is polled */
-    pst__node *mark;       /* the newest when a busy lane last asked; NULL: it has ended */
-    pst__node *newest;     /* the latest task put in flight that has one; NULL: it has ended */
-    pst__node *tail;       /* in flight when tail_event was recorded */
-    pst_event *tail_event; /* completion of the last tasks, which need no event themselves */
-    unsigned texts;        /* the runtime's error texts before the latest launch or test */
-    uint32_t unasked;      /* launches since in-flight tasks were last asked about */
-    pst__pace pace;        /* how long its launches take */
-    int needs_poll;        /* something launched, or a wait, is to be asked again */
-    int untold;            /* something was launched or has ended since those who wait were woken */
-    pst__levels levels;    /* BY_PRIORITY */
-    uint64_t ends;         /* of tasks that were in flight or pending */
-    uint64_t beats;        /* turns and launches so far; read by the watchdog at any time */
-    pst__recent recent;    /* read by the watchdog at any time */
-
-    /* the watchdog's */
-    pst__still task_still, owner_still;
+    pst__in_flight in_flight;                  /* on an asynchronous device */
+    unsigned texts;     /* the runtime's error texts before the latest launch or test */
+    pst__pace pace;     /* how long its launches take */
+    int needs_poll;     /* something launched, or a wait, is to be asked again */
+    int has_news;       /* something was launched or has ended since those who wait were woken */
+    pst__levels levels; /* BY_PRIORITY */
+    pst__watch watch;
 };
 
 #define PST__LANE_GONE 2u
@@ -92,18 +142,18 @@ static inline int pst__lane_try_own(pst_lane *lane) {
 }
 
 /* Hands the lane back. Its worker may have looked away while it was owned: a thread that is not the
- * worker wakes it when it changed something, or when something has arrived or the worker has come
- * in vain meanwhile. */
+ * worker wakes it when it changed something, or when something has arrived or the worker has
+ * missed it meanwhile. */
 void pst__lane_disown(pst_lane *lane, int changed, const pst__worker *self);
 
-/* Tells the watchdog that the lane's owner goes on. Relaxed: a sign of life, it orders nothing. */
-static inline void pst__lane_beat(pst_lane *lane) {
-    pst__store_relaxed(&lane->beats, lane->beats + 1);
+/* Shows the watchdog that the lane's owner goes on. Relaxed: a sign of life, it orders nothing. */
+static inline void pst__lane_heartbeat(pst_lane *lane) {
+    pst__store_relaxed(&lane->watch.heartbeats, lane->watch.heartbeats + 1);
 }
 
 /* One turn of the lane, which the caller owns, and of its followers: arrivals, completions, then
  * launches within the budget. Never blocks. 1 when something was done: then the caller takes
- * another turn at once, or tells those who wait. */
+ * another turn at once, or wakes those who wait. */
 int pst__lane_turn(pst_lane *lane, const pst__budget *budget);
 
 /* Wakes whoever serves the lane. */
@@ -123,32 +173,25 @@ static inline const char *pst__device_text(pst_device *device) {
 
 /* Wakes those who wait, if the lane's turns have done something since the last time. The owner's,
  * before it hands the lane back or does something else. */
-static inline void pst__lane_tell(pst_lane *lane) {
-    if (!lane->untold) return;
-    lane->untold = 0;
+static inline void pst__lane_wake_waiters(pst_lane *lane) {
+    if (!lane->has_news) return;
+    lane->has_news = 0;
     pst__runtime_wake_waiters(lane->runtime);
 }
+
+/* PST_EINVAL, with a text, unless `borrowed` is NULL or a borrowed lane of the node's runtime. */
+pst_status pst__lane_check_borrowed(const pst_lane *borrowed, const pst__node *node);
 
 /* The event that stands for a node of this lane that is launched or has ended; recorded now if
  * nobody foresaw the question, for which the caller waits until the lane's owner ends its turn.
  * PST_EDEVICE (no memory, or the device failed), PST_ETIMEDOUT. */
 pst_status pst__lane_event_of(pst_lane *lane, pst__node *node, pst_event **event);
 
-/* Gives back what the lane has, but not its place. */
-void pst__lane_close(pst_lane *lane);
-/* The same with its place, when no thread can find it. */
+/* Gives back what the lane has, and its memory, when no thread can find it. */
 void pst__lane_free(pst_lane *lane);
 
 /* A borrowed lane of an asynchronous device has events to poll: any worker may do it. Gives those
  * that have none to one. The caller holds the runtime's lock. */
 void pst__lane_adopt_borrowed(pst_runtime *runtime);
-
-/* ---- places (place.c) ------------------------------------------------------------------- */
-
-/* The place of a lane that was destroyed and was served like the one to be created; owned. NULL:
- * there is none. */
-pst_lane *pst__place_take(pst_runtime *runtime, const pst_lane_options *options);
-/* Closes the lane and gives the place back: it could not be created, or is destroyed. */
-void pst__place_give_back(pst_lane *lane);
 
 #endif

@@ -1,20 +1,20 @@
 #include "sched/order.h"
 
+#include "sched/advance.h"
 #include "sched/calls.h"
-#include "sched/growing.h"
 
 /* ---- a turn ----------------------------------------------------------------------------- */
 
 static int serve(pst_lane *lane, pst_lane *leader, pst__spending *spending, uint32_t most) {
     const int changed = pst__lane_serve(lane, leader, spending, most);
-    leader->untold |= lane->untold;
+    leader->has_news |= lane->has_news;
     return changed;
 }
 
 static int launch_in_order(pst_lane *leader, pst__spending *spending) {
     int changed = 0;
-    for (const pst__node *head; !spending->is_over && (head = pst__lane_first(leader)) != NULL;) {
-        pst__lane_beat(leader);
+    for (const pst__node *head; !spending->is_spent && (head = pst__lane_first(leader)) != NULL;) {
+        pst__lane_heartbeat(leader);
         const int did = serve(head->lane, leader, spending, 1);
         changed |= did;
         if (!did) break;
@@ -46,7 +46,8 @@ int pst__order_set_aside(pst_lane *leader) {
     const uint64_t stops = pst__load_acquire(&leader->runtime->stops);
     if (leader->stops_seen == stops) return 0;
     leader->stops_seen = stops;
-    /* What was added to a stopped graph, or launched, has told after its push: it is found here. */
+    /* What was added to a stopped graph, or launched, has noted the stop after its push: it is
+     * found here. */
     if (!pst__arrivals_empty(&leader->arrivals))
         pst__arrivals_move(&leader->arrivals, &leader->ready);
     pst__fifo kept = {NULL, NULL};

@@ -2,8 +2,8 @@
 #include "sched/pump.h"
 
 #include "sched/lane.h"
-#include "sched/poll.h"
-#include "sched/watchdog.h"
+#include "sched/monitor.h"
+#include "sched/thread.h"
 
 #include <errno.h>
 #include <string.h>
@@ -88,7 +88,7 @@ static int is_meant(const pst_lane *lane, pst__helped which) {
 /* The lane goes back also when a task of the user's does not return. */
 static void hand_back(pst__help *help) {
     pst_lane *lane = help->lane;
-    pst__lane_tell(lane);
+    pst__lane_wake_waiters(lane);
     pst__lane_disown(lane, help->did, NULL);
 }
 
@@ -136,8 +136,8 @@ pst_status pst_run_once(pst_runtime *runtime, int *idle) {
     if (!help.did && take_back(&runtime->pump))
         help = pst__runtime_help(runtime, PST__HELP_ALL, &pump_budget);
     set_poll(&runtime->pump, poll, help.did, help.pending);
-    pst__watchdog_pump(runtime);
-    if (help.pending) pst__lookouts_take(runtime);
+    pst__monitor_pump(runtime);
+    if (help.pending) pst__monitor_check_health(runtime);
     if (help.did && idle == NULL) return PST_OK;
     const int is_idle = pst__runtime_is_idle(runtime);
     if (idle != NULL) *idle = is_idle;

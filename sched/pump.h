@@ -1,4 +1,4 @@
-/* Lanes without a thread of their own, and what tells the thread that pumps them to come back. */
+/* Lanes without a thread of their own, and what calls the thread that pumps them back. */
 #ifndef PST_SCHED_PUMP_H
 #define PST_SCHED_PUMP_H
 

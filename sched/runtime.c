@@ -5,8 +5,11 @@
 #include "sched/calls.h"
 #include "sched/device/host.h"
 #include "sched/graph.h"
-#include "sched/report.h"
+#include "sched/wait.h"
 #include "sched/worker.h"
+
+#include <stdarg.h>
+#include <stdio.h>
 
 #define DEFAULT_SPIN          2000u
 #define DEFAULT_TRACE_RECORDS 65536u
@@ -24,17 +27,15 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
     runtime->grace_ns = options->deadline_ns;
     if (runtime->grace_ns == 0 && options->watchdog_poisons)
         runtime->grace_ns = options->watchdog_ns;
-    runtime->tell = options->waiting;
-    runtime->tell_context = options->waiting_context;
+    runtime->waiting_hook = options->waiting;
+    runtime->waiting_context = options->waiting_context;
     runtime->task_capacity =
         options->task_capacity == 0 ? DEFAULT_TASK_CAPACITY : options->task_capacity;
     ck_spinlock_init(&runtime->lock);
     ck_spinlock_init(&runtime->launching);
-    ck_spinlock_init(&runtime->hooks.lock);
-    ck_spinlock_init(&runtime->lookouts.lock);
     ck_ec_init(&runtime->waiting.count, 0);
     pst__pump_init(&runtime->pump);
-    pst__watchdog_init(runtime, options);
+    pst__monitor_init(runtime, options);
     pst__error_init(&runtime->error, options->log, options->log_context);
     pst_status status = pst__trace_create(
         &runtime->heap, &runtime->error, runtime->rank, options->world_size,
@@ -48,8 +49,7 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
 
 static void free_runtime(pst_runtime *runtime) {
     pst__pump_close(&runtime->pump);
-    pst__hooks_free(runtime);
-    pst__lookouts_free(runtime);
+    pst__monitor_free(runtime);
     if (runtime->done_event != NULL)
         runtime->host->ops->event_destroy(runtime->host, runtime->done_event);
     if (runtime->host != NULL) runtime->host->ops->destroy(runtime->host);
@@ -85,20 +85,13 @@ pst_device *pst_runtime_host(pst_runtime *runtime) {
     return runtime == NULL ? NULL : runtime->host;
 }
 
-pst__heap *pst__runtime_heap(pst_runtime *runtime) {
-    return &runtime->heap;
-}
-
-pst__error *pst__runtime_error(pst_runtime *runtime) {
-    return &runtime->error;
-}
-
-pst__trace *pst__runtime_trace(pst_runtime *runtime) {
-    return runtime->trace;
-}
-
-uint64_t pst__runtime_deadline(const pst_runtime *runtime) {
-    return runtime->deadline_ns;
+pst_status pst__runtime_fail(pst_runtime *runtime, pst_status status, const char *format, ...) {
+    char text[PST__ERROR_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    return pst__fail(&runtime->error, status, "rank %d: %s", runtime->rank, text);
 }
 
 size_t pst_runtime_error(const pst_runtime *runtime, char *buffer, size_t size) {
@@ -120,7 +113,7 @@ void pst_runtime_get_stats(const pst_runtime *runtime, pst_runtime_stats *stats)
         /* Relaxed: figures, each on its own. */
         now.late_launches = pst__load_relaxed(&runtime->late_launches);
         now.late_launch_ns = pst__load_relaxed(&runtime->late_launch_ns);
-        now.watchdog_reports = pst__load_relaxed(&runtime->watchdog.reports);
+        now.watchdog_reports = pst__load_relaxed(&runtime->monitor.reports);
     }
     pst__write_sized(stats, &now, sizeof now);
 }
@@ -151,14 +144,14 @@ void pst_runtime_poison(pst_runtime *runtime, pst_status given, const char *text
     if (text != NULL && pst_runtime_status(runtime) == PST_OK)
         (void)pst__runtime_fail(runtime, status, "the runtime was stopped: %s", text);
     /* The hooks last: no wait depends on them. */
-    if (stop_all(runtime, status)) pst__hooks_call(runtime, status);
+    if (stop_all(runtime, status)) pst__monitor_call_hooks(runtime, status);
 }
 
 int pst__runtime_is_idle(pst_runtime *runtime) {
     int idle = 1;
     ck_spinlock_lock(&runtime->lock);
     for (pst_graph *graph = runtime->graphs; graph != NULL && idle; graph = graph->next)
-        idle = pst__graph_is_over(graph);
+        idle = pst__graph_is_done(graph);
     ck_spinlock_unlock(&runtime->lock);
     return idle;
 }
@@ -187,7 +180,7 @@ static pst_status drain(pst_runtime *runtime) {
 
 /* Threads before what they work on. */
 static pst_status end_threads(pst_runtime *runtime) {
-    pst_status status = pst__watchdog_stop(runtime);
+    pst_status status = pst__monitor_stop(runtime);
     for (pst__worker *worker = runtime->workers; worker != NULL; worker = worker->next)
         pst__worker_stop(worker);
     for (pst__worker *worker = runtime->workers; worker != NULL; worker = worker->next)
@@ -218,7 +211,8 @@ pst_status pst_runtime_destroy(pst_runtime *runtime) {
     pst_status status = pst__calls_refuse(runtime, "pst_runtime_destroy", "");
     if (status != PST_OK) return status;
     (void)stop_all(runtime, PST_ECANCELED);
-    if (!pst__runtime_is_idle(runtime)) pst__hooks_call(runtime, pst_runtime_status(runtime));
+    if (!pst__runtime_is_idle(runtime))
+        pst__monitor_call_hooks(runtime, pst_runtime_status(runtime));
     status = drain(runtime);
     if (status == PST_OK) status = end_threads(runtime);
     if (status != PST_OK) return pst__report_left_behind(runtime);

@@ -5,11 +5,9 @@
 #include "base/atomic.h"
 #include "base/error.h"
 #include "base/heap.h"
-#include "sched/hooks.h"
-#include "sched/lookouts.h"
-#include "sched/park.h"
+#include "sched/monitor.h"
 #include "sched/pump.h"
-#include "sched/watchdog.h"
+#include "sched/thread.h"
 #include "tracing/trace.h"
 
 #include <penstock/graph.h>
@@ -40,25 +38,31 @@ struct pst_runtime {
 
     int poison;         /* the first pst_runtime_poison's status */
     uint64_t poison_at; /* pst__now() then */
-    pst__hooks hooks;
-    pst__lookouts lookouts;
 
     pst__park waiting; /* where pst_task_wait and its kin sleep */
     uint32_t waiters;  /* how many of them look at `waiting` */
     pst__pump pump;    /* where those who pump are called */
 
-    pst__watchdog watchdog;
-    void (*tell)(void *context, const pst_waiting *waiting); /* see pst_runtime_options.waiting */
-    void *tell_context;
+    pst__monitor monitor;
+    void (*waiting_hook)(void *context, const pst_waiting *waiting); /* see pst_runtime_options */
+    void *waiting_context;
     uint64_t late_launches, late_launch_ns; /* see pst_runtime_stats */
 };
 
 /* ---- for mem/ and ops/: any thread, the runtime owns what is returned ------------------- */
 
-pst__heap *pst__runtime_heap(pst_runtime *runtime);
-pst__error *pst__runtime_error(pst_runtime *runtime);
-pst__trace *pst__runtime_trace(pst_runtime *runtime);
-uint64_t pst__runtime_deadline(const pst_runtime *runtime); /* ns; 0: no limit */
+static inline pst__heap *pst__runtime_heap(pst_runtime *runtime) {
+    return &runtime->heap;
+}
+static inline pst__error *pst__runtime_error(pst_runtime *runtime) {
+    return &runtime->error;
+}
+static inline pst__trace *pst__runtime_trace(pst_runtime *runtime) {
+    return runtime->trace;
+}
+static inline uint64_t pst__runtime_deadline(const pst_runtime *runtime) {
+    return runtime->deadline_ns; /* 0: no limit */
+}
 
 /* ---- within sched/ ---------------------------------------------------------------------- */
 
@@ -68,7 +72,7 @@ uint64_t pst__runtime_deadline(const pst_runtime *runtime); /* ns; 0: no limit *
 void pst__runtime_wake_waiters(pst_runtime *runtime);
 
 /* The same for each task of a turn, without the fence: a waiter that this look misses is woken by
- * pst__lane_tell. */
+ * pst__lane_wake_waiters. */
 static inline void pst__runtime_wake_seen_waiters(pst_runtime *runtime) {
     if (pst__load_relaxed(&runtime->waiters) != 0) pst__runtime_wake_waiters(runtime);
 }
@@ -88,8 +92,8 @@ static inline void pst__runtime_note_stop(pst_runtime *runtime) {
 /* 1 when no graph has unfinished tasks. */
 int pst__runtime_is_idle(pst_runtime *runtime);
 
-/* The names after the rank in every error text of this layer. */
-#define pst__runtime_fail(runtime, status, format, ...)                                            \
-    pst__fail(&(runtime)->error, (status), "rank %d: " format, (runtime)->rank, __VA_ARGS__)
+/* Leaves an error text, which names the runtime's rank first, and returns `status`. */
+pst_status pst__runtime_fail(pst_runtime *runtime, pst_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 #endif

@@ -1,5 +1,6 @@
 /* Sealing: from the lists of building to the flat arrays of replaying. */
 #include "sched/advance.h"
+#include "sched/order.h"
 
 /* ---- the edges -------------------------------------------------------------------------- */
 
@@ -84,11 +85,9 @@ static void flag_what_is_waited_for(pst_graph *graph) {
 static pst_status make_events(pst_graph *graph) {
     for (size_t i = 0; i < graph->node_count; i++) {
         pst__node *node = &graph->nodes[i];
-        if (!(node->flags & PST__NODE_EVENT) || node->detail->event != NULL) continue;
-        pst_device *device = node->lane->device;
-        pst_status status = device->ops->event_create(device, 0, &node->detail->event);
+        if (!(node->flags & PST__NODE_EVENT)) continue;
+        const pst_status status = pst__detail_make_event(node->detail, node->lane->device);
         if (status != PST_OK) return status;
-        node->detail->event_device = device;
     }
     return PST_OK;
 }
@@ -98,7 +97,7 @@ static pst_status make_events(pst_graph *graph) {
 /* Does a launch hand this node to its lane at once? */
 static int starts_in_batch(const pst__node *node) {
     return node->lane != NULL &&
-           (node->lane->order == PST_LANE_BY_SUBMISSION || node->predecessors == 0);
+           (pst__order_is_by_adding(node->lane->order) || node->predecessors == 0);
 }
 
 /* Lanes with one order have one queue, and so one batch: that of the first of them. */
@@ -122,7 +121,7 @@ static void count_batches(pst_graph *graph) {
     }
     int ordered = 0;
     for (const pst__share *share = graph->shares; share != NULL; share = share->next)
-        ordered += share->count > 0 && share->lane->order == PST_LANE_BY_SUBMISSION;
+        ordered += share->count > 0 && pst__order_is_by_adding(share->lane->order);
     graph->is_ordered = ordered > 1;
 }
 
@@ -182,6 +181,6 @@ pst_status pst_graph_seal(pst_graph *graph) {
                    graph->pair_capacity * sizeof *graph->pairs);
     graph->pairs = NULL;
     graph->pair_capacity = 0;
-    graph->sealed = 1;
+    graph->is_launchable = 1;
     return PST_OK;
 }

@@ -1,9 +1,165 @@
-/* The public face of tracing. */
-#include "base/clock.h"
+/* What the scheduler records, and the public functions of tracing. */
+#include "sched/trace.h"
+
 #include "base/options.h"
-#include "sched/runtime.h"
 
 #include <penstock/trace.h>
+
+/* An arrow's name in the trace: the same on both ends. */
+static uint64_t flow_id(const pst__node *from, const pst__node *to, uint64_t number) {
+    const uint64_t parts[] = {from->graph->id, number, (uint64_t)(uintptr_t)from,
+                              (uint64_t)(uintptr_t)to};
+    uint64_t id = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        id = (id ^ parts[i]) * 0x9e3779b97f4a7c15u ^ id >> 29;
+    return id | 1u;
+}
+
+static void begin_arrows(const pst_lane *lane, const pst__node *node, uint64_t number,
+                         uint64_t time) {
+    const pst_graph *graph = node->graph;
+    if (graph->cross_first == NULL) return;
+    for (uint32_t e = node->first_edge; e < node[1].first_edge; e++) {
+        const pst__node *to = &graph->nodes[graph->edges[e]];
+        if (to->lane != NULL && to->lane != lane)
+            pst__trace_flow(lane->track, flow_id(node, to, number), time, 0);
+    }
+}
+
+static void end_arrows(const pst_lane *lane, const pst__node *node, uint64_t number,
+                       uint64_t time) {
+    const pst_graph *graph = node->graph;
+    if (graph->cross_first == NULL) return;
+    const uint32_t index = pst__node_index(node);
+    for (uint32_t c = graph->cross_first[index]; c < graph->cross_first[index + 1]; c++) {
+        const pst__node *from = &graph->nodes[graph->cross[c]];
+        if (from->lane != NULL) pst__trace_flow(lane->track, flow_id(from, node, number), time, 1);
+    }
+}
+
+static void end_grown_arrows(const pst_lane *lane, const pst__node *node, uint64_t time) {
+    const pst__grown *task = (const pst__grown *)(const void *)node;
+    for (uint32_t i = 0; i < task->link_count; i++)
+        if (task->links[i].flow != 0) pst__trace_flow(lane->track, task->links[i].flow, time, 1);
+}
+
+/* The graph and its names may be gone when the trace is written. */
+static const char *traced_name(const pst_lane *lane, const pst__node *node) {
+    pst__detail *detail = node->detail;
+    if (detail == NULL || detail->name == NULL) return "";
+    if (detail->traced_name == NULL)
+        detail->traced_name = pst__trace_intern(lane->runtime->trace, detail->name);
+    return detail->traced_name == NULL ? "" : detail->traced_name;
+}
+
+static const char *traced_path(const pst_lane *lane, pst__detail *detail) {
+    if (detail->path == NULL) return NULL;
+    if (detail->traced_path == NULL)
+        detail->traced_path = pst__trace_intern(lane->runtime->trace, detail->path);
+    return detail->traced_path;
+}
+
+static void slice_of_lane(const pst_lane *lane, const pst__node *node, uint64_t begin,
+                          uint64_t end) {
+    pst__detail *detail = node->detail;
+    if (detail == NULL)
+        pst__trace_slice(lane->track, "", begin, end, 0, 0);
+    else
+        pst__trace_collective(lane->track, traced_name(lane, node), traced_path(lane, detail),
+                              begin, end, detail->ticket, detail->bytes);
+}
+
+/* ---- times of the device ---------------------------------------------------------------- */
+
+static int is_timed(const pst_lane *lane) {
+    const pst_device_ops *ops = lane->device->ops;
+    return lane->asynchronous && (ops->caps & PST_DEVICE_TIMED_EVENTS) && ops->event_time != NULL;
+}
+
+/* NULL: the slice has the host's times instead. */
+static pst_event *record_time(const pst_lane *lane) {
+    const pst_device_ops *ops = lane->device->ops;
+    pst_event *event = NULL;
+    if (ops->event_create(lane->device, 1, &event) != PST_OK) return NULL;
+    if (ops->event_record(lane->device, event, lane->stream) == PST_OK) return event;
+    ops->event_destroy(lane->device, event);
+    return NULL;
+}
+
+static void drop_time(const pst_lane *lane, pst_event **event) {
+    if (*event != NULL) lane->device->ops->event_destroy(lane->device, *event);
+    *event = NULL;
+}
+
+/* Leaves them as they are where the device does not know both. */
+static void take_times(const pst_lane *lane, pst__detail *detail, uint64_t *begin, uint64_t *end) {
+    const pst_device_ops *ops = lane->device->ops;
+    uint64_t began = 0, ended = 0;
+    const int is_known = detail->began != NULL && detail->ended != NULL &&
+                         ops->event_time(lane->device, detail->began, &began) == PST_OK &&
+                         ops->event_time(lane->device, detail->ended, &ended) == PST_OK;
+    drop_time(lane, &detail->began);
+    drop_time(lane, &detail->ended);
+    if (!is_known) return;
+    *begin = began;
+    *end = ended < began ? began : ended;
+}
+
+void pst__hook_launching(const pst_lane *lane, const pst__node *node) {
+    if (is_timed(lane)) node->detail->began = record_time(lane);
+}
+
+void pst__hook_failed(const pst_lane *lane, const pst__node *node) {
+    if (!is_timed(lane)) return;
+    drop_time(lane, &node->detail->began);
+    drop_time(lane, &node->detail->ended);
+}
+
+/* ---- launched, done, an edge ------------------------------------------------------------ */
+
+uint64_t pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number,
+                            uint64_t begin) {
+    const uint64_t end = pst__now();
+    pst__trace_slice(pst__track_of_thread(lane->runtime->trace), traced_name(lane, node), begin,
+                     end, pst__node_ticket(node), 0);
+    if (is_timed(lane)) {
+        node->detail->ended = record_time(lane);
+    } else if (node->flags & PST__NODE_GROWING) {
+        end_grown_arrows(lane, node, begin);
+    } else {
+        begin_arrows(lane, node, number, begin);
+        end_arrows(lane, node, number, begin);
+    }
+    return end;
+}
+
+void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end) {
+    slice_of_lane(lane, node, begin, end);
+}
+
+void pst__hook_done_on_device(pst_lane *lane, const pst__node *node, uint64_t number) {
+    uint64_t begin = node->detail->launched_at, end = pst__now();
+    if (is_timed(lane)) {
+        take_times(lane, node->detail, &begin, &end);
+        if (!(node->flags & PST__NODE_GROWING)) {
+            begin_arrows(lane, node, number, begin);
+            end_arrows(lane, node, number, begin);
+        }
+    }
+    slice_of_lane(lane, node, begin, end);
+}
+
+uint64_t pst__hook_edge(pst_lane *lane, const pst__node *from, const pst__node *to) {
+    if (!pst__trace_on(lane->runtime->trace) || is_timed(lane) ||
+        (to->lane != NULL && is_timed(to->lane)))
+        return 0;
+    const uint64_t begin = from->detail->launched_at;
+    const uint64_t id = flow_id(from, to, begin);
+    pst__trace_flow(lane->track, id, begin, 0);
+    return id;
+}
+
+/* ---- public functions ------------------------------------------------------------------ */
 
 pst_status pst_trace_start(pst_runtime *runtime) {
     return runtime == NULL ? PST_EINVAL : pst__trace_start(runtime->trace);

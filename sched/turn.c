@@ -1,42 +1,143 @@
 /* A lane's turn: what has arrived, what can be launched, what the host's work has done. */
+#include "sched/advance.h"
 #include "sched/calls.h"
-#include "sched/failed.h"
-#include "sched/flights.h"
-#include "sched/growing.h"
 #include "sched/order.h"
-#include "sched/trace_hooks.h"
+#include "sched/trace.h"
 
 /* Launches on a lane that has ever more of them, until what is done there is asked about: the
  * questions cost the device's driver more than a launch costs us. */
 #define ASK_EVERY 16u
 
-/* ---- the head of the queue -------------------------------------------------------------- */
+/* ---- in flight: the device has a task, and is asked when it is done --------------------- */
 
-/* What is ready by now, also what has arrived since the turn began, competes for the launch. */
-static pst__node *most_urgent(pst_lane *lane) {
-    if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
-    for (pst__node *node; (node = pst__lane_first(lane)) != NULL;) {
-        pst__lane_take_first(lane);
-        pst__levels_add(&lane->levels, node);
-    }
-    return pst__levels_head(&lane->levels);
+/* After a poison launched work is given some time to end, and then abandoned. Acquire: pairs with
+ * the exchange in pst_runtime_poison, so that its time is seen as well. */
+static int is_abandoned(const pst_runtime *runtime) {
+    return pst__load_acquire(&runtime->poison) != PST_OK && runtime->grace_ns != 0 &&
+           pst__now() - pst__load_relaxed(&runtime->poison_at) > runtime->grace_ns;
 }
 
-/* The node to launch next, which stays in the queue; NULL when there is none yet. Of an order it is
- * one of the lane that launch_in_order serves: within a turn nothing else comes first. */
-static pst__node *head_of(pst_lane *lane) {
-    if (lane->order == PST_LANE_BY_PRIORITY) return most_urgent(lane);
-    pst__node *node = pst__lane_first(lane);
-    const int waits =
-        lane->order == PST_LANE_BY_SUBMISSION && node != NULL && !pst__node_is_ready(node);
-    return waits ? NULL : node;
-}
-
-static void take_head(pst_lane *lane) {
-    if (lane->order == PST_LANE_BY_PRIORITY)
-        pst__levels_remove_head(&lane->levels);
+/* The device has the node, whose event is recorded if it has one. */
+static void add_in_flight(pst_lane *lane, pst__node *node) {
+    node->detail->flight_next = NULL;
+    if (lane->in_flight.first == NULL)
+        lane->in_flight.first = node;
     else
-        pst__lane_take_first(lane);
+        lane->in_flight.last->detail->flight_next = node;
+    lane->in_flight.last = node;
+    /* Gates come when they have passed, which need not be the order of their records. */
+    if (node->detail->event_recorded && node->lane != NULL) lane->in_flight.newest = node;
+}
+
+static pst_event *event_in_flight(const pst_lane *lane, const pst__node *node) {
+    if (node->detail->event_recorded) return node->detail->event;
+    return node == lane->in_flight.tail ? lane->in_flight.tail_event : NULL;
+}
+
+static void end_oldest(pst__advance *advance, pst_status status) {
+    pst_lane *lane = advance->lane;
+    pst__node *node = lane->in_flight.first;
+    const uint64_t number = node->lane == NULL ? node->graph->number : pst__word_number(node->word);
+    lane->in_flight.first = node->detail->flight_next;
+    lane->watch.ends++;
+    if (node == lane->in_flight.tail) lane->in_flight.tail = NULL;
+    if (node == lane->in_flight.newest) lane->in_flight.newest = NULL;
+    if (node == lane->in_flight.mark) lane->in_flight.mark = NULL;
+    if (node->detail->launched_at != 0) pst__hook_done_on_device(lane, node, number);
+    pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
+                  PST__WHEN_DONE);
+}
+
+static pst__node *find_watched(const pst_lane *lane) {
+    pst__node *node = lane->in_flight.first;
+    while (node != NULL && event_in_flight(lane, node) == NULL)
+        node = node->detail->flight_next;
+    return node;
+}
+
+/* A failure after the launch: what the device did from there on is unknown. */
+static void lose_in_flight(pst__advance *advance, pst_status given) {
+    pst_lane *lane = advance->lane;
+    const pst_status status = pst__kept_status(given);
+    lane->in_flight.watched = NULL;
+    pst__report_failure(lane->in_flight.first, lane, status);
+    pst_runtime_poison(lane->runtime, status, NULL);
+    while (lane->in_flight.first != NULL)
+        end_oldest(advance, status);
+    pst__advance_finish(advance);
+}
+
+/* The last tasks in flight have no event of their own: records one for all of them. For when
+ * nothing can be launched behind them for now. */
+static void mark_tail(pst__advance *advance) {
+    pst_lane *lane = advance->lane;
+    if (lane->in_flight.first == NULL || lane->in_flight.tail != NULL ||
+        lane->in_flight.last->detail->event_recorded)
+        return;
+    const pst_device_ops *ops = lane->device->ops;
+    pst_status status = ops->event_record(lane->device, lane->in_flight.tail_event, lane->stream);
+    if (status < 0)
+        lose_in_flight(advance, status);
+    else
+        lane->in_flight.tail = lane->in_flight.newest = lane->in_flight.last;
+}
+
+/* What the device says of a task in flight. */
+static pst_status ask(pst_lane *lane, const pst__node *node) {
+    pst__note_texts(lane);
+    const pst_status status =
+        lane->device->ops->event_query(lane->device, event_in_flight(lane, node));
+    if (status != PST_PENDING || !is_abandoned(lane->runtime)) return status;
+    return (pst_status)pst__load_relaxed(&lane->runtime->poison);
+}
+
+/* The tasks up to `last` are done, or it has failed. */
+static void end_up_to(pst__advance *advance, const pst__node *last, pst_status status) {
+    pst_lane *lane = advance->lane;
+    lane->in_flight.watched = NULL;
+    if (status < 0) {
+        lose_in_flight(advance, status);
+        return;
+    }
+    for (const pst__node *ended = NULL; ended != last;) {
+        ended = lane->in_flight.first;
+        end_oldest(advance, PST_OK);
+    }
+    pst__advance_finish(advance);
+}
+
+/* Ends what is done, from the oldest on; 1 when anything was. If the newest is done, those between
+ * are not asked about: a question costs as much as many launches. */
+static int end_in_flight(pst__advance *advance) {
+    pst_lane *lane = advance->lane;
+    const pst__node *newest = lane->in_flight.newest;
+    int ended = 0;
+    for (;; ended = 1) {
+        if (lane->in_flight.watched == NULL) lane->in_flight.watched = find_watched(lane);
+        const pst__node *last = lane->in_flight.watched;
+        if (last == NULL) return ended;
+        const pst_status status = ask(lane, last);
+        if (status == PST_PENDING) {
+            lane->needs_poll = 1;
+            return ended;
+        }
+        if (status == PST_OK && !ended && newest != NULL && newest != last &&
+            ask(lane, newest) == PST_OK)
+            last = newest;
+        end_up_to(advance, last, status);
+    }
+}
+
+/* The same between launches, with one question: about the task that was the newest at the last one.
+ * So the tasks in flight are at most those that the device has not done and two rounds of launches.
+ */
+static int end_marked(pst__advance *advance) {
+    pst_lane *lane = advance->lane;
+    const pst_status status =
+        lane->in_flight.mark == NULL ? PST_PENDING : ask(lane, lane->in_flight.mark);
+    if (status != PST_PENDING) end_up_to(advance, lane->in_flight.mark, status);
+    if (lane->in_flight.mark == NULL) lane->in_flight.mark = lane->in_flight.newest;
+    return status != PST_PENDING;
 }
 
 /* ---- launching -------------------------------------------------------------------------- */
@@ -100,14 +201,14 @@ static void launched_on_device(pst__advance *advance, pst__node *node, uint64_t 
     if (node->flags & PST__NODE_EVENT)
         status = lane->device->ops->event_record(lane->device, node->detail->event, lane->stream);
     if (status < 0) {
-        /* The work runs and nobody can tell when it ends: nothing after it is in order. */
+        /* The work runs and nobody can know when it ends: nothing after it is in order. */
         pst_runtime_poison(lane->runtime, status, "an event could not be recorded");
         if (node->detail->launched_at != 0) pst__hook_failed(lane, node);
         pst__fail_node(advance, node, number, status, PST__ALL);
         return;
     }
     node->detail->event_recorded = (node->flags & PST__NODE_EVENT) != 0;
-    pst__flights_add(lane, node);
+    add_in_flight(lane, node);
     pst__count_launched(lane, node, number);
     pst__node_become(node, number, PST__TASK_LAUNCHED, PST_OK);
     pst__runtime_wake_seen_waiters(lane->runtime);
@@ -123,8 +224,9 @@ static void launched_pending(pst__advance *advance, pst__node *node, uint64_t nu
 }
 
 /* Not inlined, so that tasks without a name do not pay for it. */
-__attribute__((noinline)) static void note_recent(pst_lane *lane, const pst__node *node) {
-    pst__recent_note(&lane->recent, node->graph->id, node->detail->name, node->detail->ticket);
+__attribute__((noinline)) static void log_launch(pst_lane *lane, const pst__node *node) {
+    pst__launch_log_add(&lane->watch.launches, node->graph->id, node->detail->name,
+                        node->detail->ticket);
 }
 
 /* Stores only what changes: a growing graph's detail comes from the adding thread's cache and goes
@@ -137,10 +239,10 @@ static void forget_last_launch(pst__detail *detail, uint64_t begin) {
 static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     pst_lane *lane = advance->lane;
     const uint64_t begin = pst__hook_begin(lane);
-    pst__lane_beat(lane);
+    pst__lane_heartbeat(lane);
     if (node->detail != NULL) {
         forget_last_launch(node->detail, begin);
-        if (node->detail->name != NULL) note_recent(lane, node);
+        if (node->detail->name != NULL) log_launch(lane, node);
     }
     if (begin != 0) pst__hook_launching(lane, node);
     pst_status status = call_launch(advance, node);
@@ -165,7 +267,7 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
  * when there is nothing to launch yet. */
 static int advance_head(pst__advance *advance, pst_lane *queue) {
     pst_lane *lane = advance->lane;
-    pst__node *node = head_of(queue);
+    pst__node *node = pst__lane_head(queue);
     if (node == NULL) return 0;
     pst__note_texts(lane);
     const pst_status stop = stop_of(node);
@@ -176,7 +278,7 @@ static int advance_head(pst__advance *advance, pst_lane *queue) {
         lane->needs_poll = 1;
         return 0;
     }
-    take_head(queue);
+    pst__lane_take_head(queue);
     const uint64_t number = node->graph->number;
     pst__node_dequeued(node);
     if (stop < 0)
@@ -200,14 +302,14 @@ static int end_current(pst__advance *advance) {
     advance->node = node;
     pst_status status = lane->device->ops->progress(lane->device, lane->stream);
     advance->node = NULL;
-    if (status == PST_PENDING && pst__is_abandoned(lane->runtime))
+    if (status == PST_PENDING && is_abandoned(lane->runtime))
         status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
     if (status == PST_PENDING) {
         lane->needs_poll = 1;
         return 0;
     }
     lane->current = NULL;
-    lane->ends++;
+    lane->watch.ends++;
     const uint64_t number = pst__word_number(node->word);
     if (node->detail->launched_at != 0)
         pst__hook_done(lane, node, node->detail->launched_at, pst__now());
@@ -231,7 +333,7 @@ void pst__spending_look(pst__spending *spending) {
                                                        : PST__LAUNCHES_A_LOOK;
         pace->looked = now;
         if (spending->until == 0) spending->until = now + spending->budget->nanoseconds;
-        spending->is_over = now >= spending->until;
+        spending->is_spent = now >= spending->until;
     }
     pace->rest = pace->between;
 }
@@ -242,14 +344,14 @@ static void gates_into_flight(pst_lane *lane) {
     while (lane->ready.first != NULL) {
         pst__node *gate = lane->ready.first;
         pst__fifo_remove_first(&lane->ready);
-        pst__flights_add(lane, gate);
+        add_in_flight(lane, gate);
     }
 }
 
 static uint32_t launch_some(pst__advance *advance, pst_lane *queue, pst__spending *spending,
                             uint32_t most) {
     uint32_t launched = 0;
-    while (launched < most && !spending->is_over && advance->lane->current == NULL &&
+    while (launched < most && !spending->is_spent && advance->lane->current == NULL &&
            advance_head(advance, queue)) {
         launched++;
         pst__spending_count(spending);
@@ -259,10 +361,10 @@ static uint32_t launch_some(pst__advance *advance, pst_lane *queue, pst__spendin
 
 static int ask_after_launches(pst__advance *advance, uint32_t launched) {
     pst_lane *lane = advance->lane;
-    lane->unasked += launched;
-    if (launched > 0 && lane->unasked < ASK_EVERY) return 0;
-    lane->unasked = 0;
-    return launched == 0 ? pst__flights_end(advance) : pst__flights_end_marked(advance);
+    lane->in_flight.unasked += launched;
+    if (launched > 0 && lane->in_flight.unasked < ASK_EVERY) return 0;
+    lane->in_flight.unasked = 0;
+    return launched == 0 ? end_in_flight(advance) : end_marked(advance);
 }
 
 int pst__lane_serve(pst_lane *lane, pst_lane *queue, pst__spending *spending, uint32_t most) {
@@ -273,27 +375,27 @@ int pst__lane_serve(pst_lane *lane, pst_lane *queue, pst__spending *spending, ui
     if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
     if (lane->current != NULL) changed |= end_current(&advance);
     if (lane->mode == PST_LANE_BORROWED) {
-        changed |= pst__flights_end(&advance);
+        changed |= end_in_flight(&advance);
     } else {
         const uint32_t launched = launch_some(&advance, queue, spending, most);
         changed |= ask_after_launches(&advance, launched) | (launched > 0);
-        pst__flights_mark_tail(&advance);
+        mark_tail(&advance);
         if (lane->current != NULL) lane->needs_poll = 1;
     }
-    if (lane->flight_first != NULL) lane->needs_poll = 1;
+    if (lane->in_flight.first != NULL) lane->needs_poll = 1;
     return changed;
 }
 
 int pst__lane_turn(pst_lane *lane, const pst__budget *budget) {
     pst__spending spending = pst__spending_begin(budget, &lane->pace);
-    pst__lane_beat(lane);
+    pst__lane_heartbeat(lane);
     if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
     /* Acquire: pairs with the release in follow (lane.c). */
     int changed = pst__load_acquire(&lane->follower) == NULL
                       ? pst__lane_serve(lane, lane, &spending, UINT32_MAX)
                       : pst__order_turn(lane, &spending);
     /* What is left waits, for a predecessor or for the task that runs. */
-    if (lane->order == PST_LANE_BY_SUBMISSION && pst__lane_first(lane) != NULL)
+    if (pst__order_is_by_adding(lane->order) && pst__lane_first(lane) != NULL)
         changed |= pst__order_set_aside(lane);
     if (lane->stopped.first != NULL) changed |= pst__order_end_stopped(lane);
     return changed;

@@ -2,13 +2,12 @@
 
 #include "base/clock.h"
 #include "sched/calls.h"
-#include "sched/poll.h"
-#include "sched/report.h"
+#include "sched/thread.h"
 
 #include <inttypes.h>
 
-#define TELL_NS    50000000u
-#define VAIN_TURNS 32u /* in vain, from one look at the workers' lanes to the next */
+#define HOOK_NS    50000000u
+#define IDLE_TURNS 32u /* in idle, from one look at the workers' lanes to the next */
 #define BUSY_TURNS 64u /* that did something, until the clock and the watchdog have their look */
 
 /* ---- waiting ---------------------------------------------------------------------------- */
@@ -51,24 +50,18 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* How long a wait that has taken `spent` may sleep at once. */
-static uint64_t bound_of(const pst_runtime *runtime, uint64_t spent) {
-    const uint64_t rest = runtime->deadline_ns == 0 ? PST__FOREVER : runtime->deadline_ns - spent;
-    return runtime->tell == NULL ? rest : least(rest, TELL_NS);
-}
-
-typedef enum spun { SPUN_CAME, SPUN_BUSY, SPUN_IN_VAIN } spun;
+typedef enum spun { SPUN_CAME, SPUN_BUSY, SPUN_IDLE } spun;
 
 /* Looks, and turns meanwhile: until it has come, until the outer loop has to look at the clock, or
- * until turns were in vain for long. A lane that has a worker is first of all its worker's: each
- * look of ours takes the lane's line from the worker's cache. So we look there now and then, and go
- * on as long as the worker leaves us something. */
+ * until turns have found nothing for long. A lane that has a worker is first of all its worker's:
+ * each look of ours takes the lane's line from the worker's cache. So we look there now and then,
+ * and go on as long as the worker leaves us something. */
 static spun help_or_spin(pst_runtime *runtime, const pst__budget *budget) {
     int worker_is_away = 0;
-    for (uint32_t vain = 0, busy = 0; vain < runtime->spin; vain++) {
+    for (uint32_t idle = 0, busy = 0; idle < runtime->spin; idle++) {
         if (budget->is_enough(budget->argument) || pst_runtime_status(runtime) != PST_OK)
             return SPUN_CAME;
-        const int looks = worker_is_away || vain % VAIN_TURNS == VAIN_TURNS - 1;
+        const int looks = worker_is_away || idle % IDLE_TURNS == IDLE_TURNS - 1;
         const pst__help help =
             pst__runtime_help(runtime, looks ? PST__HELP_ALL : PST__HELP_PUMPED, budget);
         worker_is_away = looks && help.did;
@@ -76,10 +69,10 @@ static spun help_or_spin(pst_runtime *runtime, const pst__budget *budget) {
             ck_pr_stall();
             continue;
         }
-        vain = 0;
+        idle = 0;
         if (help.is_slow || ++busy == BUSY_TURNS) return SPUN_BUSY;
     }
-    return SPUN_IN_VAIN;
+    return SPUN_IDLE;
 }
 
 static void unregister(pst_runtime **runtime) {
@@ -101,22 +94,22 @@ static int sleep_until(pst_runtime *runtime, const pst__budget *budget, uint64_t
     return 1;
 }
 
-void pst__wait_tell(pst_runtime *runtime, pst_waiting *waiting, uint64_t waited_ns) {
-    if (runtime->tell == NULL || waited_ns - waiting->waited_ns < TELL_NS) return;
+void pst__wait_call_hook(pst_runtime *runtime, pst_waiting *waiting, uint64_t waited_ns) {
+    if (runtime->waiting_hook == NULL || waited_ns - waiting->waited_ns < HOOK_NS) return;
     waiting->waited_ns = waited_ns;
-    runtime->tell(runtime->tell_context, waiting);
+    runtime->waiting_hook(runtime->waiting_context, waiting);
 }
 
 pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argument),
                            const void *argument, const uint64_t *open, pst_waiting waiting) {
     const pst__budget budget = {PST__LAUNCHES_A_TURN, PST__TURN_NS, holds, argument, open};
-    const int is_timed = runtime->deadline_ns != 0 || runtime->tell != NULL;
+    const int is_timed = runtime->deadline_ns != 0 || runtime->waiting_hook != NULL;
     const uint64_t begin = is_timed ? pst__now() : 0;
     uint64_t poll_ns = PST__POLL_FIRST_NS;
     for (;;) {
         const spun spun = help_or_spin(runtime, &budget);
-        pst__watchdog_pump(runtime);
-        pst__lookouts_take(runtime);
+        pst__monitor_pump(runtime);
+        pst__monitor_check_health(runtime);
         const pst_status poison = pst_runtime_status(runtime);
         if (poison != PST_OK) return poison;
         if (spun == SPUN_CAME) return PST_OK;
@@ -124,10 +117,11 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
         if (is_timed) {
             const uint64_t spent = pst__now() - begin;
             if (runtime->deadline_ns != 0 && spent >= runtime->deadline_ns) return PST_ETIMEDOUT;
-            pst__wait_tell(runtime, &waiting, spent);
-            timeout = least(timeout, bound_of(runtime, spent));
+            pst__wait_call_hook(runtime, &waiting, spent);
+            if (runtime->deadline_ns != 0) timeout = least(timeout, runtime->deadline_ns - spent);
+            if (runtime->waiting_hook != NULL) timeout = least(timeout, HOOK_NS);
         }
-        if (spun == SPUN_IN_VAIN && sleep_until(runtime, &budget, timeout))
+        if (spun == SPUN_IDLE && sleep_until(runtime, &budget, timeout))
             poll_ns = pst__poll_longer(poll_ns);
         else
             poll_ns = PST__POLL_FIRST_NS;
@@ -226,17 +220,6 @@ pst_event *pst_task_event(pst_launch launch, pst_task task) {
 
 /* ---- the waits -------------------------------------------------------------------------- */
 
-static pst_status check_borrowed(const pst__question *asked, const pst_lane *borrowed) {
-    if (borrowed == NULL ||
-        (borrowed->mode == PST_LANE_BORROWED && borrowed->runtime == asked->graph->runtime))
-        return PST_OK;
-    return pst__runtime_fail(
-        asked->graph->runtime, PST_EINVAL,
-        "task %s cannot be waited for by lane %s, which is not a borrowed lane "
-        "of this runtime",
-        pst__node_name(asked->node), borrowed->name);
-}
-
 static pst_status give_wait(const pst__question *asked, pst_lane *borrowed, pst_event *event) {
     const pst_status status =
         borrowed->device->ops->stream_wait(borrowed->device, borrowed->stream, event);
@@ -278,7 +261,7 @@ static pst_status stream_waits(const pst__question *asked, pst_lane *borrowed) {
 }
 
 /* The deadline has passed, and not because the watchdog has said so already. */
-static int is_in_vain(const pst_runtime *runtime, pst_status status) {
+static int has_timed_out(const pst_runtime *runtime, pst_status status) {
     return status == PST_ETIMEDOUT && pst_runtime_status(runtime) == PST_OK;
 }
 
@@ -304,17 +287,16 @@ static pst_status wait_for_launch(const pst__question *asked) {
 
 static pst_status wait_until_come(const pst__question *asked) {
     pst_status status = wait_for_launch(asked);
-    if (is_in_vain(asked->graph->runtime, status)) return pst__report_timeout(asked);
+    if (has_timed_out(asked->graph->runtime, status)) return pst__report_timeout(asked);
     if (status == PST_OK) (void)pst__look(asked, &status);
     return status;
 }
 
-/* Of a thread that is to block. */
 static pst_status may_wait(const pst__question *asked) {
     return pst__calls_refuse(asked->graph->runtime, "a wait for", pst__node_name(asked->node));
 }
 
-pst_status pst__task_wait_launch(pst_launch launch, pst_task task) {
+pst_status pst_task_wait_launch(pst_launch launch, pst_task task) {
     pst__question asked;
     pst_status status = ask(&launch, task, &asked);
     if (status == PST_OK) status = may_wait(&asked);
@@ -326,7 +308,7 @@ pst_status pst__task_wait_launch(pst_launch launch, pst_task task) {
 pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed) {
     pst__question asked;
     pst_status status = ask(&launch, task, &asked);
-    if (status == PST_OK) status = check_borrowed(&asked, borrowed);
+    if (status == PST_OK) status = pst__lane_check_borrowed(borrowed, asked.node);
     if (status == PST_OK) status = may_wait(&asked);
     if (status != PST_OK) return status;
     const int by_stream = borrowed != NULL && borrowed->asynchronous;
@@ -339,11 +321,11 @@ pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed) {
     return status;
 }
 
-static int run_is_over(const void *argument) {
+static int run_is_done(const void *argument) {
     const pst_launch *launch = argument;
     const pst__run *run = pst__graph_run(launch->graph, launch->number);
     /* A later launch in its place means the same. Relaxed: a number to compare. */
-    return pst__run_is_over(launch->graph, run) ||
+    return pst__run_is_done(launch->graph, run) ||
            pst__load_relaxed(&run->number) != launch->number;
 }
 
@@ -355,12 +337,12 @@ pst_status pst_launch_wait(pst_launch launch) {
         status = pst__calls_refuse(graph->runtime, "a wait for all of graph", graph->name);
     if (status != PST_OK) return status;
     const pst__run *run = pst__graph_run(graph, launch.number);
-    status = pst__wait_until(graph->runtime, run_is_over, &launch,
+    status = pst__wait_until(graph->runtime, run_is_done, &launch,
                              graph->kind == PST_GRAPH_SEALED ? &run->open : NULL,
                              (pst_waiting){.lane = "", .task = ""});
-    if (is_in_vain(graph->runtime, status)) return pst__report_launch_timeout(&launch);
+    if (has_timed_out(graph->runtime, status)) return pst__report_launch_timeout(&launch);
     if (status != PST_OK) return status;
-    /* Relaxed: run_is_over has acquired the counters, which the status comes before. */
+    /* Relaxed: run_is_done has acquired the counters, which the status comes before. */
     return pst__load_relaxed(&run->number) == launch.number
                ? (pst_status)pst__load_relaxed(&run->status)
                : PST_OK;

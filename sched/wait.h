@@ -19,7 +19,7 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
                            const void *argument, const uint64_t *open, pst_waiting waiting);
 
 /* Calls the caller's hook if it is due. */
-void pst__wait_tell(pst_runtime *runtime, pst_waiting *waiting, uint64_t waited_ns);
+void pst__wait_call_hook(pst_runtime *runtime, pst_waiting *waiting, uint64_t waited_ns);
 
 /* The same for what other threads are about to do, the user's callbacks at most: the caller serves
  * no lane meanwhile, and a poison does not end it. PST_OK or PST_ETIMEDOUT. */
@@ -30,8 +30,21 @@ pst_status pst__wait_aside(pst_runtime *runtime, int (*holds)(const void *argume
  * this one, and only the launch's own status is still known. */
 pst__task_state pst__look(const pst__question *asked, pst_status *status);
 
-/* Blocks until the task is launched on its asynchronous lane, and on others until it is done. As
- * pst_task_wait, but no stream waits for it. */
-pst_status pst__task_wait_launch(pst_launch launch, pst_task task);
+/* ---- the texts on what does not end (report.c) ------------------------------------------ */
+
+/* The deadline of a wait has passed: both leave a text and return PST_ETIMEDOUT. */
+pst_status pst__report_timeout(const pst__question *asked);
+pst_status pst__report_launch_timeout(const pst_launch *launch);
+
+/* The runtime could not be destroyed: the text names the lanes whose threads have not come back.
+ * Returns PST_ETIMEDOUT. */
+pst_status pst__report_left_behind(pst_runtime *runtime);
+
+#define PST__REPORT_BYTES 896
+
+/* The watchdog's text on the lane's oldest launched task; the caller owns the lane. */
+void pst__report_overdue(const pst_lane *lane, const pst__node *oldest, char *text, size_t size);
+/* The same on a lane whose owner has not come back from a task. */
+void pst__report_stuck_thread(const pst_lane *lane, char *text, size_t size);
 
 #endif

@@ -1,6 +1,5 @@
 #include "sched/worker.h"
 
-#include "sched/poll.h"
 #include "sched/thread.h"
 #include "sched/wait.h"
 
@@ -29,8 +28,8 @@ static int try_own(pst_lane *lane) {
     return pst__lane_try_own(lane);
 }
 
-/* Its next turn comes at once, and not behind what another lane does: it may tell then. Relaxed: a
- * lane that is adopted at this moment is known in the next round. */
+/* Its next turn comes at once, and not behind what another lane does: it may wake those who wait
+ * then. Relaxed: a lane that is adopted at this moment is known in the next round. */
 static int is_only_lane(const pst__worker *self, const pst_lane *lane) {
     return lane->next_of_worker == NULL && pst__load_relaxed(&self->lanes) == lane;
 }
@@ -46,7 +45,7 @@ static pst__budget budget_of(const pst__worker *self) {
 
 static void hand_back(pst__turn_of *turn) {
     pst_lane *lane = turn->lane;
-    if (turn->is_last || !is_only_lane(turn->self, lane)) pst__lane_tell(lane);
+    if (turn->is_last || !is_only_lane(turn->self, lane)) pst__lane_wake_waiters(lane);
     pst__lane_disown(lane, 0, turn->self);
 }
 
@@ -115,7 +114,7 @@ static void *run(void *argument) {
         const uint32_t count = pst__park_count(&self->park);
         look seen = serve(self);
         if (seen.changed || pst__load_acquire(&self->stop)) continue;
-        if (seen.pending) pst__lookouts_take(self->runtime);
+        if (seen.pending) pst__monitor_check_health(self->runtime);
         pst__park_wait(&self->park, count, seen.pending ? poll_ns : PST__FOREVER);
         if (seen.pending) poll_ns = pst__poll_longer(poll_ns);
     }
@@ -136,7 +135,7 @@ void pst__worker_end_track(pst__worker *worker) {
 
 static pst_status start_thread(pst__worker *worker, const char *name) {
     pst_runtime *runtime = worker->runtime;
-    const pst_status status = pst__watchdog_start(runtime);
+    const pst_status status = pst__monitor_start(runtime);
     if (status != PST_OK) return status;
     pst__store_relaxed(&worker->stop, 0); /* the thread's start publishes both */
     pst__store_relaxed(&worker->ended, 0);

@@ -28,8 +28,8 @@ void pst__worker_adopt(pst__worker *worker, pst_lane *lane);
 /* Has the thread end. It may still be woken by any thread (see pst__lane_notify), also when it has
  * ended: a worker is freed with its runtime. */
 void pst__worker_stop(pst__worker *worker);
-/* Joins the thread, which was told to stop. PST_ETIMEDOUT after the runtime's deadline: it is in a
- * task of the user's. */
+/* Joins the thread, which pst__worker_stop has ended. PST_ETIMEDOUT after the runtime's deadline:
+ * it is in a task of the user's. */
 pst_status pst__worker_join(pst__worker *worker);
 /* Its thread was joined, or could not be started: it records no more. */
 void pst__worker_end_track(pst__worker *worker);

@@ -1,18 +1,40 @@
-"""Checks of the tree that no compiler makes: layers, forbidden calls, machine paths, file lengths.
+"""Checks of the tree that no compiler makes: layers, imports, calls, machine paths, file lengths.
 
 Prints one line a finding, ``path:line: what``, and ends with status 1 if there is one.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("base", "tracing", "sched", "mem", "ops")  # a layer includes itself and what is before it
+# The folders of the library, and which others each may include. Arrows run down only: a folder
+# stands below all that names it, so there is no circle.
+FOLDERS: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "tracing": ("base",),
+    "sched/device": ("base",),
+    "sched": ("base", "tracing", "sched/device"),
+    "sched/cuda": ("base", "sched/device", "sched"),
+    "mem": ("base", "tracing", "sched/device", "sched"),
+    "ops/comm": ("base", "sched"),
+    "ops/comm/local": ("base", "sched"),
+    "ops/comm/ce": ("base", "sched", "ops/comm"),
+    "ops/comm/nccl": ("base", "sched", "sched/cuda", "ops/comm"),
+    "ops/comm/join": ("base", "sched", "ops/comm"),
+    "ops/transfer": ("base", "tracing", "sched/device", "sched", "mem"),
+    "ops/zero": ("base", "sched", "mem", "ops/transfer"),
+    "ops/deepcompile": ("base", "sched", "mem", "ops/transfer"),
+    "ops/offload": ("base", "sched/device", "sched"),
+}
+LAYERS = {folder.split("/")[0] for folder in FOLDERS}
+PACKAGE = Path("bindings/python/penstock")
 MAX_LINES = 700
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
@@ -35,16 +57,24 @@ def without_comments(text: str) -> str:
     return COMMENT_OR_STRING.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
-def bad_include(layer: str, included: str) -> str | None:
-    """Say what is wrong with ``#include "included"`` in this layer, or None."""
-    target = Path(included).parts[0]
-    if layer == "bindings":
-        return "bindings include public headers only" if target in LAYERS else None
-    if "/" not in included or target not in LAYERS:
-        return "write it from the root of the tree, layer/file.h"
-    if LAYERS.index(target) > LAYERS.index(layer):
-        return f"{layer}/ may not use {target}/, which is above it"
-    return None
+def bad_include(path: Path, included: str) -> str | None:
+    """Say what is wrong with ``#include "included"`` in this file, or None."""
+    folder, other = path.parent.as_posix(), Path(included).parent.as_posix()
+    if path.parts[0] == "bindings":
+        return "bindings include public headers only" if other in FOLDERS else None
+    if other not in FOLDERS:
+        return "write it from the root of the tree, folder/file.h"
+    if folder not in FOLDERS:
+        return f"tools/check_layers.py does not know {folder}/"
+    return None if other in (folder, *FOLDERS[folder]) else f"{folder}/ may not use {other}/"
+
+
+def bad_table() -> Iterator[str]:
+    """Yield what would let a circle into FOLDERS: a name that does not stand above."""
+    known: set[str] = set()
+    for folder, others in FOLDERS.items():
+        yield from (f"tools/check_layers.py:1: {folder} uses {o}" for o in set(others) - known)
+        known.add(folder)
 
 
 def check_layer(path: Path, text: str) -> Iterator[tuple[int, str]]:
@@ -52,13 +82,34 @@ def check_layer(path: Path, text: str) -> Iterator[tuple[int, str]]:
     layer = path.parts[0]
     for number, line in enumerate(text.splitlines(), 1):
         include = INCLUDE.match(line)
-        problem = include and bad_include(layer, include[1])
+        problem = include and bad_include(path, include[1])
         if include and problem:
             yield number, f'#include "{include[1]}": {problem}'
     if layer in LAYERS:
         for number, line in enumerate(without_comments(text).splitlines(), 1):
             for call in FORBIDDEN.findall(line):
                 yield number, f"{call}() in the library: return a status instead"
+
+
+def imports_of(text: str) -> Iterator[str]:
+    """Yield the package's modules that a module imports, anywhere in it, for type checks too."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (name.name.removeprefix("penstock.") for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "penstock":
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module.removeprefix("penstock.")
+
+
+def circle_of_modules() -> Iterator[str]:
+    """Yield a circle of imports between the package's modules, if there is one."""
+    files = [file for end in ("py", "pyi") for file in (ROOT / PACKAGE).glob(f"*.{end}")]
+    graph = {file.stem: set(imports_of(file.read_text(encoding="utf-8"))) for file in files}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield f"{PACKAGE}:1: modules import each other: {', '.join(error.args[1])}"
 
 
 def check_any(text: str) -> Iterator[tuple[int, str]]:
@@ -73,6 +124,8 @@ def check_any(text: str) -> Iterator[tuple[int, str]]:
 
 def findings() -> Iterator[str]:
     """Yield every finding of the tree."""
+    yield from bad_table()
+    yield from circle_of_modules()
     for path in tracked_files():
         try:
             text = (ROOT / path).read_text(encoding="utf-8")
@@ -88,7 +141,7 @@ def findings() -> Iterator[str]:
 def main() -> int:
     """Print the findings."""
     found = list(findings())
-    print("\n".join(found) if found else "layers, calls, paths, lengths: clean")
+    print("\n".join(found) if found else "layers, imports, calls, paths, lengths: clean")
     return 1 if found else 0
 
 

@@ -1,10 +1,232 @@
-#include "tracing/chrome.h"
-
-#include "tracing/flow.h"
+/* The recorded rings as Chrome trace JSON: copied, put in order, arrows paired, and written. */
 #include "tracing/json.h"
-#include "tracing/snapshot.h"
+#include "tracing/state.h"
 
 #include <string.h>
+
+#define OPEN_SLICES 64
+
+/* What the layout makes of records besides the kinds of ring.h. */
+#define RECORD_OVERLAP (PST__RECORD_COUNT + 1u) /* a slice that neither nests nor follows */
+#define RECORD_DROPPED (PST__RECORD_COUNT + 2u) /* a flow's end that lies in no slice */
+
+/* ---- in order --------------------------------------------------------------------------- */
+
+/* Records stand by begin; an outer slice before the inner, slices before the rest. */
+typedef struct snapshot {
+    const pst__heap *heap;
+    pst__copy *first; /* tracks that have ended, in that order, then the others by age */
+} snapshot;
+
+static void sift_down(pst__record *records, size_t root, size_t count,
+                      int (*before)(const pst__record *, const pst__record *)) {
+    pst__record moved = records[root];
+    for (size_t child = 2 * root + 1; child < count; child = 2 * root + 1) {
+        if (child + 1 < count && before(&records[child], &records[child + 1])) ++child;
+        if (!before(&moved, &records[child])) break;
+        records[root] = records[child];
+        root = child;
+    }
+    records[root] = moved;
+}
+
+/* Heap sort. */
+static void sort_records(pst__record *records, size_t count,
+                         int (*before)(const pst__record *, const pst__record *)) {
+    for (size_t root = count / 2; root-- > 0;)
+        sift_down(records, root, count, before);
+    for (size_t end = count; end-- > 1;) {
+        pst__record largest = records[0];
+        records[0] = records[end];
+        records[end] = largest;
+        sift_down(records, 0, end, before);
+    }
+}
+
+static int before_in_track(const pst__record *a, const pst__record *b) {
+    if (a->begin != b->begin) return a->begin < b->begin;
+    int a_is_slice = a->kind == PST__RECORD_SLICE, b_is_slice = b->kind == PST__RECORD_SLICE;
+    if (a_is_slice != b_is_slice) return a_is_slice;
+    return a->end > b->end;
+}
+
+/* Records of before this recording go: a thread that looked at pst__trace_on long ago, or a task
+ * that ended before. What only began before is cut. */
+static size_t cut_at_begin(pst__record *records, size_t count, uint64_t begin) {
+    size_t kept = 0;
+    for (size_t i = 0; i < count; ++i) {
+        pst__record record = records[i];
+        if (record.end < record.begin) record.end = record.begin;
+        if (record.end < begin) continue;
+        if (record.begin < begin) record.begin = begin;
+        records[kept++] = record;
+    }
+    return kept;
+}
+
+/* Walks one track in order: which slices are open, and how far they reach. */
+typedef struct walk {
+    uint64_t ends[OPEN_SLICES]; /* of the open slices; the innermost is the last */
+    size_t depth;
+    uint64_t reach, reach_begin; /* the slice that ends last */
+} walk;
+
+static void walk_slice(walk *walk, pst__record *slice) {
+    while (walk->depth > 0 && walk->ends[walk->depth - 1] <= slice->begin)
+        --walk->depth;
+    int overlaps = walk->depth > 0 && walk->ends[walk->depth - 1] < slice->end;
+    if (overlaps || walk->depth == OPEN_SLICES) {
+        slice->kind = RECORD_OVERLAP;
+        return;
+    }
+    walk->ends[walk->depth++] = slice->end;
+    if (slice->end < walk->reach) return;
+    walk->reach = slice->end;
+    walk->reach_begin = slice->begin;
+}
+
+/* Viewers bind an arrow to the innermost slice that is open at its time. At a slice's very end none
+ * is, so such a time moves back into the slice. */
+static void walk_flow(walk *walk, pst__record *flow) {
+    if (walk->reach < flow->begin || walk->reach == 0)
+        flow->kind = RECORD_DROPPED;
+    else if (walk->reach == flow->begin && walk->reach_begin < flow->begin)
+        --flow->begin;
+}
+
+static void lay_out(pst__record *records, size_t count) {
+    walk walk = {.depth = 0};
+    for (size_t i = 0; i < count; ++i) {
+        if (records[i].kind == PST__RECORD_SLICE)
+            walk_slice(&walk, &records[i]);
+        else if (records[i].kind != PST__RECORD_COUNT)
+            walk_flow(&walk, &records[i]);
+    }
+}
+
+static void put_in_order(pst__copy *copy, uint64_t begin) {
+    copy->count = cut_at_begin(copy->records, copy->count, begin);
+    sort_records(copy->records, copy->count, before_in_track);
+    lay_out(copy->records, copy->count);
+}
+
+/* Returns the end of the list, which has grown by this copy; NULL when there was no memory for it.
+ */
+static pst__copy **append(pst__copy **end, pst__copy *copy) {
+    if (copy == NULL) return NULL;
+    *end = copy;
+    return &copy->next;
+}
+
+/* The trace's lock is held. */
+static pst_status copy_tracks(const pst__trace *trace, snapshot *snapshot) {
+    pst__copy **end = &snapshot->first;
+    for (const pst__copy *past = trace->past.first; past != NULL && end != NULL; past = past->next)
+        end = append(end, pst__copy_of_copy(snapshot->heap, past));
+    for (const pst__track *track = trace->tracks; track != NULL && end != NULL; track = track->next)
+        end = append(end, pst__copy_of_track(track));
+    return end == NULL ? PST_ENOMEM : PST_OK;
+}
+
+static void free_snapshot(snapshot *snapshot) {
+    while (snapshot->first != NULL) {
+        pst__copy *copy = snapshot->first;
+        snapshot->first = copy->next;
+        pst__copy_free(snapshot->heap, copy);
+    }
+}
+
+/* PST_ENOMEM leaves nothing to destroy. */
+static pst_status take_snapshot(pst__trace *trace, snapshot *taken) {
+    *taken = (snapshot){.heap = &trace->heap};
+    (void)pthread_mutex_lock(&trace->lock);
+    const pst_status status = copy_tracks(trace, taken);
+    const uint64_t begin = trace->begin;
+    (void)pthread_mutex_unlock(&trace->lock);
+    if (status != PST_OK) free_snapshot(taken);
+    for (pst__copy *copy = taken->first; copy != NULL; copy = copy->next)
+        put_in_order(copy, begin);
+    return status;
+}
+
+/* ---- arrows: the recorded ends of edges, in pairs --------------------------------------- */
+
+typedef struct flow_end {
+    unsigned track; /* index */
+    uint64_t time;
+} flow_end;
+
+typedef struct flow {
+    flow_end from, to;
+} flow;
+
+typedef struct flows {
+    flow *pairs;
+    size_t count, room;
+} flows;
+
+static int is_flow(const pst__record *record) {
+    return record->kind == PST__RECORD_FLOW_START || record->kind == PST__RECORD_FLOW_END;
+}
+
+static size_t count_ends(const snapshot *snapshot) {
+    size_t count = 0;
+    for (const pst__copy *copy = snapshot->first; copy != NULL; copy = copy->next)
+        for (size_t i = 0; i < copy->count; ++i)
+            count += (size_t)is_flow(&copy->records[i]);
+    return count;
+}
+
+/* Copies the ends; a copy's `bytes` is the index of its track. */
+static void gather_ends(const snapshot *snapshot, pst__record *ends) {
+    for (const pst__copy *copy = snapshot->first; copy != NULL; copy = copy->next)
+        for (size_t i = 0; i < copy->count; ++i) {
+            if (!is_flow(&copy->records[i])) continue;
+            *ends = copy->records[i];
+            ends++->bytes = copy->index;
+        }
+}
+
+static int before_in_flow(const pst__record *a, const pst__record *b) {
+    if (a->ticket != b->ticket) return a->ticket < b->ticket;
+    if (a->begin != b->begin) return a->begin < b->begin;
+    return a->kind == PST__RECORD_FLOW_START && b->kind == PST__RECORD_FLOW_END;
+}
+
+static flow_end end_of(const pst__record *record) {
+    return (flow_end){(unsigned)record->bytes, record->begin};
+}
+
+static void pair_ends(const pst__record *ends, size_t count, flows *flows) {
+    const pst__record *start = NULL;
+    for (const pst__record *end = ends; end != ends + count; ++end) {
+        if (end->kind == PST__RECORD_FLOW_START)
+            start = end;
+        else if (start != NULL && start->ticket == end->ticket)
+            flows->pairs[flows->count++] = (flow){end_of(start), end_of(end)};
+    }
+}
+
+/* Pairs each end with the latest start of its id; an end without one is left out, and so is a start
+ * that nobody ends. PST_ENOMEM leaves nothing to free. */
+static pst_status pair_flows(const snapshot *snapshot, flows *found) {
+    *found = (flows){0};
+    size_t count = count_ends(snapshot);
+    if (count == 0) return PST_OK;
+    pst__record *ends = pst__heap_alloc(snapshot->heap, count * sizeof *ends);
+    if (ends == NULL) return PST_ENOMEM;
+    found->pairs = pst__heap_alloc(snapshot->heap, count * sizeof *found->pairs);
+    if (found->pairs != NULL) {
+        found->room = count;
+        gather_ends(snapshot, ends);
+        sort_records(ends, count, before_in_flow);
+        pair_ends(ends, count, found);
+    }
+    pst__heap_free(snapshot->heap, ends, count * sizeof *ends);
+    return found->pairs == NULL ? PST_ENOMEM : PST_OK;
+}
+
+/* ---- the file --------------------------------------------------------------------------- */
 
 /* One export. Ids of arrows and of overlapping slices count from the rank's own range, so that
  * files of several ranks can be merged; they stay below 2^53, which is where JSON numbers end. */
@@ -21,25 +243,25 @@ static void raw(chrome *chrome, const char *text) {
     pst__json_raw(&chrome->json, text);
 }
 
-/* `"key":value`, after `before`. */
-static void number(chrome *chrome, const char *before, const char *key, uint64_t value) {
+/* `"name":`, after `before`; the value follows. */
+static void key(chrome *chrome, const char *before, const char *name) {
     raw(chrome, before);
-    pst__json_string(&chrome->json, key);
+    pst__json_string(&chrome->json, name);
     raw(chrome, ":");
+}
+
+static void number(chrome *chrome, const char *before, const char *name, uint64_t value) {
+    key(chrome, before, name);
     pst__json_unsigned(&chrome->json, value);
 }
 
-static void text(chrome *chrome, const char *before, const char *key, const char *value) {
-    raw(chrome, before);
-    pst__json_string(&chrome->json, key);
-    raw(chrome, ":");
+static void text(chrome *chrome, const char *before, const char *name, const char *value) {
+    key(chrome, before, name);
     pst__json_string(&chrome->json, value);
 }
 
-static void moment(chrome *chrome, const char *key, uint64_t nanoseconds) {
-    raw(chrome, ",");
-    pst__json_string(&chrome->json, key);
-    raw(chrome, ":");
+static void moment(chrome *chrome, const char *name, uint64_t nanoseconds) {
+    key(chrome, ",", name);
     pst__json_microseconds(&chrome->json, nanoseconds);
 }
 
@@ -144,19 +366,19 @@ static void put_records(chrome *chrome, const pst__copy *track) {
     for (size_t i = 0; i < track->count; ++i) {
         const pst__record *record = &track->records[i];
         if (record->kind == PST__RECORD_SLICE) put_slice(chrome, track, record);
-        if (record->kind == PST__RECORD_OVERLAP) put_overlap(chrome, track, record);
+        if (record->kind == RECORD_OVERLAP) put_overlap(chrome, track, record);
         if (record->kind == PST__RECORD_COUNT) put_count(chrome, track, record);
     }
 }
 
-static void put_flow_end(chrome *chrome, const char *phase, pst__flow_end end) {
+static void put_flow_end(chrome *chrome, const char *phase, flow_end end) {
     begin_event(chrome, phase, "edge", end.track);
     text(chrome, ",", "cat", "edge");
     number(chrome, ",", "id", chrome->next_id);
     event_time(chrome, end.time);
 }
 
-static void put_flow(chrome *chrome, const pst__flow *flow) {
+static void put_flow(chrome *chrome, const flow *flow) {
     put_flow_end(chrome, "s", flow->from);
     raw(chrome, "}");
     put_flow_end(chrome, "f", flow->to);
@@ -180,7 +402,7 @@ static void put_header(chrome *chrome) {
 
 /* Arrows come last: at equal times a viewer keeps the file's order, and the slice has to be open.
  */
-static void put_all(chrome *chrome, const pst__snapshot *snapshot, const pst__flows *flows) {
+static void put_all(chrome *chrome, const snapshot *snapshot, const flows *flows) {
     put_header(chrome);
     put_process(chrome);
     for (const pst__copy *track = snapshot->first; track != NULL; track = track->next)
@@ -192,8 +414,8 @@ static void put_all(chrome *chrome, const pst__snapshot *snapshot, const pst__fl
     raw(chrome, "\n]}\n");
 }
 
-static pst_status write_file(pst__trace *trace, const pst__snapshot *snapshot,
-                             const pst__flows *flows, const char *path) {
+static pst_status write_file(pst__trace *trace, const snapshot *snapshot, const flows *flows,
+                             const char *path) {
     chrome chrome = {.trace = trace, .separator = ""};
     chrome.next_id = ((uint64_t)trace->rank << 32) + 1;
     pst_status status = pst__json_open(&chrome.json, &trace->heap, path);
@@ -208,17 +430,17 @@ static pst_status write_file(pst__trace *trace, const pst__snapshot *snapshot,
                      trace->rank, path, strerror_r(chrome.json.error, reason, sizeof reason));
 }
 
-pst_status pst__chrome_write(pst__trace *trace, const char *path) {
-    pst__snapshot snapshot;
-    pst__flows flows;
-    pst_status status = pst__snapshot_create(trace, &snapshot);
+pst_status pst__trace_write(pst__trace *trace, const char *path) {
+    snapshot snapshot;
+    flows flows;
+    pst_status status = take_snapshot(trace, &snapshot);
     if (status != PST_OK) goto no_memory;
-    status = pst__flows_create(&snapshot, &flows);
+    status = pair_flows(&snapshot, &flows);
     if (status == PST_OK) {
         status = write_file(trace, &snapshot, &flows, path);
-        pst__flows_destroy(&trace->heap, &flows);
+        pst__heap_free(&trace->heap, flows.pairs, flows.room * sizeof *flows.pairs);
     }
-    pst__snapshot_destroy(&snapshot);
+    free_snapshot(&snapshot);
 
 no_memory:
     if (status != PST_ENOMEM) return status;

@@ -1,14 +1,57 @@
-/* What a trace and a track are made of; for tracing's own files. */
+/* What a trace, its tracks and the copies of what they hold are made of; for tracing's own files.
+ */
 #ifndef PST_TRACING_STATE_H
 #define PST_TRACING_STATE_H
 
-#include "tracing/names.h"
-#include "tracing/past.h"
 #include "tracing/ring.h"
 #include "tracing/trace.h"
 
 #include <pthread.h>
 #include <sys/types.h>
+
+/* ---- names ------------------------------------------------------------------------------ */
+
+typedef struct pst__name {
+    struct pst__name *next;
+    char *text;
+} pst__name;
+
+#define PST__NAME_LISTS 1024u /* so that a name is found in one step, in a run with hundreds */
+
+/* Copies of names that outlive their owners (pst__trace_intern). With a lock of its own: tasks are
+ * named while another thread copies rings under the trace's. */
+typedef struct pst__names {
+    pst__name *lists[PST__NAME_LISTS]; /* by their hash */
+    pthread_mutex_t lock;
+} pst__names;
+
+/* ---- copies ----------------------------------------------------------------------------- */
+
+/* What a track holds, copied into one block of memory: it outlives the track, and the export works
+ * on it. */
+typedef struct pst__copy {
+    struct pst__copy *next; /* of the list that it is in */
+    size_t bytes;           /* of the block */
+    const char *name;       /* the track's, behind the records */
+    unsigned index;
+    pst__track_kind kind;
+    size_t count;
+    pst__record records[];
+} pst__copy;
+
+/* The bounds of the past, so that a recording over which threads and lanes come and go needs no
+ * memory without end. */
+#define PST__PAST_RINGS  4u /* as many records as so many rings have */
+#define PST__PAST_TRACKS 1024u
+
+/* What tracks that have ended have left of the present recording. */
+typedef struct pst__past {
+    pst__copy *first; /* the track that ended first */
+    pst__copy **end;  /* where the next one goes, unless this is empty */
+    size_t tracks, records;
+} pst__past;
+
+/* ---- tracks and the trace --------------------------------------------------------------- */
 
 typedef struct pst__mark {
     const char *name;
@@ -47,5 +90,31 @@ struct pst__trace {
     pst__heap heap;
     pst__error *error;
 };
+
+/* ---- under the trace's lock ------------------------------------------------------------- */
+
+/* With its ring, if the trace records. NULL without memory, with a text. */
+pst__track *pst__track_add(pst__trace *trace, pst__track_kind kind, const char *name);
+/* Gives the track its ring if it has none. PST_ENOMEM names the track. */
+pst_status pst__track_prepare(pst__track *track);
+/* Takes the track, which has no writer any more, out of the trace, but for what it holds. */
+void pst__track_remove(pst__track *track);
+/* Frees a track that is in no trace any more, or whose trace goes. */
+void pst__track_free(pst__track *track);
+
+/* Removes the tracks of threads that have ended. `caller` is the calling thread's number if it has
+ * no track, else 0. */
+void pst__threads_reap(pst__trace *trace, pid_t caller);
+
+/* Copies what the track holds, beside its writer: the records that are whole, oldest first. NULL
+ * without memory. */
+pst__copy *pst__copy_of_track(const pst__track *track);
+pst__copy *pst__copy_of_copy(const pst__heap *heap, const pst__copy *copy);
+void pst__copy_free(const pst__heap *heap, pst__copy *copy);
+
+/* Keeps what the track holds; beyond the bounds what ended first goes. What goes, and what there is
+ * no memory for, counts as lost. */
+void pst__past_keep(pst__trace *trace, const pst__track *track);
+void pst__past_forget(pst__trace *trace);
 
 #endif

@@ -1,11 +1,63 @@
+/* A trace's life, its recordings and its names. */
 #include "tracing/trace.h"
 
 #include "base/clock.h"
-#include "tracing/chrome.h"
-#include "tracing/track.h"
+#include "base/hash.h"
+#include "tracing/state.h"
+
+#include <string.h>
 
 #define DEFAULT_RECORDS 65536u
 #define MAX_RECORDS     (UINT64_C(1) << 40)
+
+/* ---- names ------------------------------------------------------------------------------ */
+
+static pst__name *find(pst__name *first, const char *text) {
+    pst__name *name = first;
+    while (name != NULL && strcmp(name->text, text) != 0)
+        name = name->next;
+    return name;
+}
+
+static pst__name *add(const pst__heap *heap, pst__name **first, const char *text) {
+    pst__name *name = pst__heap_alloc(heap, sizeof *name);
+    if (name == NULL) return NULL;
+    name->text = pst__heap_text(heap, text);
+    if (name->text == NULL) {
+        pst__heap_free(heap, name, sizeof *name);
+        return NULL;
+    }
+    name->next = *first;
+    *first = name;
+    return name;
+}
+
+const char *pst__trace_intern(pst__trace *trace, const char *text) {
+    pst__names *names = &trace->names;
+    pst__name **first =
+        &names->lists[pst__hash(PST__HASH_SEED, text, strlen(text)) % PST__NAME_LISTS];
+    (void)pthread_mutex_lock(&names->lock);
+    pst__name *name = find(*first, text);
+    if (name == NULL) name = add(&trace->heap, first, text);
+    (void)pthread_mutex_unlock(&names->lock);
+    return name == NULL ? NULL : name->text;
+}
+
+static void free_list(const pst__heap *heap, pst__name *first) {
+    for (pst__name *name = first, *next; name != NULL; name = next) {
+        next = name->next;
+        pst__heap_free_text(heap, name->text);
+        pst__heap_free(heap, name, sizeof *name);
+    }
+}
+
+static void free_names(const pst__heap *heap, pst__names *names) {
+    for (size_t i = 0; i < PST__NAME_LISTS; i++)
+        free_list(heap, names->lists[i]);
+    (void)pthread_mutex_destroy(&names->lock);
+}
+
+/* ---- life ------------------------------------------------------------------------------- */
 
 /* MAX_RECORDS is more than memory holds, so asking for more ends in PST_ENOMEM all the same. */
 static uint64_t ring_capacity(size_t records) {
@@ -28,7 +80,7 @@ pst_status pst__trace_create(const pst__heap *heap, pst__error *error, int rank,
     made->capacity = ring_capacity(records);
     if (pthread_key_create(&made->key, NULL) != 0) goto fail_key;
     if (pthread_mutex_init(&made->lock, NULL) != 0) goto fail_lock;
-    if (pst__names_init(&made->names) != 0) goto fail_names;
+    if (pthread_mutex_init(&made->names.lock, NULL) != 0) goto fail_names;
     *trace = made;
     return PST_OK;
 
@@ -51,12 +103,14 @@ void pst__trace_destroy(pst__trace *trace) {
         pst__track_free(track);
     }
     pst__past_forget(trace);
-    pst__names_free(&trace->heap, &trace->names);
+    free_names(&trace->heap, &trace->names);
     (void)pthread_key_delete(trace->key);
     (void)pthread_mutex_destroy(&trace->lock);
     pst__heap heap = trace->heap;
     pst__heap_free(&heap, trace, sizeof *trace);
 }
+
+/* ---- recordings ------------------------------------------------------------------------- */
 
 /* Cleared before threads are looked for, so that those that have ended leave nothing. */
 static void forget_records(pst__trace *trace) {
@@ -109,10 +163,6 @@ pst_status pst__trace_stop(pst__trace *trace) {
     if (recording) return PST_OK;
     return pst__fail(trace->error, PST_ESTATE,
                      "rank %d: the trace is not recording; start it first", trace->rank);
-}
-
-pst_status pst__trace_write(pst__trace *trace, const char *path) {
-    return pst__chrome_write(trace, path);
 }
 
 static void count(const pst__trace *trace, uint64_t *records, uint64_t *overwritten) {

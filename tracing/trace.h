@@ -40,7 +40,7 @@ const char *pst__trace_intern(pst__trace *trace, const char *text);
 pst_status pst__track_create(pst__trace *trace, pst__track_kind kind, const char *name,
                              pst__track **track);
 /* Gives the track back, with its ring: nobody records on it any more. What it holds of the present
- * recording stays in the trace, as long as it is not too much (past.h). Not for the tracks of
+ * recording stays in the trace, as long as it is not too much (state.h). Not for the tracks of
  * pst__track_of_thread. NULL is fine. Any thread. */
 void pst__track_end(pst__track *track);
 

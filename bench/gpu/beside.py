@@ -1,8 +1,8 @@
 """What collectives cost the matrix products beside them, part by part and setting by setting.
 
 Reductions are those of collectives.py. Each is split: the copies into the bucket alone, the pulls
-alone, the sums alone, and all of it, with sums of so many blocks, or sums that pass through the
-GPU's cache, beside products on a stream of so high a priority. A slower reduction takes less from
+alone, the sums alone, and all of it, also with sums that pass through the GPU's cache, beside
+products on a stream of so high a priority. A slower reduction takes less from
 the products beside it, so a line also has the reduction's own pace there, and what it costs: the
 products' loss for each GiB that is reduced.
 
@@ -109,7 +109,7 @@ def measure(bench: Bench, products: Products, ours: Ours, kind: str, size: int) 
 
 def run_settings(bench: Bench, ours: Ours, options: argparse.Namespace, say: Say) -> None:
     """Measure one communicator: gathers, and the parts of reductions that were asked for."""
-    is_plain = ours.name in ("ce", "nccl-fp32", "nccl")
+    is_plain = ours.name in ("ce", "nccl")
     rows = [("reduce", part) for part in (options.parts if ours.name == "ce" else ["all"])]
     if is_plain:
         rows.insert(0, ("gather", "all"))
@@ -155,27 +155,13 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[256 * MIB, GIB], help="bytes")
     parser.add_argument("--alternations", type=int, default=10)
     parser.add_argument(
-        "--sum-blocks", type=int, nargs="+", default=[0, 16, 32, 64, 128], help="0: any number"
-    )
-    parser.add_argument(
-        "--pieces", type=int, nargs="+", default=[4, 8, 16], help="MiB of reductions in pieces"
-    )
-    parser.add_argument(
-        "--comms", nargs="+", help="see collectives.h; default: nccl-fp32, and ce as these say"
+        "--comms", nargs="+", default=["nccl", "ce", "ce-pass"], help="see collectives.h"
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument(
         "--priorities", type=int, nargs="+", default=[0, -1], help="of the products' stream"
     )
-    options = parser.parse_args()
-    if options.comms is None:
-        limits = [f"-{blocks}-blocks" if blocks > 0 else "" for blocks in options.sum_blocks]
-        options.comms = ["nccl-fp32"] + [
-            f"ce{limit}{passing}"
-            for passing in ("", "-pass")
-            for limit in limits + [f"-{size}-mib" for size in options.pieces]
-        ]
-    spawn_ranks(run_rank, options)
+    spawn_ranks(run_rank, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ typedef struct slot {
     pst_reduce_piece piece;
     void *staging;
     size_t staging_bytes;
-    pst_nccl_registration *registration; /* of the staging */
-    pst_event *filled;                   /* its bucket */
-    pst_event *pulled, *over;            /* its first part, and all of it */
+    pst_event *filled;        /* its bucket */
+    pst_event *pulled, *over; /* its first part, and all of it */
     uint64_t ticket;
 } slot;
 
@@ -31,8 +30,6 @@ struct collectives {
     pst_stream *lane;    /* collectives */
     pst_stream *summing; /* second parts of reductions */
     int one_sided;       /* registered memory only, and scaling with the sum */
-    int is_registered;   /* NCCL is told of the memory, */
-    int is_symmetric;    /* as a window */
     size_t gap;          /* bytes at the end of a chunk that are not reduced */
     unsigned parts;      /* of a reduction, that are run */
     void *memory;
@@ -69,38 +66,27 @@ static int failed(collectives *own, pst_status status) {
 /* ---- opening --------------------------------------------------------------------------------- */
 
 static pst_status create_crossover(collectives *own, const pst_exchange *exchange) {
-    const pst_nccl_options fp32 = {.size = sizeof fp32, .sum = PST_NCCL_SUM_IN_FP32};
     pst_comm *large = NULL, *small = NULL;
     pst_status status = pst_ce_create(own->runtime, own->device, exchange, NULL, &large);
     if (status == PST_OK)
-        status = pst_nccl_comm_create(own->runtime, own->device, exchange, &fp32, &small);
+        status = pst_nccl_comm_create(own->runtime, own->device, exchange, NULL, &small);
     if (status != PST_OK) return status;
     return pst_crossover_create(own->runtime, large, small, exchange, NULL, &own->comm);
 }
 
 static pst_status create_comm(collectives *own, const char *name, const pst_exchange *exchange) {
-    pst_nccl_options options = {.size = sizeof options, .name = name};
+    const pst_nccl_options options = {.size = sizeof options, .name = name};
     if (strcmp(name, "crossover") == 0) {
         own->one_sided = 1;
         return create_crossover(own, exchange);
     }
     if (strncmp(name, "ce", 2) == 0) {
-        pst_ce_options by_engines = {
+        const pst_ce_options by_engines = {
             .size = sizeof by_engines, .name = name, .sums_pass = strstr(name, "-pass") != NULL};
         own->one_sided = 1;
-        (void)sscanf(name, "ce-%u-blocks", &by_engines.sum_blocks);
-        by_engines.one_by_one = strstr(name, "-each") != NULL;
-        (void)sscanf(name, "ce-%zu-mib", &by_engines.piece_bytes);
-        by_engines.piece_bytes <<= 20;
         return pst_ce_create(own->runtime, own->device, exchange, &by_engines, &own->comm);
     }
-    options.nonblocking = strcmp(name, "nccl-nonblocking") == 0;
     if (strcmp(name, "nccl-gaps") == 0) own->gap = 512;
-    (void)sscanf(name, "nccl-%d-ctas", &options.max_ctas);
-    own->is_symmetric = strstr(name, "-symmetric") != NULL;
-    own->is_registered = own->is_symmetric || strstr(name, "-registered") != NULL;
-    options.zero_cta = strstr(name, "-zero") != NULL;
-    if (strcmp(name, "nccl-fp32") == 0) options.sum = PST_NCCL_SUM_IN_FP32;
     return pst_nccl_comm_create(own->runtime, own->device, exchange, &options, &own->comm);
 }
 
@@ -137,28 +123,17 @@ int collectives_use_stream(collectives *own, void *native) {
     return failed(own, own->device->ops->stream_wrap(own->device, native, &own->stream));
 }
 
-static pst_status register_memory(collectives *own, void *memory, size_t bytes,
-                                  pst_nccl_registration **registration) {
-    return pst_nccl_register(own->comm, memory, bytes,
-                             own->is_symmetric ? PST_NCCL_SYMMETRIC : PST_NCCL_LOCAL, registration);
-}
-
 int collectives_memory(collectives *own, size_t bytes, void **memory) {
-    pst_nccl_registration *registration; /* as long as the communicator */
     pst_status status =
         own->device->ops->alloc(own->device, PST_MEMORY_DEVICE, bytes, &own->memory);
     own->memory_bytes = bytes;
     *memory = own->memory;
     if (status == PST_OK && own->comm->ops->open_memory != NULL)
         status = own->comm->ops->open_memory(own->comm, own->memory, bytes);
-    if (status == PST_OK && own->is_registered)
-        status = register_memory(own, own->memory, bytes, &registration);
     return failed(own, status);
 }
 
 static void free_staging(collectives *own, slot *slot) {
-    if (slot->registration != NULL) (void)pst_nccl_deregister(own->comm, slot->registration);
-    slot->registration = NULL;
     if (slot->staging != NULL)
         own->device->ops->free(own->device, PST_MEMORY_DEVICE, slot->staging, slot->staging_bytes);
     slot->staging = NULL;
@@ -196,9 +171,6 @@ static pst_status grow_staging(collectives *own, slot *slot) {
             own->device->ops->alloc(own->device, PST_MEMORY_DEVICE, bytes, &slot->staging);
         if (status != PST_OK) return status;
         slot->staging_bytes = bytes;
-        if (own->is_registered)
-            status = register_memory(own, slot->staging, bytes, &slot->registration);
-        if (status != PST_OK) return status;
     }
     slot->work.collective.staging = slot->staging;
     return PST_OK;

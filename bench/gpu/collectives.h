@@ -11,12 +11,8 @@ typedef struct collectives collectives;
 typedef int (*collectives_exchange)(void *context, const void *mine, size_t bytes, void *all);
 
 /* comm, one of these; all ranks call it:
- * "nccl", "nccl-nonblocking", "nccl-fp32", "nccl-8-ctas" (at most 8), "nccl-gaps" (its buckets'
- *   chunks are not filled to the end); "nccl-registered", "nccl-symmetric": NCCL is told of all
- *   memory, each rank for itself or as windows; "nccl-symmetric-zero": and has its policy zero;
- * "ce"; with one or several behind it, in this order: "-64-blocks" (that sums have at most) or
- *   "-8-mib" (reductions in pieces of so much from each peer), "-each" (each peer is read when it
- *   is ready), "-pass" (sums pass through the cache);
+ * "nccl", "nccl-gaps" (its buckets' chunks are not filled to the end);
+ * "ce", "ce-pass" (sums pass through the cache);
  * "crossover". */
 PST_API int collectives_open(const char *comm, int rank, int size, int ordinal,
                              collectives_exchange exchange, collectives **opened);

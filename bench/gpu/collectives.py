@@ -442,9 +442,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--library", required=True, help="libbench_gpu_collectives.so")
     parser.add_argument("--ranks", type=int, default=0, help="default: a rank for each GPU")
-    parser.add_argument(
-        "--comms", nargs="+", default=["nccl", "nccl-fp32", "ce"], help="see collectives.h"
-    )
+    parser.add_argument("--comms", nargs="+", default=["nccl", "ce"], help="see collectives.h")
     parser.add_argument("--largest", type=int, default=4 * GIB, help="bytes")
     parser.add_argument("--alternations", type=int, default=20)
     options = parser.parse_args()

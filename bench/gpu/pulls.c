@@ -1,12 +1,11 @@
 /* bench_gpu_pulls [--ranks N] [--driver PATH] [--cache FOLDER] [--tiny]
- * [--flags-on-device] [--turn-bytes N] [--one-by-one] [--pieces N] [--only PART]: what the
- * communicator ce makes of the link, a process a GPU. The first four are options of ce's.
+ * [--turn-bytes N] [--only PART]: what the communicator ce makes of the link, a process a GPU.
  *   turns     equal pulls from all peers in rounds, ranks delayed at random, with turns and without
  *   train     gathers and reduce-scatters as in a training step, sums on a stream of their own
  *   sizes     gathers alone and reduce-scatters alone
  *   barrier   what signals cost
  * GB/s are those that one GPU pulls; times are the device's. --tiny: sizes for the fake driver. */
-#include "ops/ce.h"
+#include "ops/comm/ce/ce.h"
 #include "tests/gpu/ranks.h"
 
 #include <penstock/cuda.h>
@@ -23,8 +22,7 @@ typedef struct settings {
     const char *driver, *cache;
     size_t unit;      /* bytes of what counts as a MiB */
     const char *only; /* part; NULL: all */
-    int flags_on_device, one_by_one;
-    size_t turn_bytes, piece_bytes;
+    size_t turn_bytes;
 } settings;
 
 typedef struct bench {
@@ -138,11 +136,7 @@ static void open_bench(bench *b) {
                                    .driver = b->settings->driver,
                                    .nvrtc = b->settings->driver,
                                    .cache = b->settings->cache};
-    const pst_ce_options ce = {.size = sizeof ce,
-                               .flags_on_device = b->settings->flags_on_device,
-                               .turn_bytes = b->settings->turn_bytes,
-                               .one_by_one = b->settings->one_by_one,
-                               .piece_bytes = b->settings->piece_bytes};
+    const pst_ce_options ce = {.size = sizeof ce, .turn_bytes = b->settings->turn_bytes};
     void *memory = NULL;
     b->dice = (uint64_t)b->context->rank + 1;
     b->part = 1024 * b->settings->unit;
@@ -382,12 +376,6 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--tiny") == 0)
             settings.unit = 4096;
-        else if (strcmp(argv[i], "--flags-on-device") == 0)
-            settings.flags_on_device = 1;
-        else if (strcmp(argv[i], "--one-by-one") == 0)
-            settings.one_by_one = 1;
-        else if (i + 1 < argc && strcmp(argv[i], "--pieces") == 0)
-            settings.piece_bytes = strtoull(argv[++i], NULL, 0);
         else if (i + 1 < argc && strcmp(argv[i], "--only") == 0)
             settings.only = argv[++i];
         else if (i + 1 < argc && strcmp(argv[i], "--ranks") == 0)
@@ -403,9 +391,7 @@ int main(int argc, char **argv) {
             return 2;
         }
     }
-    (void)printf("%d ranks, flags on the %s, turns from %zu bytes on (0: none), else sources %s, "
-                 "reductions in pieces of %zu (0: whole)\n",
-                 options.count, settings.flags_on_device ? "device" : "host", settings.turn_bytes,
-                 settings.one_by_one ? "one by one" : "together", settings.piece_bytes);
+    (void)printf("%d ranks, turns from %zu bytes on (0: none)\n", options.count,
+                 settings.turn_bytes);
     return ranks_run(&options, run_rank, &settings) != 0;
 }

@@ -177,7 +177,6 @@ pst_comm *Comms::open_nccl(const char *name, const pst_exchange &exchange, pst_c
     pst_nccl_options options{};
     options.size = sizeof options;
     options.name = name;
-    options.sum = PST_NCCL_SUM_IN_FP32; // the same bits whatever the communicator
     options.verify_over = audit;
     pst_comm *comm = nullptr;
     runtime_.check(

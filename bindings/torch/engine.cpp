@@ -59,8 +59,8 @@ void Engine::destroy() {
     comms_.reset();
     held_.clear();
     segments_.reset();
-    for (Group &group : groups_)
-        unbind(group);
+    for (Unit &unit : units_)
+        unbind(unit);
     engine_ = nullptr;
 }
 
@@ -150,52 +150,95 @@ void Engine::bind_shard(uint32_t group, const at::Tensor &shard) {
     groups_.at(group).shard = shard;
 }
 
-void Engine::attach(uint32_t group, std::vector<at::Tensor> tensors,
-                    std::vector<std::string> messages) {
-    Group &attached = groups_.at(group);
-    for (uint32_t parameter : attached.parameters)
-        attached.offsets.push_back(parameter_layout(group, parameter).gathered_offset);
-    attached.tensors = std::move(tensors);
-    attached.messages = std::move(messages);
+void Engine::attach(uint32_t index, const std::vector<at::Tensor> &tensors,
+                    const std::vector<std::string> &messages) {
+    Group &group = groups_.at(index);
+    for (size_t i = 0; i < group.parameters.size(); i++) {
+        const size_t offset = parameter_layout(index, group.parameters[i]).gathered_offset;
+        const at::Tensor &tensor = tensors.at(i);
+        group.wholes.push_back({tensor, tensor.detach(), offset, messages.at(i)});
+    }
+    group.version = version_of(group);
+}
+
+uint32_t Engine::add_unit(std::string name, std::vector<uint32_t> groups) {
+    units_.push_back({std::move(name), std::move(groups)});
+    return static_cast<uint32_t>(units_.size() - 1);
 }
 
 // ---- a pass -----------------------------------------------------------------------------------
 
-void Engine::unbind(Group &group) {
-    if (group.uses == 0) return;
-    group.uses = 0;
-    for (size_t i = 0; i < group.tensors.size(); i++)
-        release_storage(group.tensors[i], group.messages[i]);
+int64_t Engine::version_of(const Group &group) {
+    int64_t version = 0;
+    for (const Whole &whole : group.wholes)
+        version += whole.tensor._version();
+    return version;
+}
+
+void Engine::bind(Group &group, void *memory) {
+    for (const Whole &whole : group.wholes)
+        bind_storage(whole.memory, static_cast<char *>(memory) + whole.offset);
+    group.version = version_of(group);
+}
+
+void Engine::unbind(Unit &unit) {
+    if (!std::exchange(unit.is_whole, false)) return;
+    for (uint32_t index : unit.groups)
+        for (const Whole &whole : groups_[index].wholes)
+            release_storage(whole.memory, whole.message);
+}
+
+void Engine::refuse_written(const Unit &unit) {
+    bool is_written = false;
+    for (uint32_t index : unit.groups) {
+        Group &group = groups_[index];
+        is_written |= group.version != version_of(group);
+        for (const Whole &whole : group.wholes)
+            is_written |= whole.tensor.storage().unsafeGetStorageImpl() !=
+                          whole.memory.storage().unsafeGetStorageImpl();
+        group.version = version_of(group);
+    }
+    if (!is_written) return;
+    throw StatusError{PST_ESTATE,
+                      "parameters of '" + unit.name +
+                          "' were written, or moved to other memory, while they were gathered, "
+                          "which their shards do not know: write to them outside of forward and "
+                          "backward; after a pass that was broken off, run a forward before"};
+}
+
+void Engine::refuse_written() {
+    for (const Unit &unit : units_)
+        refuse_written(unit);
 }
 
 void Engine::begin_forward(bool grad) {
-    for (Group &group : groups_)
-        unbind(group); // left by a pass that was broken off
+    for (Unit &unit : units_)
+        unbind(unit); // left by a pass that was broken off
     check(pst_zero_begin_forward(engine(), grad));
     for (Group &group : groups_)
         group.gradient.reset(); // nothing writes there any more
 }
 
-void Engine::gather(uint32_t group) {
-    check(pst_zero_gather(engine(), group));
+bool Engine::use(uint32_t index) {
+    Unit &unit = units_.at(index);
+    for (uint32_t group : unit.groups)
+        check(pst_zero_gather(engine(), group));
+    for (uint32_t group : unit.groups) {
+        void *memory = nullptr;
+        check(pst_zero_wait(engine(), group, &memory));
+        if (!unit.is_whole) bind(groups_[group], memory);
+    }
+    return !std::exchange(unit.is_whole, true);
 }
 
-void Engine::wait(uint32_t index) {
-    void *memory = nullptr;
-    check(pst_zero_wait(engine(), index, &memory));
-    Group &group = groups_.at(index);
-    if (group.uses++ > 0) return;
-    for (size_t i = 0; i < group.tensors.size(); i++)
-        bind_storage(group.tensors[i], static_cast<char *>(memory) + group.offsets[i]);
-}
-
-void Engine::release(uint32_t index) {
-    Group &group = groups_.at(index);
-    if (group.uses == 1)
-        unbind(group);
-    else
-        group.uses--;
-    check(pst_zero_release(engine(), index));
+bool Engine::done(uint32_t index) {
+    Unit &unit = units_.at(index);
+    const bool is_last = unit.groups.empty() || pst_zero_uses(engine(), unit.groups.front()) == 1;
+    if (is_last) unbind(unit);
+    for (uint32_t group : unit.groups)
+        check(pst_zero_release(engine(), group));
+    if (is_last) refuse_written(unit);
+    return is_last;
 }
 
 void Engine::end_forward() {
@@ -206,18 +249,23 @@ void Engine::begin_backward(bool reduce) {
     check(pst_zero_begin_backward(engine(), reduce));
 }
 
-void Engine::gradients(uint32_t index, std::vector<std::optional<at::Tensor>> sources) {
+void Engine::gradients(uint32_t index) {
     Group &group = groups_.at(index);
-    std::vector<const void *> pointers(group.parameters.size(), nullptr);
+    std::vector<const void *> pointers(group.wholes.size(), nullptr);
+    std::vector<at::Tensor> taken(group.wholes.size());
     at::ScalarType dtype = group.gather_dtype;
-    for (const auto &source : sources)
-        if (source) dtype = c10::promoteTypes(dtype, source->scalar_type());
-    auto &kept = group.sources.emplace_back();
-    for (size_t i = 0; i < pointers.size() && i < sources.size(); i++) {
-        if (!sources[i]) continue;
-        kept.push_back(sources[i]->to(dtype).contiguous());
-        pointers[i] = kept.back().const_data_ptr();
+    for (size_t i = 0; i < taken.size(); i++) {
+        if (!group.wholes[i].tensor.grad().defined()) continue;
+        taken[i] = std::exchange(group.wholes[i].tensor.mutable_grad(), at::Tensor());
+        if (taken[i].layout() != at::kStrided) taken[i] = taken[i].to_dense();
+        dtype = c10::promoteTypes(dtype, taken[i].scalar_type());
     }
+    for (size_t i = 0; i < taken.size(); i++) {
+        if (!taken[i].defined()) continue;
+        taken[i] = taken[i].to(dtype).contiguous();
+        pointers[i] = taken[i].const_data_ptr();
+    }
+    group.sources.push_back(std::move(taken));
     check(pst_zero_gradients(engine(), index, pointers.data(), dtype_of(dtype)));
 }
 

@@ -63,17 +63,26 @@ class Engine {
     void bind_shard(uint32_t group, const at::Tensor &shard);
     // The tensors (one for each of the group's parameters, made by make_released_tensor) that show
     // the group while it is gathered, and what touching each raises while it is not.
-    void attach(uint32_t group, std::vector<at::Tensor> tensors, std::vector<std::string> messages);
+    void attach(uint32_t group, const std::vector<at::Tensor> &tensors,
+                const std::vector<std::string> &messages);
+    // Groups that are used together: before a pass. The name is for errors.
+    uint32_t add_unit(std::string name, std::vector<uint32_t> groups);
 
     void begin_forward(bool grad);
-    void gather(uint32_t group);
-    void wait(uint32_t group); // then the attached tensors have their memory
-    void release(uint32_t group);
+    // A use of a unit begins: all its groups are gathered, then waited for. True: it is the first
+    // one, and the attached tensors have their memory from now on.
+    bool use(uint32_t unit);
+    // A use ends. True: it was the last one, and the tensors' memory is gone. Throws PST_ESTATE,
+    // behind all of this, where refuse_written would.
+    bool done(uint32_t unit);
+    // Throws PST_ESTATE for the first unit whose attached tensors were written since its use began,
+    // or have got another storage, as by `.data = ...`: shards know of neither.
+    void refuse_written();
     void end_forward();
     void begin_backward(bool reduce);
-    // The whole gradients of the group's parameters, or nothing; held until they are read. They
-    // count in the widest of their dtypes.
-    void gradients(uint32_t group, std::vector<std::optional<at::Tensor>> sources);
+    // Takes what the attached tensors of the group have as .grad, which may be nothing, and keeps
+    // it until it is read. It counts in the widest of the dtypes.
+    void gradients(uint32_t group);
     // The flat gradient to add to in this backward; without it the backward makes a new one.
     void set_gradient(uint32_t group, at::Tensor flat);
     // The flat gradient that the last backward wrote, if any; the engine lets go of it.
@@ -91,24 +100,36 @@ class Engine {
     void reset_stats();
 
   private:
+    struct Whole {
+        at::Tensor tensor;   // as Python has it
+        at::Tensor memory;   // an alias on the storage that it was made with
+        size_t offset;       // in the gathered group
+        std::string message; // what touching it raises while it is not gathered
+    };
     struct Group {
-        std::vector<at::Tensor> tensors;
-        std::vector<std::string> messages;
-        std::vector<size_t> offsets; // of the tensors in the gathered group
+        std::vector<Whole> wholes;
+        int64_t version = 0; // of all tensors, when the latest use of the unit began
         std::vector<uint32_t> parameters;
         at::Tensor shard;
         at::ScalarType dtype, gather_dtype;
         at::Tensor gradient;
         // By report, kept until the engine has read them.
         std::deque<std::vector<at::Tensor>> sources;
-        int uses = 0;
+    };
+    struct Unit {
+        std::string name;
+        std::vector<uint32_t> groups;
+        bool is_whole = false; // the tensors have memory
     };
 
     pst_zero *engine() const;
     void check(pst_status status) const {
         runtime_->check(status);
     }
-    void unbind(Group &group);
+    static int64_t version_of(const Group &group);
+    void bind(Group &group, void *memory);
+    void unbind(Unit &unit);
+    void refuse_written(const Unit &unit);
     static pst_status gradient_target(void *context, uint32_t group, void **memory,
                                       int *accumulate);
     static void gradients_consumed(void *context, uint32_t group);
@@ -120,6 +141,7 @@ class Engine {
     std::unique_ptr<Segments> segments_;
     pst_zero *engine_ = nullptr;
     std::vector<Group> groups_;
+    std::vector<Unit> units_;
 };
 
 } // namespace penstock

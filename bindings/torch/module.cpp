@@ -128,10 +128,11 @@ void bind_engine(py::module_ &module) {
         .def("make_shard", &Engine::make_shard)
         .def("bind_shard", &Engine::bind_shard)
         .def("attach", &Engine::attach)
+        .def("add_unit", &Engine::add_unit)
         .def("begin_forward", &Engine::begin_forward, Unlocked())
-        .def("gather", &Engine::gather, Unlocked())
-        .def("wait", &Engine::wait, Unlocked())
-        .def("release", &Engine::release)
+        .def("use", &Engine::use, Unlocked())
+        .def("done", &Engine::done)
+        .def("refuse_written", py::overload_cast<>(&Engine::refuse_written))
         .def("end_forward", &Engine::end_forward, Unlocked())
         .def("begin_backward", &Engine::begin_backward, Unlocked())
         .def("gradients", &Engine::gradients, Unlocked())
@@ -162,8 +163,6 @@ PYBIND11_MODULE(_C, module) {
         "A tensor with a shape and no memory: the engine gives it some while it is gathered.");
     module.def("make_view", &make_view, "A part of a flat tensor, in a storage of its own.");
     module.def("release", &release_storage, "Takes the memory away from all tensors on a storage.");
-    module.def("storages_of", &storages_of,
-               "A number that changes when one of the tensors gets another storage.");
 }
 
 } // namespace penstock

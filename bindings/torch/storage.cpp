@@ -32,13 +32,6 @@ c10::StorageImpl &storage_of(const at::Tensor &tensor) {
 
 } // namespace
 
-uint64_t storages_of(const std::vector<at::Tensor> &tensors) {
-    uint64_t all = 0;
-    for (const at::Tensor &tensor : tensors)
-        all = all * 31 + reinterpret_cast<uintptr_t>(&storage_of(tensor));
-    return all;
-}
-
 at::Tensor make_released_tensor(at::IntArrayRef shape, at::ScalarType dtype, at::Device device,
                                 const std::string &message) {
     const auto bytes =

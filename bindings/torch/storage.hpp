@@ -3,9 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <string>
-#include <vector>
 
 namespace penstock {
 
@@ -20,9 +18,6 @@ at::Tensor make_view(const at::Tensor &whole, int64_t first, at::IntArrayRef sha
 
 // From now on the tensor, and every other tensor on its storage, lies at `memory` (not owned).
 void bind_storage(const at::Tensor &tensor, void *memory);
-
-// A number that changes when one of them gets another storage, as by `.data = ...`.
-uint64_t storages_of(const std::vector<at::Tensor> &tensors);
 
 // Takes the address away; any later access to the data raises an error with `message`.
 void release_storage(const at::Tensor &tensor, const std::string &message);

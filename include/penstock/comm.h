@@ -84,7 +84,7 @@ typedef struct pst_comm_ops {
 
     /* Scratch memory of the device that this collective needs. */
     size_t (*staging_bytes)(pst_comm *comm, const pst_collective *collective);
-    /* Begins. *request is the communicator's own; it is over when start or test returns anything
+    /* Begins. *request is the communicator's own; it has ended when start or test returns anything
      * but PST_PENDING. After an error the memory may still be touched, until abort returns PST_OK.
      * PST_EMISMATCH with a text naming ranks and collectives when ranks started different ones,
      * PST_EPEER when a rank is gone. */

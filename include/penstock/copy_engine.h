@@ -3,7 +3,7 @@
  * For ranks of one machine whose devices map each other's memory. Each rank reads what it needs out
  * of its peers' memory: a gather is one (batched) copy from each peer, straight to its destination,
  * a reduce-scatter one copy from each peer into staging and a sum in fp32 in the order of ranks.
- * No kernel moves data between devices or signals: ranks tell each other by flags, written and
+ * No kernel moves data between devices or signals: ranks signal each other by flags, written and
  * waited for in stream order. It is written against the device's table alone, so it runs on `cuda`
  * and on `sim`.
  *
@@ -36,26 +36,15 @@ extern "C" {
 #define PST_CE_BOUNCE_BYTES ((size_t)1 << 20)
 
 typedef struct pst_ce_options {
-    size_t size;         /* sizeof(pst_ce_options) */
-    const char *name;    /* in error texts; NULL: "ce". Copied. */
-    int no_verify;       /* do not compare what the ranks start */
-    size_t turn_bytes;   /* what is so large is read from peer after peer, each when it is this
-                            rank's turn, and other things from all peers with one call; 0: no
-                            turns, as ranks that wait for each other's sources read different
-                            ones anyway. Bytes of a peer; the same on all ranks */
-    int one_by_one;      /* what is not read by turns is read from each peer as soon as its source
-                            is ready, and not with one call when all are */
-    unsigned sum_blocks; /* blocks of threads that sums have at most, so that they leave room to
-                            what computes beside them; 0: any number */
-    int sums_pass;       /* sums leave the GPU's cache to what computes beside them: they keep
-                            nothing there that other things could use */
-    size_t piece_bytes;  /* reduce-scatters that bring twice so many bytes from a peer, or more,
-                            go in pieces: each is summed as soon as it has been pulled, while it
-                            is in the GPU's cache, and staging is small. `start` does the sums
-                            then, and `combine` waits for them. 0: all is pulled, then summed.
-                            The same on all ranks; rounded up to 256 bytes */
-    int flags_on_device; /* flags lie in device memory and not in shared memory of the host;
-                            then an abort may find no way past streams that wait */
+    size_t size;             /* sizeof(pst_ce_options) */
+    const char *name;        /* in error texts; NULL: "ce". Copied. */
+    int no_verify;           /* do not compare what the ranks start */
+    size_t turn_bytes;       /* what is so large is read from peer after peer, each when it is this
+                                rank's turn, and other things from all peers with one call; 0: no
+                                turns, as ranks that wait for each other's sources read different
+                                ones anyway. Bytes of a peer; the same on all ranks */
+    int sums_pass;           /* sums leave the GPU's cache to what computes beside them: they keep
+                                nothing there that other things could use */
     uint32_t first_sequence; /* where the sequence numbers of the flags begin, the same on all
                                 ranks; they wrap, so 0 is fine, and tests begin near the end */
 } pst_ce_options;

@@ -7,7 +7,7 @@
  * limit that hangs on a measurement would let two runs of a program differ.
  *
  * It is for asynchronous devices. Beyond penstock/comm.h:
- * - tickets are those of both parts: the large one is told of those that it does not carry
+ * - tickets are those of both parts: the large one counts those that it does not carry
  *   (`pass`), and compares them over the ranks with its own; source_wait, combine and open_memory
  *   are its own.
  * - When one part fails, the other is aborted.

@@ -114,6 +114,9 @@ typedef struct pst_flag_step {
     int is_wait;
 } pst_flag_step;
 
+/* The scheduler alone calls streams, events and `launch` (the slots up to event_query); arenas need
+ * memory too, executors and offloads also copies and kernels. A user that finds a slot NULL which
+ * it needs refuses the device by the slot's name. */
 typedef struct pst_device_ops {
     unsigned api_version; /* PST_DEVICE_API_VERSION */
     unsigned caps;        /* pst_device_caps */

@@ -119,8 +119,8 @@ PST_API size_t pst_flat_uses(const pst_flat *flat, uint32_t copy);
 /* Resident copies stay gathered, at one address, and are gathered anew there when they are stale.
  */
 PST_API pst_status pst_flat_set_resident(pst_flat *flat, uint32_t copy, int resident);
-/* The copy is gathered anew at its next use. Of one that is in use or resident: when that is over,
- * or in place. */
+/* The copy is gathered anew at its next use: one in use when that has ended, a resident one where
+ * it is. */
 PST_API pst_status pst_flat_invalidate(pst_flat *flat, uint32_t copy);
 /* Ends all uses (of a program that was broken off). */
 PST_API pst_status pst_flat_end_uses(pst_flat *flat);

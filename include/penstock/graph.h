@@ -214,6 +214,10 @@ PST_API pst_status pst_gate_open(pst_launch launch, pst_task gate, pst_lane *bor
  * what the device returns. Any thread. */
 PST_API pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed);
 
+/* The same, but no stream waits for the task: blocks until it is launched on its asynchronous lane,
+ * so that what it was given may be used again behind that lane, and on others until it is done. */
+PST_API pst_status pst_task_wait_launch(pst_launch launch, pst_task task);
+
 /* PST_PENDING until the task has ended, then its status. Of a sealed graph the latest launch can be
  * asked about, and the one before; a task that has been launched again since then answers with the
  * first error of the launch asked about. PST_ESTATE for other launches, PST_EINVAL. Any thread,

@@ -1,6 +1,5 @@
-/* penstock/memory.h - arena, offline planner, event-ordered pool, buckets, pinned memory. Sizes and
- * offsets are bytes. Objects are used by one thread at a time unless a function says otherwise, and
- * are destroyed before their runtime. */
+/* penstock/memory.h - arena, offline planner, event-ordered pool, buckets. Sizes and offsets are
+ * bytes. Objects are used by one thread at a time, and are destroyed before their runtime. */
 #ifndef PENSTOCK_MEMORY_H
 #define PENSTOCK_MEMORY_H
 
@@ -210,27 +209,6 @@ typedef struct pst_buckets_stats {
 } pst_buckets_stats;
 
 PST_API void pst_buckets_get_stats(const pst_buckets *buckets, pst_buckets_stats *stats);
-
-/* ---- pinned memory -------------------------------------------------------------------------- */
-
-/* A cache of pinned host memory: registered in pieces of at least `piece_bytes` (0: 256 MiB)
- * because page-locking is slow, handed out in exact sizes (rounded to 512 bytes, never to powers of
- * two). All functions but create and destroy may be called by any thread at any time. */
-typedef struct pst_pinned pst_pinned;
-
-/* device NULL: the runtime's host device. Registers nothing yet. PST_ENOMEM, PST_ESYSTEM; then
- * *pinned is NULL. */
-PST_API pst_status pst_pinned_create(pst_runtime *runtime, pst_device *device, size_t piece_bytes,
-                                     pst_pinned **pinned);
-/* Unregisters all pieces; no device may use them any more. NULL is fine. */
-PST_API void pst_pinned_destroy(pst_pinned *pinned);
-/* 0 bytes: *memory is NULL. Blocks while a piece is registered. PST_ENOMEM with the sizes in the
- * text. */
-PST_API pst_status pst_pinned_acquire(pst_pinned *pinned, size_t bytes, void **memory);
-/* The caller knows that no device uses the memory any more. NULL is fine; what is not acquired is
- * reported through the error text and changes nothing. */
-PST_API void pst_pinned_release(pst_pinned *pinned, void *memory);
-PST_API void pst_pinned_get_stats(pst_pinned *pinned, pst_arena_stats *stats);
 
 #ifdef __cplusplus
 }

@@ -71,9 +71,10 @@ PST_API pst_status pst_offload_load(pst_offload *offload, uint64_t key, void *de
                                     size_t bytes, pst_event *const *after, size_t after_count,
                                     void *owner);
 
-/* Make compute wait for the key's last store or load; PST_OK at once when that is over or waited
- * for already. On an asynchronous device this blocks only until the copy is launched, on the host
- * device until it is done. PST_ESTATE when there was none, PST_ETIMEDOUT, and the copy's status. */
+/* Make compute wait for the key's last store or load; PST_OK at once when that has ended or is
+ * waited for already. On an asynchronous device this blocks only until the copy is launched, on the
+ * host device until it is done. PST_ESTATE when there was none, PST_ETIMEDOUT, and the copy's
+ * status. */
 PST_API pst_status pst_offload_wait_store(pst_offload *offload, uint64_t key);
 PST_API pst_status pst_offload_wait_load(pst_offload *offload, uint64_t key);
 

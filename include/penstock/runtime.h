@@ -45,7 +45,7 @@ typedef struct pst_runtime_options {
     void *log_context;
     int rank;             /* shown in error texts and traces; 0 if there are no ranks */
     int world_size;       /* 0 counts as 1 */
-    uint32_t spin;        /* turns in vain before a worker or a waiting thread sleeps; 0: 2000 */
+    uint32_t spin;        /* idle turns before a worker or a waiting thread sleeps; 0: 2000 */
     uint64_t deadline_ns; /* how long a wait may take before PST_ETIMEDOUT; 0: no limit */
     size_t trace_records; /* ring size a thread while tracing; 0: 65536 */
     size_t task_capacity; /* tasks a growing graph makes room for at a time; 0: 1024 */
@@ -117,6 +117,22 @@ PST_API pst_status pst_runtime_add_poison_hook(pst_runtime *runtime, pst_poison_
 PST_API void pst_runtime_remove_poison_hook(pst_runtime *runtime, pst_poison_hook hook,
                                             void *context);
 
+typedef void (*pst_health_check)(void *context);
+
+/* Has check(context) called about every 20 ms while something launched is pending: for what may end
+ * although nobody asks it, such as a communicator whose peer has died; it calls pst_runtime_poison
+ * when all is not well. It runs on the worker or the caller that asks the device for what is
+ * pending, and at each look of the watchdog; one call of it at a time, none any more when the
+ * runtime is poisoned. It does not block, wait, destroy, or add or remove health checks.
+ * PST_EINVAL, PST_ENOMEM. Any thread. */
+PST_API pst_status pst_runtime_add_health_check(pst_runtime *runtime, pst_health_check check,
+                                                void *context);
+
+/* Takes one such registration back; none is fine. When this returns the check is not running and
+ * will not be called. Not from within one. Any thread. */
+PST_API void pst_runtime_remove_health_check(pst_runtime *runtime, pst_health_check check,
+                                             const void *context);
+
 /* One turn for all lanes that nobody owns at this moment: completions, then launches. Never
  * blocks. Returns PST_OK when something was done or nothing is unfinished, PST_PENDING when nothing
  * could be done and work is unfinished (PST_EINVAL without a runtime). *idle (may be NULL) becomes
@@ -135,7 +151,7 @@ PST_API pst_status pst_fd(pst_runtime *runtime, int *descriptor);
 
 /* How long a loop may sleep before pst_run_once is worth calling again even if pst_fd does not get
  * readable: nanoseconds; 0: call it at once; -1: for ever. While something launched is pending on a
- * lane without a worker the bound is 50 us, doubling with each turn in vain up to 1 ms, and growing
+ * lane without a worker the bound is 50 us, doubling with each idle turn up to 1 ms, and growing
  * to 20 ms from there with the time that it is pending (pst_lane_wake ends the sleep at once).
  * Asked after pst_run_once, on the thread that sleeps; never blocks. */
 PST_API int64_t pst_timeout(const pst_runtime *runtime);

@@ -182,6 +182,9 @@ PST_API pst_status pst_zero_wait(pst_zero *engine, uint32_t group, void **memory
  * work so far, unless stage or plan keep it. */
 PST_API pst_status pst_zero_release(pst_zero *engine, uint32_t group);
 
+/* Uses of the group that have begun and not ended, in this pass or outside of one. */
+PST_API uint32_t pst_zero_uses(const pst_zero *engine, uint32_t group);
+
 /* The compute lane waits for gathers that no use has waited for, and for peers that still read
  * shards. With grad = 0 this ends the pass. */
 PST_API pst_status pst_zero_end_forward(pst_zero *engine);

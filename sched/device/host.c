@@ -1,7 +1,6 @@
 #include "sched/device/host.h"
 
 #include "base/atomic.h"
-#include "sched/device/host_kernels.h"
 
 #include <string.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "sched/device/host_kernels.h"
+#include "sched/device/host.h"
 
 #include "sched/device/half.h"
 

@@ -1,7 +1,7 @@
 /* A replay on the device issues exactly the calls that its graph needs: for each task its own, one
  * record if a task on another lane follows, one wait for each edge from another lane; and to see
  * the end of what is launched, at most one record a lane at a time. */
-#include "sched/device/cuda.h"
+#include "sched/cuda/cuda.h"
 #include "tests/cuda/fixture.h"
 #include "tests/sched/random.h"
 

@@ -1,6 +1,6 @@
 /* What the device puts into its streams, and what it tells of them. */
 #include "base/clock.h"
-#include "sched/device/cuda.h"
+#include "sched/cuda/cuda.h"
 #include "tests/cuda/fixture.h"
 
 /* ---- order -------------------------------------------------------------------------- */

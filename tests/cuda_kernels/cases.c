@@ -2,7 +2,7 @@
 
 #include "../cmocka_all.h"
 #include "../sched/random.h"
-#include "sched/device/host_kernels.h"
+#include "sched/device/host.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,8 +1,7 @@
 /* NVRTC compiles the kernels without a GPU, and what it made is kept on disk. */
 #include "../cmocka_all.h"
 
-#include "sched/device/cuda_cache.h"
-#include "sched/device/cuda_compile.h"
+#include "sched/cuda/compile.h"
 
 #include <dlfcn.h>
 #include <ftw.h>

@@ -43,8 +43,8 @@ inline unsigned short double_to_bfloat(double value) {
 
 } // namespace
 
-#include "sched/device/cuda_arguments.h"
-#include "sched/device/cuda_kernels.cu"
+#include "sched/cuda/arguments.h"
+#include "sched/cuda/kernels.cu"
 
 namespace {
 

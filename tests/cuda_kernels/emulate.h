@@ -1,4 +1,4 @@
-/* The kernels of sched/device/cuda_kernels.cu on the host, thread after thread. */
+/* The kernels of sched/cuda/kernels.cu on the host, thread after thread. */
 #ifndef PST_TESTS_CUDA_KERNELS_EMULATE_H
 #define PST_TESTS_CUDA_KERNELS_EMULATE_H
 

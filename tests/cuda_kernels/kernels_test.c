@@ -3,7 +3,7 @@
 #include "cases.h"
 #include "emulate.h"
 
-#include "sched/device/cuda_kernels.h"
+#include "sched/cuda/kernels.h"
 
 static const runner *the_runner(void);
 #include "all_cases.h"

@@ -1,8 +1,7 @@
-/* gpu_test_ce_abort [--driver PATH] [--cache FOLDER] [--launches N] [--ranks-a-device 2]
- * [--flags-on-device 1]: two ranks, processes, on a GPU each or both on one. Rank 1 never starts
- * what rank 0 waits for, while rank 0 goes on launching behind that wait until the GPU's queue is
- * full and its thread is held up in the driver. An abort from another thread has to end all of it.
- */
+/* gpu_test_ce_abort [--driver PATH] [--cache FOLDER] [--launches N] [--ranks-a-device 2]: two
+ * ranks, processes, on a GPU each or both on one. Rank 1 never starts what rank 0 waits for, while
+ * rank 0 goes on launching behind that wait until the GPU's queue is full and its thread is held up
+ * in the driver. An abort from another thread has to end all of it. */
 #include "ranks.h"
 
 #include <penstock/cuda.h>
@@ -18,7 +17,7 @@
 
 typedef struct settings {
     const char *driver, *cache;
-    int launches, ranks_a_device, flags_on_device;
+    int launches, ranks_a_device;
 } settings;
 
 typedef struct scene {
@@ -67,11 +66,10 @@ static void open_scene(scene *scene, const settings *settings) {
                                    .driver = settings->driver,
                                    .nvrtc = settings->driver,
                                    .cache = settings->cache};
-    const pst_ce_options ce = {.size = sizeof ce, .flags_on_device = settings->flags_on_device};
     TRY(scene, pst_runtime_create(&options, &scene->runtime));
     TRY(scene, pst_cuda_device_create(scene->runtime, &cuda, &scene->device));
-    TRY(scene,
-        pst_ce_create(scene->runtime, scene->device, &scene->context->exchange, &ce, &scene->comm));
+    TRY(scene, pst_ce_create(scene->runtime, scene->device, &scene->context->exchange, NULL,
+                             &scene->comm));
     const pst_device_ops *ops = scene->device->ops;
     TRY(scene, ops->alloc(scene->device, PST_MEMORY_DEVICE, 4 * BYTES, &scene->memory));
     TRY(scene, pst_ce_register(scene->comm, scene->memory, 4 * BYTES));
@@ -172,7 +170,6 @@ int main(int argc, char **argv) {
         if (strcmp(argv[i], "--driver") == 0) settings.driver = argv[i + 1];
         if (strcmp(argv[i], "--cache") == 0) settings.cache = argv[i + 1];
         if (strcmp(argv[i], "--launches") == 0) settings.launches = atoi(argv[i + 1]);
-        if (strcmp(argv[i], "--flags-on-device") == 0) settings.flags_on_device = atoi(argv[i + 1]);
         if (strcmp(argv[i], "--ranks-a-device") == 0) settings.ranks_a_device = atoi(argv[i + 1]);
     }
     const int failures = ranks_run(&options, run_rank, &settings);

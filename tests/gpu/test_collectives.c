@@ -1,12 +1,12 @@
 /* Random collectives of a communicator on GPUs, one process a GPU, against a reference:
  *
- *   test_collectives --comm nccl|nccl-fp32|ce|crossover|hierarchy [--ranks 4] [--nonblocking]
- *                    [--small BYTES] [--pieces BYTES] [--nodes 2] [--relay BYTES]
+ *   test_collectives --comm nccl|ce|crossover|hierarchy [--ranks 4]
+ *                    [--small BYTES] [--nodes 2] [--relay BYTES]
  *                    [--mode random|large|killed|absent]
  *                    [--count 1000] [--seed S] [--largest BYTES]
  *                    [--driver PATH] [--nccl PATH] [--cache FOLDER] [--threads]
  *
- * --pieces: ce reduces in pieces of so many bytes. crossover: ce, and nccl below --small bytes.
+ * crossover: ce, and nccl below --small bytes.
  * hierarchy: ce within --nodes nodes, as if they were apart, and nccl between them. random: --count
  * collectives of up to --largest bytes. large: a few beyond 4 GiB. killed: a rank ends in
  * mid-collective, and the others have to learn it. absent: it goes away in order. The paths and
@@ -23,8 +23,8 @@
 
 typedef struct settings {
     const char *comm, *mode, *driver, *nccl, *cache;
-    int ranks, threads, nonblocking, nodes;
-    size_t relay, small, pieces;
+    int ranks, threads, nodes;
+    size_t relay, small;
     collectives_options collectives;
 } settings;
 
@@ -47,19 +47,15 @@ static void complain(collectives_rank *rank, int line, const char *call, pst_sta
 
 static pst_status create_nccl(collectives_rank *rank, const settings *settings,
                               const pst_exchange *exchange, pst_comm **comm) {
-    pst_nccl_options options = {.size = sizeof options,
-                                .name = settings->comm,
-                                .library = settings->nccl,
-                                .nonblocking = settings->nonblocking,
-                                .deadline_ns = 60000000000u};
-    if (strcmp(settings->comm, "nccl-fp32") == 0) options.sum = PST_NCCL_SUM_IN_FP32;
+    const pst_nccl_options options = {.size = sizeof options,
+                                      .name = settings->comm,
+                                      .library = settings->nccl,
+                                      .deadline_ns = 60000000000u};
     return pst_nccl_comm_create(rank->runtime, rank->device, exchange, &options, comm);
 }
 
-static pst_status create_ce(collectives_rank *rank, const settings *settings,
-                            const pst_exchange *exchange, pst_comm **comm) {
-    const pst_ce_options options = {.size = sizeof options, .piece_bytes = settings->pieces};
-    return pst_ce_create(rank->runtime, rank->device, exchange, &options, comm);
+static pst_status create_ce(collectives_rank *rank, const pst_exchange *exchange, pst_comm **comm) {
+    return pst_ce_create(rank->runtime, rank->device, exchange, NULL, comm);
 }
 
 static pst_status create_hierarchy(collectives_rank *rank, const settings *settings) {
@@ -71,7 +67,7 @@ static pst_status create_hierarchy(collectives_rank *rank, const settings *setti
         rank_group_exchange(rank->context, &node, mine / places * places, 1, places);
     const pst_exchange between =
         rank_group_exchange(rank->context, &place, mine % places, places, settings->nodes);
-    pst_status status = create_ce(rank, settings, &within, &inner);
+    pst_status status = create_ce(rank, &within, &inner);
     if (status == PST_OK) status = create_nccl(rank, settings, &between, &outer);
     if (status != PST_OK) return status;
     return pst_hierarchy_create(rank->runtime, rank->device, inner, outer, &rank->context->exchange,
@@ -84,7 +80,7 @@ static pst_status create_crossover(collectives_rank *rank, const settings *setti
     pst_crossover_options options = {.size = sizeof options};
     for (int kind = 0; kind < PST_COLLECTIVE_KIND_COUNT; kind++)
         options.small_below[kind] = settings->small;
-    pst_status status = create_ce(rank, settings, exchange, &large);
+    pst_status status = create_ce(rank, exchange, &large);
     if (status == PST_OK) status = create_nccl(rank, settings, exchange, &small);
     if (status != PST_OK) return status;
     return pst_crossover_create(rank->runtime, large, small, exchange, &options, &rank->comm);
@@ -92,7 +88,7 @@ static pst_status create_crossover(collectives_rank *rank, const settings *setti
 
 static pst_status create_comm(collectives_rank *rank, const settings *settings) {
     const pst_exchange *exchange = &rank->context->exchange;
-    if (strcmp(settings->comm, "ce") == 0) return create_ce(rank, settings, exchange, &rank->comm);
+    if (strcmp(settings->comm, "ce") == 0) return create_ce(rank, exchange, &rank->comm);
     if (strcmp(settings->comm, "crossover") == 0) return create_crossover(rank, settings);
     if (strcmp(settings->comm, "hierarchy") == 0) return create_hierarchy(rank, settings);
     return create_nccl(rank, settings, exchange, &rank->comm);
@@ -250,8 +246,6 @@ static int set(settings *settings, const char *name, const char *value) {
         settings->nodes = atoi(value);
     else if (strcmp(name, "--small") == 0)
         settings->small = strtoull(value, NULL, 0);
-    else if (strcmp(name, "--pieces") == 0)
-        settings->pieces = strtoull(value, NULL, 0);
     else if (strcmp(name, "--relay") == 0)
         settings->relay = strtoull(value, NULL, 0);
     else if (strcmp(name, "--count") == 0)
@@ -267,7 +261,7 @@ static int set(settings *settings, const char *name, const char *value) {
 
 static unsigned exact_kinds(const char *comm) {
     if (strcmp(comm, "ce") == 0) return 1u << PST_REDUCE_SCATTER | 1u << PST_ALL_REDUCE;
-    return strcmp(comm, "nccl-fp32") == 0 ? 1u << PST_REDUCE_SCATTER : 0;
+    return strcmp(comm, "nccl") == 0 ? 1u << PST_REDUCE_SCATTER : 0;
 }
 
 int main(int argc, char **argv) {
@@ -280,8 +274,6 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--threads") == 0)
             settings.threads = 1;
-        else if (strcmp(argv[i], "--nonblocking") == 0)
-            settings.nonblocking = 1;
         else if (i + 1 < argc && set(&settings, argv[i], argv[i + 1]))
             i++;
         else {

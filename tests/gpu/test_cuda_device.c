@@ -1,7 +1,7 @@
 /* The device cuda on a real GPU: what tests/cuda shows on the fake driver, and what only a GPU
  * shows. With several GPUs the other process works on another one. */
 #include "base/clock.h"
-#include "sched/device/cuda.h"
+#include "sched/cuda/cuda.h"
 #include "tests/sched/harness.h"
 #include "tests/sched/random.h"
 
@@ -335,7 +335,7 @@ typedef struct node {
 static pst_status add_up(void *argument, pst_stream *stream) {
     const node *self = argument;
     const pst_sum sum = {self->value, self->sources, self->source_count, WIDTH, 1.0,
-                         0,           PST_FLOAT32,   PST_FLOAT32,        0};
+                         0,           PST_FLOAT32,   PST_FLOAT32,        0,     0};
     return self->f->ops->sum(self->f->device, stream, &sum);
 }
 

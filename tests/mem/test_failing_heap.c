@@ -77,21 +77,6 @@ static pst_status use_buckets(bench *b) {
     return status;
 }
 
-static pst_status use_pinned(bench *b) {
-    pst_pinned *pinned;
-    pst_status status = pst_pinned_create(b->runtime, &b->hand.device, 4 * UNIT, &pinned);
-    if (status != PST_OK) {
-        assert_null(pinned);
-        return status;
-    }
-    void *memory;
-    status = pst_pinned_acquire(pinned, UNIT, &memory);
-    if (status != PST_OK) assert_null(memory);
-    pst_pinned_release(pinned, memory);
-    pst_pinned_destroy(pinned);
-    return status;
-}
-
 static void an_arena_survives_each_failed_allocation(void **state) {
     (void)state;
     fail_each_allocation(use_arena);
@@ -102,16 +87,10 @@ static void buckets_survive_each_failed_allocation(void **state) {
     fail_each_allocation(use_buckets);
 }
 
-static void pinned_memory_survives_each_failed_allocation(void **state) {
-    (void)state;
-    fail_each_allocation(use_pinned);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_arena_survives_each_failed_allocation),
         cmocka_unit_test(buckets_survive_each_failed_allocation),
-        cmocka_unit_test(pinned_memory_survives_each_failed_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

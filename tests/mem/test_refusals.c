@@ -1,17 +1,5 @@
-/* What the system, the device or the caller's own values make impossible. The linker leads the
- * creation of mutexes here. */
+/* What the device or the caller's own values make impossible. */
 #include "tests/mem/hand_device.h"
-
-#include <errno.h>
-#include <pthread.h>
-
-static int refuse_mutex;
-
-int __real_pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes);
-int __wrap_pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes);
-int __wrap_pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes) {
-    return refuse_mutex ? EAGAIN : __real_pthread_mutex_init(mutex, attributes);
-}
 
 static const char *last_text(pst_device *device) {
     (void)device;
@@ -43,21 +31,6 @@ static void a_segment_that_the_device_refuses_gives_its_reason(void **state) {
     bench_close(&b);
 }
 
-static void pinned_memory_needs_a_mutex(void **state) {
-    pst_runtime *runtime = NULL;
-    pst_pinned *pinned = NULL;
-    (void)state;
-    assert_int_equal(pst_runtime_create(NULL, &runtime), PST_OK);
-    refuse_mutex = 1;
-    assert_int_equal(pst_pinned_create(runtime, NULL, 0, &pinned), PST_ESYSTEM);
-    refuse_mutex = 0;
-    assert_null(pinned);
-    assert_error_says(runtime, "mutex");
-    assert_int_equal(pst_pinned_create(runtime, NULL, 0, &pinned), PST_OK);
-    pst_pinned_destroy(pinned);
-    pst_runtime_destroy(runtime);
-}
-
 /* A caller's header may be older than the library, or newer. */
 static void statistics_are_written_as_far_as_the_caller_knows_them(void **state) {
     (void)state;
@@ -87,7 +60,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plan_needs_its_intervals_and_a_place_for_the_result),
         cmocka_unit_test(a_segment_that_the_device_refuses_gives_its_reason),
-        cmocka_unit_test(pinned_memory_needs_a_mutex),
         cmocka_unit_test(statistics_are_written_as_far_as_the_caller_knows_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

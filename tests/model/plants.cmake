@@ -33,13 +33,13 @@ penstock_model_plant(poisoned_graph_restarted sched/growing.c poison_and_add
 penstock_model_plant(gate_misses_poison sched/growing.c poison_and_add_gate
   "if (status != PST_OK) pst__graph_cancel(graph, status);" "")
 
-penstock_model_plant(hook_misses_poison sched/hooks.c hook_and_poison
-  "if (poison != PST_OK) pst__hooks_call(runtime, poison);" "")
-penstock_model_plant(hook_still_runs sched/hooks.c hook_removed
-  "while (pst__load_acquire(&hook->running))" "while (0)")
+penstock_model_plant(hook_misses_poison sched/monitor.c hook_and_poison
+  "if (status == PST_OK && poison != PST_OK) pst__monitor_call_hooks(runtime, poison);" "")
+penstock_model_plant(hook_still_runs sched/monitor.c hook_removed
+  "while (pst__load_acquire(&found->is_running))" "while (0)")
 
 # ---- gates -----------------------------------------------------------------------------------
-penstock_model_plant(gate_touched_after_its_end sched/gate.c growing_gate_and_destroy
+penstock_model_plant(gate_touched_after_its_end sched/launch.c growing_gate_and_destroy
   "    opened(gate, status);\n    return status;"
   "    opened(gate, status);\n    gate->detail->event_recorded = 0;\n    return status;")
 
@@ -56,7 +56,7 @@ penstock_model_plant(late_event_not_recorded sched/lane.c late_wait
   "if (in_flight && !detail->event_recorded) {" "if (0) {")
 penstock_model_plant(launched_in_flight sched/turn.c flight_over_flight
   "return pst__word_state(node->word) == PST__TASK_LAUNCHED;" "return 0;")
-penstock_model_plant(flights_not_asked sched/flights.c flight_over_flight
+penstock_model_plant(flights_not_asked sched/turn.c flight_over_flight
   "lane->device->ops->event_query(lane->device, event_in_flight(lane, node));" "PST_OK;")
 
 # ---- foreign loops ---------------------------------------------------------------------------

@@ -2,7 +2,7 @@
  * the same protocol on the same word, with the explorer in the kernel's place. */
 #include "explorer.h"
 
-#include "sched/park.h"
+#include "sched/thread.h"
 
 #define FLAG (1u << 31)
 

@@ -1,11 +1,6 @@
 /* Creating, failing, aborting, ending. */
 #include "fixture.h"
 
-static void set_nonblocking(nccl_world *world, int nonblocking) {
-    for (int i = 0; i < RANKS; i++)
-        world->ranks[i].options.nonblocking = nonblocking;
-}
-
 static void set_deadline(nccl_world *world, uint64_t deadline_ns) {
     for (int i = 0; i < RANKS; i++)
         world->ranks[i].options.deadline_ns = deadline_ns;
@@ -49,7 +44,10 @@ static void a_library_that_is_not_nccl_is_named(void **state) {
 
 static void other_options_are_a_mismatch(void **state) {
     nccl_world *world = *state;
-    world->ranks[1].options.sum = PST_NCCL_SUM_IN_FP32;
+    nccl_rank *rank = &world->ranks[1];
+    assert_int_equal(pst_local_comm_create(world->meeting, rank->runtime, 1, 1, &rank->over),
+                     PST_OK);
+    rank->options.verify_over = rank->over;
     on_ranks(world, RANKS, create_comm);
     assert_none_created(world, PST_EMISMATCH);
     assert_non_null(strstr(world->ranks[0].text, "rank 1 has other options than rank 0"));
@@ -132,41 +130,21 @@ static void a_failure_of_one_rank_while_creating_is_all_ranks(void **state) {
     assert_int_equal(fake_nccl_live(), 0);
 }
 
-/* In both modes: NCCL blocks, or is in progress for ever. */
 static void a_rank_that_never_connects_ends_with_the_deadline(void **state) {
     nccl_world *world = *state;
     set_deadline(world, 500 * MILLISECONDS);
-    for (int mode = 0; mode < 2; mode++) {
-        set_nonblocking(world, mode);
-        fake_nccl_hang("ncclCommInitRankConfig");
-        on_ranks(world, RANKS, create_comm);
-        assert_none_created(world, PST_ETIMEDOUT);
-        assert_non_null(strstr(world->ranks[0].text, "by the deadline of 0.5 s"));
-    }
+    fake_nccl_hang("ncclCommInitRankConfig");
+    on_ranks(world, RANKS, create_comm);
+    assert_none_created(world, PST_ETIMEDOUT);
+    assert_non_null(strstr(world->ranks[0].text, "by the deadline of 0.5 s"));
 }
 
 static void a_first_collective_that_hangs_ends_with_the_deadline(void **state) {
     nccl_world *world = *state;
     set_deadline(world, 500 * MILLISECONDS);
-    for (int mode = 0; mode < 2; mode++) {
-        set_nonblocking(world, mode);
-        fake_nccl_hang("ncclGroupEnd");
-        on_ranks(world, RANKS, create_comm);
-        assert_none_created(world, PST_ETIMEDOUT);
-    }
-}
-
-static void what_takes_its_time_is_waited_for(void **state) {
-    nccl_world *world = *state;
-    set_nonblocking(world, 1);
-    fake_nccl_slow(50);
-    create_comms(world);
-    for (int i = 0; i < RANKS; i++) {
-        const pst_collective reduce = reduce_of(&world->ranks[i]);
-        assert_int_equal(start(&world->ranks[i], &reduce), PST_OK);
-    }
-    for (int i = 0; i < RANKS; i++)
-        assert_int_equal(until_over(&world->ranks[i]), PST_OK);
+    fake_nccl_hang("ncclGroupEnd");
+    on_ranks(world, RANKS, create_comm);
+    assert_none_created(world, PST_ETIMEDOUT);
 }
 
 static void an_error_of_any_call_is_named_and_final(void **state) {
@@ -255,9 +233,9 @@ static void *start_reduce(void *argument) {
     return NULL;
 }
 
-static void end_a_start_that_hangs(nccl_world *world, int nonblocking) {
+static void an_abort_ends_a_start_that_blocks(void **state) {
+    nccl_world *world = *state;
     pthread_t thread;
-    set_nonblocking(world, nonblocking);
     create_comms(world);
     nccl_rank *rank = &world->ranks[0];
     fake_nccl_hang("ncclGroupEnd");
@@ -268,26 +246,6 @@ static void end_a_start_that_hangs(nccl_world *world, int nonblocking) {
     (void)pthread_join(thread, NULL);
     assert_true(rank->status == PST_ECANCELED || rank->status == PST_ETIMEDOUT);
     assert_int_equal(rank->comm->ops->status(rank->comm), PST_ETIMEDOUT);
-}
-
-static void an_abort_ends_a_start_that_is_in_progress(void **state) {
-    end_a_start_that_hangs(*state, 1);
-}
-
-static void an_abort_ends_a_start_that_blocks(void **state) {
-    end_a_start_that_hangs(*state, 0);
-}
-
-static void a_start_that_hangs_ends_with_the_deadline(void **state) {
-    nccl_world *world = *state;
-    set_deadline(world, 2000 * MILLISECONDS); /* creating has to be through by then, too */
-    set_nonblocking(world, 1);
-    create_comms(world);
-    nccl_rank *rank = &world->ranks[0];
-    const pst_collective reduce = reduce_of(rank);
-    fake_nccl_hang("ncclGroupEnd");
-    assert_int_equal(start(rank, &reduce), PST_ETIMEDOUT);
-    assert_non_null(strstr(rank->text, "look for a rank that does not come"));
 }
 
 static void abort_by_many_threads_is_one_abort(void **state) {
@@ -354,63 +312,7 @@ static void destroy_finalizes(void **state) {
     assert_int_equal(fake_nccl_calls("ncclCommAbort"), 0);
 }
 
-static void destroy_aborts_what_cannot_be_finalized(void **state) {
-    nccl_world *world = *state;
-    set_deadline(world, 2000 * MILLISECONDS); /* creating has to be through by then, too */
-    set_nonblocking(world, 1);                /* one that blocks there cannot be helped */
-    create_comms(world);
-    fake_nccl_hang("ncclCommFinalize");
-    world->ranks[0].comm->ops->destroy(world->ranks[0].comm);
-    world->ranks[0].comm = NULL;
-    assert_int_equal(fake_nccl_calls("ncclCommDestroy"), 0);
-    assert_int_equal(fake_nccl_calls("ncclCommAbort"), 1);
-}
-
-static void memory_is_registered_until_the_end(void **state) {
-    nccl_world *world = *state;
-    create_comms(world);
-    nccl_rank *rank = &world->ranks[0];
-    pst_nccl_registration *one, *other;
-    assert_int_equal(pst_nccl_register(rank->comm, rank->memory, 4096, PST_NCCL_LOCAL, &one),
-                     PST_OK);
-    assert_int_equal(pst_nccl_register(rank->comm, rank->memory, 4096, PST_NCCL_SYMMETRIC, &other),
-                     PST_OK);
-    assert_int_equal(fake_nccl_registered(), 2);
-    assert_int_equal(pst_nccl_deregister(rank->comm, one), PST_OK);
-    assert_int_equal(pst_nccl_deregister(rank->comm, one), PST_EINVAL);
-    assert_int_equal(fake_nccl_calls("ncclCommDeregister"), 1);
-    fake_nccl_fail("ncclCommRegister", 1, ncclInvalidArgument);
-    assert_int_equal(pst_nccl_register(rank->comm, rank->memory, 4096, PST_NCCL_LOCAL, &one),
-                     PST_EINVAL);
-    assert_null(one);
-    assert_int_equal(fake_nccl_registered(), 1); /* the other one goes with the communicator */
-}
-
-static void memory_is_registered_for_sums_by_nccl_only(void **state) {
-    nccl_world *world = *state;
-    pst_nccl_registration *one;
-    for (int i = 0; i < RANKS; i++)
-        world->ranks[i].options.sum = PST_NCCL_SUM_IN_FP32;
-    create_comms(world);
-    nccl_rank *rank = &world->ranks[0];
-    assert_int_equal(pst_nccl_register(rank->comm, rank->memory, 4096, PST_NCCL_LOCAL, &one),
-                     PST_EUNSUPPORTED);
-    assert_null(one);
-    assert_int_equal(fake_nccl_registered(), 0);
-}
-
 /* ---- every way of closing -------------------------------------------------------------------- */
-
-static void register_memory(nccl_world *world) {
-    pst_nccl_registration *kept;
-    for (int i = 0; i < RANKS; i++) {
-        nccl_rank *rank = &world->ranks[i];
-        for (int kind = PST_NCCL_LOCAL; kind <= PST_NCCL_SYMMETRIC; kind++)
-            assert_int_equal(pst_nccl_register(rank->comm, rank->memory, 4096,
-                                               (pst_nccl_registration_kind)kind, &kept),
-                             PST_OK);
-    }
-}
 
 static void reduce_on_all(nccl_world *world) {
     for (int i = 0; i < RANKS; i++) {
@@ -420,20 +322,17 @@ static void reduce_on_all(nccl_world *world) {
 }
 
 static void use_and_finish(nccl_world *world) {
-    register_memory(world);
     reduce_on_all(world);
     for (int i = 0; i < RANKS; i++)
         assert_int_equal(until_over(&world->ranks[i]), PST_OK);
 }
 
 static void leave_in_flight(nccl_world *world) {
-    register_memory(world);
     const pst_collective reduce = reduce_of(&world->ranks[0]); /* the other one does not come */
     assert_int_equal(start(&world->ranks[0], &reduce), PST_OK);
 }
 
 static void break_off(nccl_world *world) {
-    register_memory(world);
     const pst_collective reduce = reduce_of(&world->ranks[0]);
     fake_nccl_fail("ncclAllReduce", 1, ncclInternalError);
     assert_int_equal(start(&world->ranks[0], &reduce), PST_ESYSTEM);
@@ -461,11 +360,10 @@ static void whichever_way_it_is_closed_nothing_is_left(void **state) {
     nccl_world *world = *state;
     const size_t memory = fake_cuda_live_memory();
     size_t things = 0;
-    for (size_t way = 0; way < 2 * sizeof ways / sizeof ways[0]; way++) {
-        set_nonblocking(world, way % 2 == 0);
+    for (size_t way = 0; way < sizeof ways / sizeof ways[0]; way++) {
         create_comms(world);
         assert_int_equal(fake_nccl_live(), RANKS);
-        ways[way / 2](world);
+        ways[way](world);
         for (int i = 0; i < RANKS; i++) {
             world->ranks[i].comm->ops->destroy(world->ranks[i].comm);
             world->ranks[i].comm = NULL;
@@ -473,7 +371,6 @@ static void whichever_way_it_is_closed_nothing_is_left(void **state) {
         for (int i = 0; i < RANKS; i++)
             assert_int_equal(until_over(&world->ranks[i]), PST_OK);
         assert_int_equal(fake_nccl_live(), 0);
-        assert_int_equal(fake_nccl_registered(), 0);
         if (way == 0) things = fake_cuda_live();
         assert_int_equal(fake_cuda_live(), things);
         assert_int_equal(fake_cuda_live_memory(), memory);
@@ -508,22 +405,16 @@ int main(void) {
         TEST(a_failure_of_one_rank_while_creating_is_all_ranks),
         TEST(a_rank_that_never_connects_ends_with_the_deadline),
         TEST(a_first_collective_that_hangs_ends_with_the_deadline),
-        TEST(what_takes_its_time_is_waited_for),
         TEST(collectives_that_differ_are_named_on_all_ranks),
         TEST(an_error_of_any_call_is_named_and_final),
         TEST(an_error_in_a_group_names_collective_and_ticket),
         TEST(an_error_of_what_is_in_flight_is_found_by_status_and_start),
         TEST(an_abort_lets_the_stream_go_on),
-        TEST(an_abort_ends_a_start_that_is_in_progress),
         TEST(an_abort_ends_a_start_that_blocks),
-        TEST(a_start_that_hangs_ends_with_the_deadline),
         TEST(abort_by_many_threads_is_one_abort),
         cmocka_unit_test_setup_teardown(the_watchdog_ends_what_never_ends, set_up_with_watchdog,
                                         tear_down),
         TEST(destroy_finalizes),
-        TEST(destroy_aborts_what_cannot_be_finalized),
-        TEST(memory_is_registered_until_the_end),
-        TEST(memory_is_registered_for_sums_by_nccl_only),
         TEST(whichever_way_it_is_closed_nothing_is_left),
         TEST(what_nccl_does_not_free_is_in_the_log),
     };

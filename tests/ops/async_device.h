@@ -5,7 +5,7 @@
 #ifndef PST_TESTS_OPS_ASYNC_DEVICE_H
 #define PST_TESTS_OPS_ASYNC_DEVICE_H
 
-#include "sched/device/host_kernels.h"
+#include "sched/device/host.h"
 
 #include <penstock/device.h>
 #include <pthread.h>

@@ -8,8 +8,8 @@
 #include "../cmocka_all.h"
 #include "../sched/random.h"
 
-#include "ops/ce.h"
-#include "sched/device/sim.h"
+#include "ops/comm/ce/ce.h"
+#include "tests/device/sim.h"
 
 #include <penstock/penstock.h>
 #include <pthread.h>

@@ -7,7 +7,7 @@
 #include "../cmocka_all.h"
 #include "async_comm.h"
 #include "model.h"
-#include "sched/device/sim.h"
+#include "tests/device/sim.h"
 
 #include <penstock/penstock.h>
 #include <stdio.h>

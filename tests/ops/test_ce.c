@@ -46,12 +46,9 @@ static void assert_text(const ce_rank *rank, const char *expected) {
     if (strstr(text, expected) == NULL) fail_msg("'%s' is not in '%s'", expected, text);
 }
 
-static int flags_on_device; /* all tests are run with both */
-
 static ce_world *new_world(int size) {
     ce_world *world = calloc(1, sizeof *world);
     world->size = size;
-    world->options.flags_on_device = flags_on_device;
     world->sim.latency_ns = 100;
     return world;
 }
@@ -571,7 +568,5 @@ int main(void) {
         cmocka_unit_test(a_registration_that_takes_too_long_is_the_last),
         cmocka_unit_test(memory_can_be_registered_again_and_only_so_often),
     };
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    flags_on_device = 1;
-    return failed + cmocka_run_group_tests_name("flags on the device", tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -354,10 +354,6 @@ static ce_world draw_world(uint64_t seed) {
     world.options.first_sequence = firsts[random_below(&world.dice, 5)];
     world.options.no_verify = random_below(&world.dice, 4) == 0;
     world.options.turn_bytes = (size_t)1 << random_below(&world.dice, 18);
-    if (random_below(&world.dice, 2) == 0)
-        world.options.piece_bytes = (size_t)16 << random_below(&world.dice, 8);
-    world.options.one_by_one = random_below(&world.dice, 2) == 0;
-    world.options.flags_on_device = random_below(&world.dice, 2) == 0;
     return world;
 }
 
@@ -404,9 +400,8 @@ static void run_program(ce_world world, uint64_t seed) {
         free_parts(world.device, parts[rank]);
     }
     const uint64_t collisions = world.collisions;
-    /* The two parts of nodes may read one source at once, and pieces are read without turns. */
-    const int all_turns =
-        world.options.turn_bytes == 1 && world.nodes == 0 && world.options.piece_bytes == 0;
+    /* The two parts of nodes may read one source at once. */
+    const int all_turns = world.options.turn_bytes == 1 && world.nodes == 0;
     ce_close(&world);
     free(jobs);
     if (!ended || failures > 0 || (collisions > 0 && all_turns))

@@ -2,7 +2,7 @@
  * parts fail together. test_ce_random.c draws collectives for it. */
 #include "ce_world.h"
 
-#include "ops/exchange.h"
+#include "ops/comm/exchange.h"
 
 #define LIMIT ((size_t)1024)
 

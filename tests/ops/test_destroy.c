@@ -219,7 +219,7 @@ static pst_status open_executor(executor *executor, int is_asynchronous) {
     return pst_lane_create(executor->runtime, &compute, &executor->compute);
 }
 
-/* A poison and the device's going on are what makes hooks, tasks and lookouts call. */
+/* A poison and the device's going on are what makes hooks, tasks and health checks call. */
 static void *run_executor(void *argument) {
     executor *executor = argument;
     executor->status = builds[(executor - executors) % 3](executor);

@@ -1,7 +1,7 @@
 /* What ranks tell each other while they set something up, over communicators of the host. */
 #include "../cmocka_all.h"
 
-#include "ops/exchange.h"
+#include "ops/comm/exchange.h"
 #include "sched/runtime.h"
 
 #include <penstock/penstock.h>

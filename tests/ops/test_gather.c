@@ -60,11 +60,13 @@ static void nest_uses(rank_state *state) {
     CHECK_FINE();
     use(state, 0);
     CHECK_FINE();
+    CHECK(pst_zero_uses(state->engine, state->groups[0]) == 1); /* of two, one has ended */
     void *memory;
     CHECK_OK(pst_zero_wait(state->engine, state->groups[0], &memory)); /* the outer use is open */
     CHECK(stats_of(state).gathers == 1);
     end_use(state, 0);
     CHECK_FINE();
+    CHECK(pst_zero_uses(state->engine, state->groups[0]) == 0);
     CHECK(pst_zero_wait(state->engine, state->groups[0], &memory) == PST_ESTATE);
     CHECK(pst_zero_release(state->engine, state->groups[0]) == PST_ESTATE);
     use(state, 0);

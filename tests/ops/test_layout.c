@@ -1,6 +1,6 @@
 /* Where rows lie: against torch.chunk's rule, and without overlap. */
-#include "ops/layout.h"
-#include "ops/states.h"
+#include "ops/transfer/gathered.h"
+#include "ops/zero/layout.h"
 #include "sched/runtime.h"
 #include "world.h"
 

@@ -3,7 +3,7 @@
 #include "async_device.h"
 #include "base/clock.h"
 #include "offload_cases.h"
-#include "sched/device/sim.h"
+#include "tests/device/sim.h"
 
 /* ---- the devices ---------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* Record, compile, replay: what is gathered ahead, what is kept, what a deviation does. */
-#include "ops/plan.h"
+#include "ops/zero/plan.h"
 #include "sched/runtime.h"
 #include "world.h"
 

@@ -51,16 +51,12 @@ static inline pst_status open_async(rank_state *state) {
 
 /* On the rank's own thread, since the ranks meet here. */
 static inline pst_status open_ce(rank_state *state) {
-    /* With every other seed reductions go in pieces. */
-    const pst_ce_options options = {.size = sizeof options,
-                                    .piece_bytes = state->model->seed % 2 == 0 ? 0 : 256};
     pst_status status =
         pst_local_comm_create(state->meeting, state->runtime, state->rank, 0, &state->host);
     if (status == PST_OK)
         status = pst_comm_exchange_open(state->runtime, state->host, &state->exchange);
     if (status == PST_OK)
-        status =
-            pst_ce_create(state->runtime, state->sim, &state->exchange, &options, &state->gather);
+        status = pst_ce_create(state->runtime, state->sim, &state->exchange, NULL, &state->gather);
     return status == PST_OK ? open_compute(state) : status;
 }
 

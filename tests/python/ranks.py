@@ -11,7 +11,10 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-_spawn = multiprocessing.get_context("spawn")
+# Ranks are forked from a server that has imported torch, which takes seconds, and that has started
+# neither threads nor CUDA, which no fork would survive.
+_start = multiprocessing.get_context("forkserver")
+_start.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor"])
 
 
 class RankError(AssertionError):
@@ -28,10 +31,10 @@ class World:
         self.size = size
         self.folder = tempfile.TemporaryDirectory(prefix="penstock-ranks-")
         store = os.path.join(self.folder.name, "store")
-        pipes = [_spawn.Pipe() for _ in range(size)]
+        pipes = [_start.Pipe() for _ in range(size)]
         self.pipes = [ours for ours, _ in pipes]
         self.processes = [
-            _spawn.Process(target=_serve, args=(rank, size, store, theirs), daemon=True)
+            _start.Process(target=_serve, args=(rank, size, store, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self.processes:

@@ -57,11 +57,11 @@ def test_an_argument_of_shard_that_is_wrong_is_named(name, values, allowed):
         refuses("EINVAL", text, penstock.shard, make(Net), **{name: value})
 
 
-@pytest.mark.skipif(models.DEVICE == "cuda", reason="on a GPU there are all communicators")
 def test_the_version_is_that_of_the_build():
     assert re.fullmatch(r"\d+\.\d+\.\d+", penstock.__version__)
 
 
+@pytest.mark.skipif(models.DEVICE == "cuda", reason="on a GPU there are all communicators")
 def test_a_communicator_of_gpus_is_refused_on_a_cpu():
     for name in ("ce", "nccl", "crossover"):
         refuses("EINVAL", f"'{name}'.*on cpu", penstock.shard, make(Net), communicator=name)

@@ -2,6 +2,8 @@
  */
 #include "tests/sched/queue_fixture.h"
 
+#include <penstock/trace.h>
+
 static void tasks_are_launched_before_their_predecessors_are_done(void **state) {
     fixture *f = *state;
     step a = {.name = "a"}, b = {.name = "b"}, c = {.name = "c"};
@@ -290,6 +292,38 @@ static void a_late_edge_of_a_growing_graph_waits_for_the_event(void **state) {
     assert_ok(pst_graph_destroy(growing));
 }
 
+static void streams_events_and_launch_are_all_that_the_scheduler_needs(void **state) {
+    fixture *f = *state;
+    const pst_device_ops *ops = &f->queue.ops;
+    assert_true(ops->copy == NULL && ops->copy_2d == NULL && ops->alloc == NULL &&
+                ops->free == NULL && ops->cast_scale_copy == NULL && ops->sum == NULL &&
+                ops->fill == NULL && ops->event_time == NULL && ops->stream_ready == NULL &&
+                ops->error_text == NULL && ops->destroy == NULL);
+    assert_ok(pst_trace_start(f->runtime)); /* which asks devices for times */
+    pst_graph *growing = open_graph(f->runtime, PST_GRAPH_GROWING, "eager");
+    step a = {.name = "a"}, b = {.name = "b"}, c = {.name = "c"};
+    pst_task gate;
+    assert_ok(pst_graph_add_gate(f->graph, "gate", &gate));
+    pst_task ta = add_quiet(f, f->graph, f->gather, &a, gate, NO_TASK);
+    pst_task tb = add_quiet(f, f->graph, f->reduce, &b, ta, NO_TASK);
+    assert_ok(pst_graph_seal(f->graph));
+    pst_launch launch;
+    assert_ok(pst_graph_launch(f->graph, &launch));
+    assert_ok(pst_gate_open(launch, gate, f->compute));
+    assert_ok(pst_task_wait(launch, tb, f->compute)); /* its stream waits */
+    pst_task tc = add_quiet(f, growing, f->gather, &c, NO_TASK, NO_TASK);
+    assert_non_null(pst_task_event(launch, tb));
+    finish(f);
+    assert_int_equal(f->ran.length, 3);
+    assert_ok(pst_task_test(launch, tb));
+    pst_task_release(tc);
+    assert_ok(pst_trace_stop(f->runtime));
+    f->queue.fail_query = PST_EIO; /* without an error_text the status alone is named */
+    assert_ok(pst_graph_launch(f->graph, &launch));
+    assert_ok(pst_gate_open(launch, gate, f->compute));
+    assert_status(pst_launch_wait(launch), PST_EIO);
+}
+
 static void workers_see_the_end_of_what_they_launched(void **state) {
     fixture *f = *state;
     pst_lane *own = open_queue_lane(f->runtime, &f->queue, "own", PST_LANE_WORKER);
@@ -324,6 +358,7 @@ int main(void) {
         TEST(gates_that_pass_out_of_order_end_by_their_own_events),
         TEST(a_growing_graphs_gate_does_the_same),
         TEST(a_late_edge_of_a_growing_graph_waits_for_the_event),
+        TEST(streams_events_and_launch_are_all_that_the_scheduler_needs),
         TEST(workers_see_the_end_of_what_they_launched),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -19,6 +19,24 @@ static void a_wait_gives_the_stream_the_wait_and_returns(void **state) {
     assert_ran(&f->ran, "a", "after");
 }
 
+static void a_wait_for_the_launch_ends_with_that(void **state) {
+    fixture *f = *state;
+    step a = {.name = "a"}, work = {.name = "work"};
+    pst_launch launch;
+    pst_task ta = add_quiet(f, f->graph, f->gather, &a, NO_TASK, NO_TASK);
+    pst_task on_host = add_quiet(f, f->graph, f->host, &work, NO_TASK, NO_TASK);
+    assert_ok(pst_graph_seal(f->graph));
+    assert_ok(pst_graph_launch(f->graph, &launch));
+    assert_ok(pst_task_wait_launch(launch, ta));
+    assert_status(pst_task_test(launch, ta), PST_PENDING);
+    assert_int_equal(f->ran.length, 0);
+    assert_ok(pst_task_wait_launch(launch, on_host));
+    assert_int_equal(work.runs, 1);
+    assert_ok(pst_task_test(launch, on_host));
+    assert_status(pst_task_wait_launch((pst_launch){NULL, 0}, ta), PST_EINVAL);
+    finish(f);
+}
+
 static void a_wait_that_comes_before_the_launch_is_counted_as_late(void **state) {
     fixture *f = *state;
     step a = {.name = "a"};
@@ -124,6 +142,7 @@ static void a_wait_comes_beside_the_launch_of_what_is_behind(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(a_wait_gives_the_stream_the_wait_and_returns),
+        TEST(a_wait_for_the_launch_ends_with_that),
         TEST(a_wait_that_comes_before_the_launch_is_counted_as_late),
         TEST(a_wait_that_nobody_foresaw_gets_its_event_late),
         TEST(a_gates_event_is_that_of_this_launchs_opening),

@@ -1,5 +1,5 @@
 /* Growing graphs: tasks start when they are added; late edges; handles; gates. */
-#include "sched/growing.h"
+#include "sched/advance.h"
 #include "tests/sched/harness.h"
 
 typedef struct fixture {

@@ -330,7 +330,7 @@ static void wrong_gates_are_refused(void **state) {
 
 #define DEADLINE_MS 500
 
-static void a_wait_in_vain_names_what_it_waits_for(void **state) {
+static void a_wait_that_times_out_names_what_it_waits_for(void **state) {
     (void)state;
     pst_runtime *runtime = open_runtime(DEADLINE_MS);
     pst_lane *gather = open_lane(runtime, "gather", PST_LANE_PUMPED);
@@ -454,7 +454,7 @@ int main(void) {
         cmocka_unit_test(opening_a_gate_wakes_those_who_wait),
         cmocka_unit_test(gates_may_have_predecessors_and_follow_each_other),
         cmocka_unit_test(wrong_gates_are_refused),
-        cmocka_unit_test(a_wait_in_vain_names_what_it_waits_for),
+        cmocka_unit_test(a_wait_that_times_out_names_what_it_waits_for),
         cmocka_unit_test(a_wait_for_a_task_in_a_queue_says_so),
         cmocka_unit_test(a_wait_behind_a_closed_gate_names_the_gate),
         cmocka_unit_test(a_wait_in_vain_ends_though_there_is_always_something_to_do),

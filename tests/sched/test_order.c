@@ -156,7 +156,7 @@ static void a_cycle_through_the_order_is_named(void **state) {
     pst_runtime_destroy(f.runtime);
 }
 
-static void a_wait_in_vain_names_what_holds_the_order_up(void **state) {
+static void a_wait_that_times_out_names_what_holds_the_order_up(void **state) {
     (void)state;
     pst_runtime *runtime = open_runtime(30);
     pst_lane *gather = open_lane_in_order(runtime, "gather", PST_LANE_PUMPED);
@@ -227,7 +227,7 @@ int main(void) {
         cmocka_unit_test(launches_of_a_graph_and_several_graphs_keep_one_order),
         cmocka_unit_test(streams_get_their_work_in_the_order_of_adding),
         cmocka_unit_test(a_cycle_through_the_order_is_named),
-        cmocka_unit_test(a_wait_in_vain_names_what_holds_the_order_up),
+        cmocka_unit_test(a_wait_that_times_out_names_what_holds_the_order_up),
         cmocka_unit_test(what_is_canceled_does_not_hold_the_order_up),
         cmocka_unit_test(wrong_orders_are_refused),
     };

@@ -1,5 +1,5 @@
 /* What a thread that parks asks of the kernel: the linker leads its system call here. */
-#include "sched/park.h"
+#include "sched/thread.h"
 #include "tests/cmocka_all.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* The device `sim`: effects come when the clock gets there, in the order of the streams. */
 #include "tests/sched/harness.h"
 
-#include "sched/device/sim.h"
+#include "tests/device/sim.h"
 
 #include <unistd.h>
 

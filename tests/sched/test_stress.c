@@ -1,6 +1,6 @@
 /* Each lock-free structure under more threads than cores, for a bounded number of rounds. */
-#include "sched/park.h"
 #include "sched/queue.h"
+#include "sched/thread.h"
 #include "tests/sched/harness.h"
 #include "tests/sched/random.h"
 

@@ -2,7 +2,7 @@
 #ifndef PST_TESTS_SIM_DEVICE_H
 #define PST_TESTS_SIM_DEVICE_H
 
-#include "sched/device/sim.h"
+#include "tests/device/sim.h"
 
 /* If it `fails`, one call of one of the functions that the scheduler calls does. NULL when there is
  * no memory. */

@@ -1,7 +1,7 @@
 #include "outside.h"
 
 #include "random.h"
-#include "sched/device/sim.h"
+#include "tests/device/sim.h"
 
 /* ---- work ------------------------------------------------------------------------------- */
 

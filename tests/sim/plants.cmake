@@ -19,7 +19,7 @@ endfunction()
 penstock_plant(two_owners sched/pump.c "" 5000
   "if (pst__lane_try_own(lane))"
   "int busy = (int)pst__load_relaxed(&lane->owned); pst__store_relaxed(&lane->owned, 1); if (!busy)")
-penstock_plant(gate_opened_twice sched/gate.c "" 5000
+penstock_plant(gate_opened_twice sched/launch.c "" 5000
   "} while (!pst__cas_acq_rel(&gate->word, &seen, open));"
   "} while (pst__load_relaxed(&gate->word) != seen); pst__store_release(&gate->word, open);")
 penstock_plant(no_callback_of_canceled sched/advance.c "" 5000
@@ -35,7 +35,7 @@ penstock_plant(release_at_start sched/turn.c "" 5000
   "    lane->current = node;"
   "    lane->current = node; pst__advance_release(advance, node, PST__ALL, PST_OK);")
 penstock_plant(head_not_asked sched/turn.c "before its predecessor" 5000
-  "return waits ? NULL : node;" "return node;")
+  "pst__node *node = pst__lane_head(queue);" "pst__node *node = pst__lane_first(queue);")
 penstock_plant(no_wait_between_lanes sched/turn.c "before its predecessor" 5000
   "if (!pst__is_early(from, lane)) continue;" "continue;")
 penstock_plant(no_wait_of_grown_task sched/growing.c "before its predecessor" 5000
@@ -76,9 +76,9 @@ penstock_plant(loop_not_signalled sched/pump.c "" 5000
   "if (descriptor >= 0) make_readable(descriptor);" "")
 penstock_plant(loop_not_polled sched/pump.c "" 5000
   "if (changed || poll == 0) return PST__POLL_FIRST_NS;" "if (!changed) return 0;")
-penstock_plant(blind_watchdog sched/watchdog.c "" 5000
-  "return ++still->looks > LOOKS;" "return 0;")
-penstock_plant(never_abandoned sched/flights.c "" 5000
+penstock_plant(blind_watchdog sched/monitor.c "" 5000
+  "return ++stall->looks > LOOKS;" "return 0;")
+penstock_plant(never_abandoned sched/turn.c "" 5000
   "return pst__load_acquire(&runtime->poison) != PST_OK && runtime->grace_ns != 0 &&"
   "return 0 &&")
 
@@ -87,23 +87,23 @@ penstock_plant(links_not_freed sched/growing.c "was not freed" 5000
   "    free_links(graph, task);\n    ck_stack_push" "    ck_stack_push")
 penstock_plant(half_made_lane sched/lane.c "was not freed" 5000
   "            pst__lane_free(lane);\n        } else {" "            (void)lane;\n        } else {")
-penstock_plant(wait_name_freed_as_more ops/registry.c "was freed as" 20000
-  "pst__heap_free(engine->heap, wait_name, bytes);"
-  "pst__heap_free(engine->heap, wait_name, bytes + 64);")
-penstock_plant(open_bucket_forgotten ops/pass.c "was not freed" 20000
+penstock_plant(wait_name_freed_as_more ops/zero/registry.c "was freed as" 20000
+  "pst__heap_free(engine->carrier.heap, wait_name, bytes);"
+  "pst__heap_free(engine->carrier.heap, wait_name, bytes + 64);")
+penstock_plant(open_bucket_forgotten ops/zero/pass.c "was not freed" 20000
   "if (status != PST_OK) pst__reduce_abandon(engine);" "")
-penstock_plant(refused_operation_forgotten ops/operation.c "was not freed" 20000
-  "        pst__operation_give(operation->engine, operation);\n        return status;"
+penstock_plant(refused_operation_forgotten ops/transfer/operation.c "was not freed" 20000
+  "        pst__operation_give(operation->carrier, operation);\n        return status;"
   "        return status;")
 
-penstock_plant(gradient_never_consumed ops/flat_reduce.c "consumed" 20000
+penstock_plant(gradient_never_consumed ops/deepcompile/flat_reduce.c "consumed" 20000
   "        consumed(flat, flat->reports[i].token);\n    flat->report_count"
   "        (void)flat->reports[i].token;\n    flat->report_count")
 
 # ---- the same order on all ranks -------------------------------------------------------------
-penstock_plant(ticket_skipped_on_a_rank ops/operation.c "different collectives" 5000
+penstock_plant(ticket_skipped_on_a_rank ops/transfer/operation.c "different collectives" 5000
   "    operation->queue->tickets++;"
-  "    operation->queue->tickets += operation->engine->rank == 1 ? 2 : 1;")
+  "    operation->queue->tickets += operation->carrier->rank == 1 ? 2 : 1;")
 
 # ---- leases do not overlap -------------------------------------------------------------------
 penstock_plant(pieces_overlap mem/pool.c "overlaps" 5000

@@ -17,15 +17,8 @@ import penstock._fork  # noqa: F401 - it has to see every fork
 if TYPE_CHECKING:
     from penstock._C import __version__
     from penstock._errors import PenstockError
-    from penstock._gradients import no_sync
-    from penstock._plan import (
-        Operation,
-        Plan,
-        compile,
-        get_recorded_ops,
-        record,
-    )
-    from penstock._shard import close, invalidate, shard
+    from penstock._plan import Operation, Plan, compile, get_recorded_ops, record
+    from penstock._shard import close, invalidate, no_sync, shard
     from penstock._stats import Stats, stats
     from penstock._tracing import trace
 
@@ -56,7 +49,7 @@ _HOME = {
     "compile": "_plan",
     "get_recorded_ops": "_plan",
     "invalidate": "_shard",
-    "no_sync": "_gradients",
+    "no_sync": "_shard",
     "record": "_plan",
     "shard": "_shard",
     "stats": "_stats",

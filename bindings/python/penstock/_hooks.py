@@ -19,39 +19,11 @@ from torch._compile import _disable_dynamo
 
 from penstock._engine import Engine
 from penstock._errors import PenstockError
-from penstock._units import Arrived, Group, Parameter, Unit
+from penstock._units import Arrived, Group, Parameter, Unit, Use
 from penstock._values import tree_flatten, tree_leaves
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _PLAIN = (torch.Tensor, int, float, str, type(None))  # holds no further tensors
-
-
-class Use:
-    """One forward of a unit, from its call to the end of its backward.
-
-    Attributes
-    ----------
-    unit : Unit
-        What is used.
-    recomputed : bool
-        Whether the forward runs inside a backward.
-    has_inputs : bool
-        Whether some input gets a gradient, so that the end of the backward can be seen there.
-    marked : (torch.Tensor, int), optional
-        While the forward runs: the only such input, and its version.
-    begin : Node, optional
-        While the forward runs: the oldest node of its graph, where inputs get gradients.
-    """
-
-    __slots__ = ("__weakref__", "begin", "engine", "has_inputs", "marked", "recomputed", "unit")
-
-    def __init__(self, engine: Engine, unit: Unit, recomputed: bool) -> None:
-        self.engine = engine
-        self.unit = unit
-        self.recomputed = recomputed
-        self.has_inputs = False
-        self.marked: tuple[torch.Tensor, int] | None = None
-        self.begin: Any = None
 
 
 class _Inputs(torch.autograd.Function):
@@ -62,18 +34,20 @@ class _Inputs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, use: Use, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.use = use
+    def forward(
+        ctx: Any, engine: Engine, use: Use, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.engine, ctx.use = engine, use
         ctx.set_materialize_grads(False)
         return tensors
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        _reached_inputs(ctx.use)
-        return (None, *gradients)
+        _reached_inputs(ctx.engine, ctx.use)
+        return (None, None, *gradients)
 
     @staticmethod
-    def jvp(ctx: Any, use: None, *tangents: torch.Tensor | None) -> Any:
+    def jvp(ctx: Any, engine: None, use: None, *tangents: torch.Tensor | None) -> Any:
         return tuple(None if x is None else x.view_as(x) for x in tangents)
 
 
@@ -140,7 +114,7 @@ def _before_forward(
     kwargs: dict[str, Any],
 ) -> Arguments:
     engine.refuse_capture()
-    use = Use(engine, unit, recomputed=torch._C._current_graph_task_id() != -1)
+    use = Use(unit, recomputed=torch._C._current_graph_task_id() != -1)
     if use.recomputed and engine.depth > 0:
         engine.hold_for_root(unit)
     elif use.recomputed:
@@ -151,7 +125,7 @@ def _before_forward(
     unit.calls.append(use)
     if engine.input_dtype is not None:
         args, kwargs = _map_tensors(partial(_cast, engine.input_dtype), (args, kwargs))
-    return _mark_inputs(use, args, kwargs) if torch.is_grad_enabled() else (args, kwargs)
+    return _mark_inputs(engine, use, args, kwargs) if torch.is_grad_enabled() else (args, kwargs)
 
 
 def _cast(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
@@ -163,28 +137,31 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -
     return make([function(x) if isinstance(x, torch.Tensor) else x for x in leaves])
 
 
-def _mark_inputs(use: Use, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+def _mark_inputs(
+    engine: Engine, use: Use, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Arguments:
     if not kwargs and all(isinstance(x, _PLAIN) for x in args):
         where = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
         if len(where) == 1:
-            return _mark_input(use, args, where[0]), kwargs
+            return _mark_input(engine, use, args, where[0]), kwargs
     leaves, make = tree_flatten((args, kwargs))
     where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
     if not where or torch._C._functorch.peek_interpreter_stack() is not None:
         return args, kwargs  # torch.func's transforms take no such class
     use.has_inputs = True
-    for i, marked in zip(where, _Inputs.apply(use, *(leaves[i] for i in where)), strict=True):
-        leaves[i] = marked
+    marked = _Inputs.apply(engine, use, *(leaves[i] for i in where))
+    for i, tensor in zip(where, marked, strict=True):
+        leaves[i] = tensor
     use.begin = leaves[where[0]].grad_fn
     return make(leaves)
 
 
-def _mark_input(use: Use, args: tuple[Any, ...], where: int) -> tuple[Any, ...]:
+def _mark_input(engine: Engine, use: Use, args: tuple[Any, ...], where: int) -> tuple[Any, ...]:
     """Mark the only input that gets a gradient: a view's node needs no class of its own."""
     use.has_inputs = True
     marked = args[where].view_as(args[where])
     use.begin = marked.grad_fn
-    use.begin.register_hook(partial(_reached_input, use))
+    use.begin.register_hook(partial(_reached_input, engine, use))
     use.marked = marked, marked._version
     return (*args[:where], marked, *args[where + 1 :])
 
@@ -208,7 +185,7 @@ def _after_forward(
         use.has_inputs = marked._version == version or unit.has_frozen
         use.marked = None
     if torch.is_grad_enabled():
-        _watch_outputs(use, tensors)
+        _watch_outputs(engine, use, tensors)
     use.begin = None
     if not use.recomputed:
         _end_forward(engine, unit, output)
@@ -260,12 +237,12 @@ def _copy_parameter(engine: Engine, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if _is_any_parameter(engine, [tensor]) else tensor
 
 
-def _watch_outputs(use: Use, outputs: list[torch.Tensor]) -> None:
+def _watch_outputs(engine: Engine, use: Use, outputs: list[torch.Tensor]) -> None:
     watched = False
     for output in outputs:
         if output.requires_grad:
             shown = output if output._base is None else _behind_view(use, output)
-            shown.register_hook(partial(_before_backward, use))
+            shown.register_hook(partial(_before_backward, engine, use))
             watched = True
     if watched and use.has_inputs and not use.recomputed:
         use.unit.pending.add(use)
@@ -287,23 +264,23 @@ def _behind_view(use: Use, output: Any) -> torch.Tensor:
 
 
 @_disable_dynamo
-def _before_backward(use: Use, gradient: torch.Tensor) -> None:
-    if use.engine.depth > 0:  # autograd.grad in a forward
-        use.engine.hold_for_root(use.unit)
+def _before_backward(engine: Engine, use: Use, gradient: torch.Tensor) -> None:
+    if engine.depth > 0:  # autograd.grad in a forward
+        engine.hold_for_root(use.unit)
         return
     if use.has_inputs:
         use.unit.active.add(use)
-    use.engine.backward.reach(use.unit)
+    engine.backward.reach(use.unit)
 
 
-def _reached_input(use: Use, inputs: Any, outputs: Any) -> None:
-    _reached_inputs(use)
+def _reached_input(engine: Engine, use: Use, inputs: Any, outputs: Any) -> None:
+    _reached_inputs(engine, use)
 
 
 @_disable_dynamo
-def _reached_inputs(use: Use) -> None:
-    if use.engine.depth == 0:
-        use.engine.backward.reached_inputs(use)
+def _reached_inputs(engine: Engine, use: Use) -> None:
+    if engine.depth == 0:
+        engine.backward.reached_inputs(use)
 
 
 # Once a parameter, and all others once a unit: so it does no more than it must.

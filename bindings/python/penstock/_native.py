@@ -63,6 +63,7 @@ def open_native(
         for unit in units:
             for group in unit.groups:
                 _register(native, group)
+            unit.index = native.add_unit(unit.name, [group.index for group in unit.groups])
         native.seal()
     except BaseException:
         native.destroy()
@@ -142,6 +143,6 @@ def _lay_out(native: _C.Engine, group: Group) -> Iterator[tuple[Parameter, torch
 
 
 def _bind(native: _C.Engine, group: Group) -> None:
-    fulls = [parameter.full.detach() for parameter in group.parameters]
+    fulls = [parameter.full for parameter in group.parameters]
     native.attach(group.index, fulls, [parameter.released for parameter in group.parameters])
     native.bind_shard(group.index, group.shard)

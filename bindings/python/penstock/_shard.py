@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -14,7 +15,6 @@ from penstock import _agree, _arguments, _checks, _hooks, _state
 from penstock._blocks import Blocks, find_beside, find_blocks
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
-from penstock._gradients import Backward
 from penstock._native import fill_shard, make_shards, open_native
 from penstock._options import Options
 from penstock._reads import watch
@@ -177,7 +177,6 @@ def shard(
         units=units,
         options=options,
     )
-    engine.backward = Backward(engine)
     _hooks.install(engine)
     _state.install(engine)
     watch(engine)
@@ -199,6 +198,28 @@ def invalidate(model: nn.Module | None = None) -> None:
         The sharded model; may be left out while only one lives.
     """
     engine_of(model).updated()
+
+
+@contextmanager
+def no_sync(model: nn.Module | None = None) -> Iterator[None]:
+    """Backwards in this context do not reduce: whole gradients stay on each rank.
+
+    The first backward after it that reduces takes them along. Until then they are not in
+    ``parameter.grad``, and ``zero_grad`` does not touch them. They add up in the more precise of
+    the dtypes of gathering and of reducing. A backward that is broken off takes them with it: begin
+    the accumulation anew.
+
+    Parameters
+    ----------
+    model : nn.Module, optional
+        The sharded model; may be left out while only one lives.
+    """
+    engine = engine_of(model)
+    before, engine.sync = engine.sync, False
+    try:
+        yield
+    finally:
+        engine.sync = before
 
 
 def close(model: nn.Module | None = None) -> None:

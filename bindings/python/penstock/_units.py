@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,10 +14,6 @@ from penstock import _C
 from penstock._errors import PenstockError
 from penstock._sharded import make_sharded_parameter
 from penstock._world import Layout, World, local_of
-
-if TYPE_CHECKING:
-    from penstock._hooks import Use
-
 
 # Parameters that shards have replaced, while somebody else still has them.
 _sharded_in: Any = WeakTensorKeyDictionary()
@@ -223,6 +219,33 @@ class Group:
             parameter.full.grad_dtype = dtype
 
 
+class Use:
+    """One forward of a unit, from its call to the end of its backward.
+
+    Attributes
+    ----------
+    unit : Unit
+        What is used.
+    recomputed : bool
+        Whether the forward runs inside a backward.
+    has_inputs : bool
+        Whether some input gets a gradient, so that the end of the backward can be seen there.
+    marked : (torch.Tensor, int), optional
+        While the forward runs: the only such input, and its version.
+    begin : Node, optional
+        While the forward runs: the oldest node of its graph, where inputs get gradients.
+    """
+
+    __slots__ = ("__weakref__", "begin", "has_inputs", "marked", "recomputed", "unit")
+
+    def __init__(self, unit: Unit, recomputed: bool) -> None:
+        self.unit = unit
+        self.recomputed = recomputed
+        self.has_inputs = False
+        self.marked: tuple[torch.Tensor, int] | None = None
+        self.begin: Any = None
+
+
 class Unit:
     """A block, a large module beside the blocks, or the root with everything else.
 
@@ -234,8 +257,8 @@ class Unit:
         Whether its backward needs no parameters: those of embeddings are looked up, no more.
     read_by_root : bool
         Whether the root's forward has used its parameters itself: its backward then needs them.
-    held : int
-        Uses now: forwards that run, and one for a backward.
+    index : int
+        Its number in the engine.
     whole : bool
         Whether its modules have the whole parameters now.
     in_backward : bool
@@ -258,7 +281,7 @@ class Unit:
         self.forward_only = beside_blocks and all(_is_looked_up(m) for m in module.modules())
         self.read_by_root = False
         self.groups: list[Group] = []
-        self.held = 0
+        self.index = -1
         self.whole = False
         self.in_backward = False
         self.backward_task = -1
@@ -266,14 +289,11 @@ class Unit:
         self.pending: weakref.WeakSet[Use] = weakref.WeakSet()
         self.calls: list[Use] = []
         self._shown: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
-        self._version = 0  # of all whole parameters, when they were shown last
-        self._whole: list[torch.Tensor] = []
-        self._storages = 0  # of all whole parameters, for ever
 
     @property
     def has_frozen(self) -> bool:
         """Whether some of its parameters get no gradients now."""
-        return any(not whole.requires_grad for whole in self._whole)
+        return any(not full.requires_grad for _, _, full, _ in self._shown)
 
     def seal(self, native: _C.Engine) -> None:
         """Note where its parameters show, and who gathers them: its groups have their shards."""
@@ -284,42 +304,22 @@ class Unit:
             for parameter in group.parameters
             for module, attribute in parameter.places
         ]
-        self._version = self._whole_version()
-        self._whole = [parameter.full for group in self.groups for parameter in group.parameters]
-        self._storages = _C.storages_of(self._whole)
 
     def hold(self) -> None:
-        """Begin a use: gather, wait, and show the whole parameters."""
-        for group in self.groups:
-            self.native.gather(group.index)
-        for group in self.groups:
-            self.native.wait(group.index)
-        self.held += 1
-        if self.held == 1:
-            self._show_full()
+        """Begin a use; the first one shows the whole parameters."""
+        if self.native.use(self.index):
+            self.whole = True
+            for module, attribute, full, _ in self._shown:
+                module._parameters[attribute] = full
 
     def drop(self) -> None:
-        """End a use; the last one shows the shards again."""
-        self.held -= 1
-        if self.held == 0:
-            self._show_sharded()
-        for group in self.groups:
-            self.native.release(group.index)
-        if self.held == 0:
-            self.refuse_written()
-
-    def refuse_written(self) -> None:
-        """Raise if whole parameters were written since they were shown: the shards were not."""
-        is_moved = _C.storages_of(self._whole) != self._storages
-        if self._version == self._whole_version() and not is_moved:
-            return
-        self._version = self._whole_version()
-        raise PenstockError(
-            "ESTATE",
-            f"parameters of {self.name or 'the root'!r} were written, or moved to other memory, "
-            "while they were gathered, which their shards do not know: write to them outside of "
-            "forward and backward; after a pass that was broken off, run a forward before",
-        )
+        """End a use; the last one shows the shards again, and so does one that fails."""
+        is_last = True
+        try:
+            is_last = self.native.done(self.index)
+        finally:
+            if is_last:
+                self._show_sharded()
 
     def refuse_replaced(self) -> None:
         """Raise if a module has another tensor than the shard, while nothing is gathered."""
@@ -334,21 +334,11 @@ class Unit:
 
     def reset(self) -> None:
         """Forget the uses of a pass that was broken off, as the engine does itself."""
-        if self.held:
+        if self.whole:
             self._show_sharded()
-        self.held = 0
         self.in_backward = False
         self.active.clear()
         self.calls.clear()
-
-    def _whole_version(self) -> int:
-        return sum(full._version for _, _, full, _ in self._shown)
-
-    def _show_full(self) -> None:
-        self.whole = True
-        self._version = self._whole_version()
-        for module, attribute, full, _ in self._shown:
-            module._parameters[attribute] = full
 
     def _show_sharded(self) -> None:
         self.whole = False

@@ -66,7 +66,7 @@ void Context::reset() {
 }
 
 void Context::start_backward(bool update) {
-    // May be said for each of the forwards that this pass of autograd goes back over.
+    // May be called for each of the forwards that this pass of autograd goes back over.
     const int64_t pass = torch::autograd::get_current_graph_task_id();
     if (pass != -1 && pass == pass_ && update == pass_updates_) return;
     pass_ = pass;

@@ -1,7 +1,6 @@
 // One job's DeepCompile runtime. Several live in a process; one of them is current.
 #pragma once
 
-#include "config.hpp"
 #include "offload.hpp"
 #include "ranks.hpp"
 #include "zero12.hpp"
@@ -13,6 +12,17 @@
 #include <vector>
 
 namespace penstock::dc {
+
+// What a job configures of its DeepCompile runtime.
+struct Config {
+    bool double_buffer = true;
+    bool symmetric_memory = false;
+    int64_t free_activation_threshold = 0; // elements
+    bool sync_before_reduce = false, sync_after_reduce = false;
+    bool sync_before_allgather = false, sync_after_allgather = false;
+    bool offload_activation_pin_memory = true;
+    int64_t bucket_elements = 0; // of gradients, of all ranks together
+};
 
 // One thread at a time (which one may change).
 class Context {

@@ -7,10 +7,6 @@
 namespace penstock::dc {
 namespace {
 
-void let_go(void *, void *owner) {
-    delete static_cast<at::Tensor *>(owner);
-}
-
 // As the operators' shapes say: dense, in the order of strides that the tensor has.
 at::Tensor dense(const at::Tensor &tensor) {
     return tensor.is_non_overlapping_and_dense() ? tensor.detach()
@@ -29,7 +25,7 @@ Offload::Store::Store(std::shared_ptr<Runtime> owner) : runtime(std::move(owner)
     options.name = "activations";
     options.device = runtime->device();
     options.compute = runtime->compute();
-    options.released = let_go;
+    options.released = drop_tensor;
     runtime->check(pst_offload_create(runtime->get(), &options, &offload));
 }
 
@@ -112,11 +108,10 @@ at::Tensor Offload::offload(const at::Tensor &tensor, int64_t graph, int64_t id)
             .copy_(source);
     const Place place{graph, id};
     const uint64_t key = take_key(place);
-    auto *owner = new at::Tensor(source);
-    const pst_status status =
-        pst_offload_store(store().offload, key, source.data_ptr(), bytes_of(source), owner);
-    if (status != PST_OK) delete owner;
-    check(status);
+    auto owner = std::make_unique<at::Tensor>(source);
+    check(
+        pst_offload_store(store().offload, key, source.data_ptr(), bytes_of(source), owner.get()));
+    owner.release(); // `released` has it
     return host_view(key, place, source);
 }
 
@@ -126,17 +121,20 @@ at::Tensor Offload::wait_offload(const at::Tensor &host, int64_t graph, int64_t 
     return host;
 }
 
+void Offload::load(uint64_t key, const at::Tensor &device) {
+    auto owner = std::make_unique<at::Tensor>(device);
+    check(pst_offload_load(store().offload, key, device.mutable_data_ptr(), bytes_of(device),
+                           nullptr, 0, owner.get()));
+    owner.release(); // `released` has it
+}
+
 at::Tensor Offload::reload(const at::Tensor &host, int64_t graph, int64_t id) {
     at::Tensor device = at::empty_strided(host.sizes(), host.strides(),
                                           host.options().device(context_.ranks->runtime->where()));
     if (host.numel() == 0 || !is_pinned()) return device.copy_(host);
     const Place place{graph, id};
     const uint64_t key = key_of(host, place);
-    auto *owner = new at::Tensor(device);
-    const pst_status status = pst_offload_load(store().offload, key, device.data_ptr(),
-                                               bytes_of(device), nullptr, 0, owner);
-    if (status != PST_OK) delete owner;
-    check(status);
+    load(key, device);
     coming_[place].push_back(key);
     return device;
 }
@@ -161,16 +159,11 @@ void Offload::forget_graphs() {
 // ---- shards -------------------------------------------------------------------------------------
 
 at::Tensor Offload::bring(uint64_t key, const at::Tensor &host) {
-    pst_offload *offload = store().offload;
     at::Tensor device = at::empty(
         host.sizes(),
         at::TensorOptions().dtype(host.scalar_type()).device(context_.ranks->runtime->where()));
-    check(pst_offload_adopt(offload, key, host.const_data_ptr(), bytes_of(host)));
-    auto *owner = new at::Tensor(device);
-    const pst_status status = pst_offload_load(offload, key, device.mutable_data_ptr(),
-                                               bytes_of(device), nullptr, 0, owner);
-    if (status != PST_OK) delete owner;
-    check(status);
+    check(pst_offload_adopt(store().offload, key, host.const_data_ptr(), bytes_of(host)));
+    load(key, device);
     return device;
 }
 

@@ -73,6 +73,7 @@ class Offload {
     Store &store();
     uint64_t key_of(const at::Tensor &host, Place place) const;
     uint64_t take_key(Place place);
+    void load(uint64_t key, const at::Tensor &device);
     void take_back();
     at::Tensor host_view(uint64_t key, Place place, const at::Tensor &like);
     void check(pst_status status) const;

@@ -4,6 +4,7 @@
 #include "comms.hpp"
 #include "segments.hpp"
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
 #include <cstdint>
@@ -45,6 +46,11 @@ class Ranks {
     std::unique_ptr<Comms> comms_;
     std::string wanted_;
 };
+
+// A callback for who has held a tensor that was made by new.
+inline void drop_tensor(void *, void *tensor) {
+    delete static_cast<at::Tensor *>(tensor);
+}
 
 // While it lives, what is done on the runtime's compute stream comes behind the stream that is
 // current, and the other way round after it: operators may be called on any stream.

@@ -21,10 +21,6 @@ size_t bucket_limit(const Config &config) {
     return std::min(elements, most_bucket_bytes / sizeof(float)) * sizeof(float);
 }
 
-void let_go(void *, void *token) {
-    delete static_cast<at::Tensor *>(token);
-}
-
 bool is_in_autograd() {
     return torch::autograd::get_current_graph_task_id() != -1;
 }
@@ -59,7 +55,7 @@ void Zero12::open() {
         options.segment_context = segments_.get();
         options.frees_in_compute_order = 1;
     }
-    options.consumed = let_go;
+    options.consumed = drop_tensor;
     check(pst_partition_create(ranks.runtime->get(), &options, &partition_));
 }
 

@@ -23,7 +23,7 @@ class Zero12 : public Stage {
     Zero12(const Zero12 &) = delete;
     Zero12 &operator=(const Zero12 &) = delete;
 
-    // Of the graphs registered from now on; one stage a context.
+    // The stage of the graphs registered from now on; one a context.
     void set_stage(int stage);
     // grad_buffer: what this rank owns of the gradient, from element `offset` on, becomes zero;
     // empty: nothing is bound.

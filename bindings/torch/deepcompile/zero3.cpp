@@ -2,7 +2,6 @@
 
 #include "context.hpp"
 #include "dtype.hpp"
-#include "home.hpp"
 #include "outside_python.hpp"
 
 #include <ATen/ATen.h>
@@ -32,17 +31,6 @@ char *begin_of(const at::Tensor &tensor) {
 
 uint32_t version_of(const at::Tensor &tensor) {
     return tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
-}
-
-void let_go(void *, void *token) {
-    delete static_cast<at::Tensor *>(token);
-}
-
-// Tensors on it stay alive.
-void free_storage(const at::Tensor &tensor) {
-    c10::StorageImpl &storage = *tensor.storage().unsafeGetStorageImpl();
-    storage.set_data_ptr(at::DataPtr(nullptr, tensor.device()));
-    storage.set_nbytes(0);
 }
 
 } // namespace
@@ -77,7 +65,7 @@ void Zero3::open() {
         std::clamp<size_t>(static_cast<size_t>(std::max<int64_t>(config.bucket_elements, 1)) * 2,
                            512, most_bucket_bytes);
     options.single_buffer = !config.double_buffer;
-    options.consumed = let_go;
+    options.consumed = drop_tensor;
     segments_ = std::make_unique<Segments>(ranks.segments);
     if (*segments_) {
         options.segment_alloc = Segments::alloc;
@@ -215,7 +203,8 @@ void Zero3::bind_all() {
     bound_ = true;
 }
 
-// Notices what torch tells of changed or moved shards; the ranks' programs are the same.
+// Notices shards that torch has counted as changed, or that have moved; the ranks' programs are the
+// same.
 void Zero3::look_at(Parameter &parameter) {
     if (!is_whole(parameter))
         refuse(parameter.id, "its shard has " + std::to_string(parameter.registered.numel()) +
@@ -397,7 +386,8 @@ void Zero3::release(int64_t graph, int64_t id, int64_t users) {
 
 void Zero3::release_profiled(Parameter &parameter) {
     for (auto &[dtype, copy] : parameter.copies) {
-        if (copy.profiled.defined() && !parameter.persistent) free_storage(copy.profiled);
+        if (copy.profiled.defined() && !parameter.persistent)
+            free_storage(*copy.profiled.storage().unsafeGetStorageImpl());
         copy.profiled = at::Tensor();
     }
 }

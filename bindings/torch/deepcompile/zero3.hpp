@@ -92,7 +92,7 @@ class Zero3 : public Stage {
     // What a graph does with a parameter.
     struct Use {
         std::vector<Copy *> copies; // that it has gathered and not released
-        int64_t users_left = 0;     // 0: the first release tells
+        int64_t users_left = 0;     // 0: known from the first release on
     };
     using Uses = std::unordered_map<int64_t, std::unordered_map<int64_t, Use>>;
 

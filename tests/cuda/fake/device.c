@@ -1,6 +1,6 @@
 /* Devices, contexts, errors, and the table of entry points. */
 #include "internal.h"
-#include "sched/device/cuda_driver.h"
+#include "sched/cuda/driver.h"
 
 #include <stdio.h>
 

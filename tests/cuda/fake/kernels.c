@@ -1,8 +1,8 @@
-/* Kernels by name: what those of cuda_kernels.cu do is done by the host's kernels, on the same
+/* Kernels by name: what those of kernels.cu do is done by the host's kernels, on the same
  * arguments. And a compiler, whose machine code is a name. */
 #include "internal.h"
-#include "sched/device/cuda_arguments.h"
-#include "sched/device/host_kernels.h"
+#include "sched/cuda/arguments.h"
+#include "sched/device/host.h"
 
 #include <stdio.h>
 

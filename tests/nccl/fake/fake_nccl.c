@@ -19,7 +19,7 @@ static struct {
     ncclResult_t result;
 } fault;
 static ncclResult_t broken;
-static size_t slowness, live, registered;
+static size_t live;
 static const char *hanging;
 static unsigned ids;
 static fake_world *worlds;
@@ -61,13 +61,9 @@ static void pause_unlocked(void) {
 
 ncclResult_t fake_nccl_answer(ncclComm_t comm, const char *name) {
     if (hanging != NULL && strcmp(hanging, name) == 0) comm->hangs = 1;
-    while (comm->blocking && comm->hangs && !comm->aborted) /* what blocks ends by an abort */
+    while (comm->hangs && !comm->aborted) /* what blocks ends by an abort */
         pause_unlocked();
-    if (comm->blocking) return comm->aborted ? ncclInternalError : ncclSuccess;
-    comm->questions = slowness;
-    return comm->hangs || comm->questions > 0 || comm->world->joined < comm->world->size
-               ? ncclInProgress
-               : ncclSuccess;
+    return comm->aborted ? ncclInternalError : ncclSuccess;
 }
 
 void fake_nccl_note(int rank, const char *text) {
@@ -121,17 +117,17 @@ static fake_world *world_of(const ncclUniqueId *id, int size) {
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t *config) {
     ENTER(ncclCommInitRankConfig);
+    if (!config->blocking) return fake_nccl_end(ncclInvalidArgument); /* not stood in for */
     ncclComm_t fresh = fake_nccl_zeroed(sizeof *fresh);
     fresh->world = world_of(&id, size);
     fresh->rank = rank;
-    fresh->blocking = config->blocking != 0;
     fresh->world->ranks[rank] = fresh;
     fresh->world->joined++;
     live++;
     /* Others may look at it while this blocks. */
     __atomic_store_n(comm, fresh, __ATOMIC_RELEASE);
     ncclResult_t result = fake_nccl_answer(fresh, "ncclCommInitRankConfig");
-    while (fresh->blocking && fresh->world->joined < size && !fresh->aborted)
+    while (fresh->world->joined < size && !fresh->aborted)
         pause_unlocked();
     return fake_nccl_end(fresh->aborted ? ncclInternalError : result);
 }
@@ -139,10 +135,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *result) {
     ENTER(ncclCommGetAsyncError);
     *result = broken;
-    if (broken == ncclSuccess && !comm->blocking &&
-        (comm->hangs || comm->questions > 0 || comm->world->joined < comm->world->size))
-        *result = ncclInProgress;
-    if (comm->questions > 0) comm->questions--;
+    (void)comm;
     return fake_nccl_end(ncclSuccess);
 }
 
@@ -156,7 +149,6 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 static ncclResult_t end(ncclComm_t comm) {
     if (comm->ended) return fake_nccl_end(ncclInvalidArgument);
     comm->ended = comm->aborted = 1;
-    registered -= comm->registered;
     fake_nccl_release(comm);
     live--;
     fake_nccl_leave();
@@ -174,48 +166,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return end(comm);
 }
 
-/* ---- registered memory ----------------------------------------------------------------------- */
-
-static ncclResult_t register_memory(ncclComm_t comm, void *memory, const char *name, void **out) {
-    registered++;
-    comm->registered++;
-    *out = memory;
-    return fake_nccl_answer(comm, name);
-}
-
-ncclResult_t ncclCommRegister(const ncclComm_t comm, void *memory, size_t bytes, void **handle) {
-    ENTER(ncclCommRegister);
-    (void)bytes;
-    return fake_nccl_end(register_memory(comm, memory, "ncclCommRegister", handle));
-}
-
-ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
-    ENTER(ncclCommDeregister);
-    (void)handle;
-    registered--;
-    comm->registered--;
-    return fake_nccl_end(fake_nccl_answer(comm, "ncclCommDeregister"));
-}
-
-ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *memory, size_t bytes,
-                                    ncclWindow_t *window, int flags) {
-    ENTER(ncclCommWindowRegister);
-    (void)bytes;
-    if (flags != NCCL_WIN_COLL_SYMMETRIC) return fake_nccl_end(ncclInvalidArgument);
-    void *out;
-    ncclResult_t result = register_memory(comm, memory, "ncclCommWindowRegister", &out);
-    *window = out;
-    return fake_nccl_end(result);
-}
-
-ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
-    ENTER(ncclCommWindowDeregister);
-    (void)window;
-    registered--;
-    comm->registered--;
-    return fake_nccl_end(fake_nccl_answer(comm, "ncclCommWindowDeregister"));
-}
-
 /* ---- the tests' side ------------------------------------------------------------------------- */
 
 void fake_nccl_forget(void) {
@@ -230,7 +180,6 @@ void fake_nccl_reset(void) {
     fake_nccl_lock();
     fault.name = NULL;
     broken = ncclSuccess;
-    slowness = 0;
     hanging = NULL;
     fake_nccl_leave();
 }
@@ -253,19 +202,11 @@ const char *fake_nccl_trail(int rank) {
     return copy;
 }
 
-static size_t read_locked(const size_t *value) {
+size_t fake_nccl_live(void) {
     fake_nccl_lock();
-    size_t copy = *value;
+    size_t copy = live;
     fake_nccl_leave();
     return copy;
-}
-
-size_t fake_nccl_live(void) {
-    return read_locked(&live);
-}
-
-size_t fake_nccl_registered(void) {
-    return read_locked(&registered);
 }
 
 void fake_nccl_end_all(void) {
@@ -285,12 +226,6 @@ void fake_nccl_fail(const char *name, size_t nth, ncclResult_t result) {
 void fake_nccl_break(ncclResult_t result) {
     fake_nccl_lock();
     broken = result;
-    fake_nccl_leave();
-}
-
-void fake_nccl_slow(size_t questions) {
-    fake_nccl_lock();
-    slowness = questions;
     fake_nccl_leave();
 }
 

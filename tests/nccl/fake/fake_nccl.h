@@ -20,12 +20,11 @@ FAKE_API void fake_nccl_reset(void);
 
 /* Calls of `name` ("ncclAllGather") since the reset, by all ranks. */
 FAKE_API size_t fake_nccl_calls(const char *name);
-/* The names of the data-moving calls of `rank`, with their counts, "AllGather 64, Reduce 4>1" (to
+/* The names of the data-moving calls of `rank`, with their counts, "AllGather 64, Send 4>1" (to
  * or from rank 1), groups in brackets. Valid until the next call of it. */
 FAKE_API const char *fake_nccl_trail(int rank);
 /* Communicators that are neither destroyed nor aborted. */
 FAKE_API size_t fake_nccl_live(void);
-FAKE_API size_t fake_nccl_registered(void);
 /* Ends them all, as a process's end would. */
 FAKE_API void fake_nccl_end_all(void);
 /* Groups that the calling thread has begun and not ended; below 0: the other way round. */
@@ -40,9 +39,7 @@ FAKE_API size_t fake_nccl_mismatches(void);
 FAKE_API void fake_nccl_fail(const char *name, size_t nth, ncclResult_t result);
 /* ncclCommGetAsyncError tells this on all communicators. */
 FAKE_API void fake_nccl_break(ncclResult_t result);
-/* Communicators that do not block are in progress for this many questions after each call. */
-FAKE_API void fake_nccl_slow(size_t questions);
-/* The same for ever after calls of `name`; NULL: none. */
+/* Calls of `name` block until an abort; NULL: none. */
 FAKE_API void fake_nccl_hang(const char *name);
 
 #endif

@@ -1,7 +1,7 @@
 /* Calls that move data: collected to a group, and run when all ranks' streams have come to it. */
 #include "internal.h"
 
-#include "sched/device/cuda_driver.h"
+#include "sched/cuda/driver.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -170,8 +170,7 @@ ncclResult_t ncclGroupEnd(void) {
     return fault;
 }
 
-static const char *const short_names[] = {"AllGather", "ReduceScatter", "AllReduce", "Reduce",
-                                          "Broadcast", "Send",          "Recv"};
+static const char *const short_names[] = {"AllGather", "AllReduce", "Broadcast", "Send", "Recv"};
 
 static void note_call(int rank, const fake_call *call) {
     char text[64];
@@ -206,26 +205,11 @@ ncclResult_t ncclAllGather(const void *source, void *destination, size_t count, 
                (fake_call){FAKE_ALL_GATHER, source, destination, count, type, ncclSum, -1});
 }
 
-ncclResult_t ncclReduceScatter(const void *source, void *destination, size_t count,
-                               ncclDataType_t type, ncclRedOp_t reduce, ncclComm_t comm,
-                               cudaStream_t stream) {
-    ENTER(ncclReduceScatter);
-    return add(comm, stream,
-               (fake_call){FAKE_REDUCE_SCATTER, source, destination, count, type, reduce, -1});
-}
-
 ncclResult_t ncclAllReduce(const void *source, void *destination, size_t count, ncclDataType_t type,
                            ncclRedOp_t reduce, ncclComm_t comm, cudaStream_t stream) {
     ENTER(ncclAllReduce);
     return add(comm, stream,
                (fake_call){FAKE_ALL_REDUCE, source, destination, count, type, reduce, -1});
-}
-
-ncclResult_t ncclReduce(const void *source, void *destination, size_t count, ncclDataType_t type,
-                        ncclRedOp_t reduce, int root, ncclComm_t comm, cudaStream_t stream) {
-    ENTER(ncclReduce);
-    return add(comm, stream,
-               (fake_call){FAKE_REDUCE, source, destination, count, type, reduce, root});
 }
 
 ncclResult_t ncclBroadcast(const void *source, void *destination, size_t count, ncclDataType_t type,

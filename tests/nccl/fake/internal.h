@@ -16,9 +16,7 @@
 
 typedef enum fake_kind {
     FAKE_ALL_GATHER = 0,
-    FAKE_REDUCE_SCATTER,
     FAKE_ALL_REDUCE,
-    FAKE_REDUCE,
     FAKE_BROADCAST,
     FAKE_SEND,
     FAKE_RECEIVE
@@ -54,9 +52,7 @@ typedef struct fake_world {
 
 struct ncclComm {
     fake_world *world;
-    int rank, blocking, hangs, aborted, ended;
-    size_t registered;
-    size_t questions; /* still to be answered by ncclInProgress */
+    int rank, hangs, aborted, ended;
     uint32_t issued, arrived;
     uint32_t *flag; /* the streams wait until it is at their group's number; registered memory */
     fake_group *groups;

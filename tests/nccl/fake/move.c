@@ -1,6 +1,6 @@
 /* What the groups' calls do to memory. Sums of floats are in fp32, rounded once. */
 #include "internal.h"
-#include "sched/device/host_kernels.h"
+#include "sched/device/host.h"
 
 static size_t size_of(ncclDataType_t type) {
     static const size_t sizes[ncclNumTypes] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
@@ -65,16 +65,6 @@ static int reduce(void *to, const void *const *sources, int size, const fake_cal
     return pst__host_sum(&sum) == PST_OK;
 }
 
-/* Elements from `skip` on of every rank's source, reduced, to one rank. */
-static int reduce_to(fake_group *const *groups, int size, size_t index, int rank, size_t skip) {
-    const fake_call *call = &groups[rank]->calls[index];
-    size_t element = size_of(call->type);
-    const void *sources[FAKE_RANKS];
-    for (int peer = 0; peer < size; peer++)
-        sources[peer] = groups[peer]->calls[index].source + skip * element;
-    return reduce(call->destination, sources, size, call);
-}
-
 static int reduce_to_all(fake_group *const *groups, int size, size_t index) {
     const fake_call *first = &groups[0]->calls[index];
     size_t bytes = first->count * size_of(first->type);
@@ -123,7 +113,6 @@ static int alike(const fake_call *a, const fake_call *b) {
 
 static int collective(fake_group *const *groups, int size, size_t index) {
     const fake_call *first = &groups[0]->calls[index];
-    int done = 1;
     for (int rank = 1; rank < size; rank++)
         if (groups[rank]->count != groups[0]->count || !alike(first, &groups[rank]->calls[index]))
             return 0;
@@ -131,12 +120,6 @@ static int collective(fake_group *const *groups, int size, size_t index) {
     case FAKE_ALL_GATHER:
         gather(groups, size, index);
         return 1;
-    case FAKE_REDUCE_SCATTER:
-        for (int rank = 0; rank < size; rank++)
-            done &= reduce_to(groups, size, index, rank, (size_t)rank * first->count);
-        return done;
-    case FAKE_REDUCE:
-        return reduce_to(groups, size, index, first->peer, 0);
     case FAKE_ALL_REDUCE:
         return reduce_to_all(groups, size, index);
     default:

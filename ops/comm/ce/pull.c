@@ -1,0 +1,567 @@
+/* What is enqueued for a collective: one round of pulls, two for an all-reduce. In a round a rank
+ * first signals all peers that its source is ready, before it waits for anything, so that no wait
+ * of one rank can stand before what another waits for; then step by step, from each source: wait
+ * until it is ready and for the turn, copy, hand the turn on, signal the source that it has been
+ * read. Where the options ask for no turns, all is pulled at once when all sources are ready: ranks
+ * that have waited for each other begin together, and then read different sources without any
+ * turns.
+ *
+ * No cycle: what a rank waits for in a round is written by others in the same round ahead of their
+ * waits (ready), at an earlier step (turn), or in an earlier round (the first turn, the bounce
+ * buffer). */
+#include "ops/comm/ce/ce.h"
+
+#include "base/atomic.h"
+
+#include <string.h>
+
+typedef enum part {
+    NOTHING,  /* barrier */
+    SEGMENTS, /* all-gather */
+    CHUNK,    /* reduce-scatter, and the first round of an all-reduce: this rank's chunk */
+    RESULT,   /* the second: the peer's chunk, summed */
+    WHOLE     /* broadcast: all of the root's */
+} part;
+
+/* A part of a collective's memory, in bytes. */
+typedef struct chunk {
+    size_t offset, bytes;
+} chunk;
+
+typedef struct round {
+    pst__ce *ce;
+    const pst_collective *collective;
+    pst_stream *stream;
+    pst__place place; /* where peers read; no region: nowhere */
+    char *own;        /* the same as this rank sees it */
+    uint32_t sequence;
+    part part;
+} round;
+
+static const char *name_of(const pst_collective *collective) {
+    return collective->name == NULL ? "" : collective->name;
+}
+
+static size_t slot_bytes(size_t bytes) {
+    return (bytes + 255) / 256 * 256;
+}
+
+/* Where in staging the others' chunks lie, `slot` bytes each. */
+static char *staged(const pst__ce *ce, void *staging, size_t slot, int peer) {
+    const int index = peer < ce->comm.rank ? peer : peer - 1;
+    return (char *)staging + (size_t)index * slot;
+}
+
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+static int is_in_place(const pst_collective *collective) {
+    return collective->kind == PST_ALL_REDUCE || collective->kind == PST_BROADCAST;
+}
+
+static size_t whole_bytes(const pst_collective *collective) {
+    return collective->count * pst_dtype_size(collective->dtype);
+}
+
+/* Chunks of whole lines of memory: the last ones may be short or empty. */
+static chunk chunk_of(const pst__ce *ce, const pst_collective *collective, int rank) {
+    const size_t whole = whole_bytes(collective), size = (size_t)ce->comm.size;
+    const size_t each = slot_bytes((whole + size - 1) / size);
+    const size_t begin = each * (size_t)rank < whole ? each * (size_t)rank : whole;
+    const size_t end = whole - begin < each ? whole : begin + each;
+    return (chunk){begin, end - begin};
+}
+
+size_t pst__ce_staging_bytes(const pst__ce *ce, const pst_collective *collective) {
+    size_t each = 0;
+    if (collective->kind == PST_REDUCE_SCATTER) each = collective->source_bytes;
+    if (collective->kind == PST_ALL_REDUCE) each = chunk_of(ce, collective, 0).bytes;
+    return slot_bytes(each) * (size_t)(ce->comm.size - 1);
+}
+
+/* About what is pulled from a peer: the same on all ranks. */
+static size_t pulled_bytes(const pst__ce *ce, const pst_collective *collective) {
+    const size_t size = (size_t)ce->comm.size;
+    size_t all = 0;
+    switch (collective->kind) {
+    case PST_ALL_GATHER:
+        for (size_t i = 0; i < collective->segment_count; i++)
+            all += collective->segments[i].bytes;
+        return (all + size - 1) / size;
+    case PST_REDUCE_SCATTER:
+        return collective->source_bytes;
+    case PST_ALL_REDUCE:
+        return (whole_bytes(collective) + size - 1) / size;
+    case PST_BROADCAST:
+        return whole_bytes(collective);
+    default:
+        return 0;
+    }
+}
+
+/* What peers may read of this rank's memory, from its source on. */
+static size_t source_extent(const pst__ce *ce, const pst_collective *collective) {
+    if (is_in_place(collective)) return whole_bytes(collective);
+    if (collective->kind == PST_REDUCE_SCATTER && collective->source_bytes > 0)
+        return (size_t)(ce->comm.size - 1) * collective->stride + collective->source_bytes;
+    return collective->source_bytes;
+}
+
+/* ---- what is copied from a peer -------------------------------------------------------------- */
+
+/* A segment that goes on where the one before it ends, on both sides, belongs to the same copy. */
+static size_t add_copy(pst_copy *copies, size_t count, char *destination, const char *source,
+                       size_t bytes) {
+    if (bytes == 0 || destination == source) return count;
+    pst_copy *last = count == 0 ? NULL : &copies[count - 1];
+    if (last != NULL && (char *)last->destination + last->bytes == destination &&
+        (const char *)last->source + last->bytes == source) {
+        last->bytes += bytes;
+        return count;
+    }
+    copies[count] = (pst_copy){destination, source, bytes};
+    return count + 1;
+}
+
+static size_t collect_segments(const round *round, int peer, const char *source, pst_copy *copies) {
+    const pst_collective *collective = round->collective;
+    size_t count = 0;
+    for (size_t i = 0; i < collective->segment_count; i++) {
+        const pst_segment *segment = &collective->segments[i];
+        if ((int)segment->peer == peer)
+            count = add_copy(copies, count, (char *)collective->destination + segment->destination,
+                             source + segment->source, segment->bytes);
+    }
+    return count;
+}
+
+/* The part of this rank's chunk that the pieces of a reduce-scatter need. */
+static chunk span_of(const pst_collective *collective) {
+    size_t low = SIZE_MAX, high = 0;
+    for (size_t i = 0; i < collective->piece_count; i++) {
+        const pst_reduce_piece *piece = &collective->pieces[i];
+        const size_t end = piece->offset + piece->count * pst_dtype_size(collective->dtype);
+        if (piece->count == 0) continue;
+        if (piece->offset < low) low = piece->offset;
+        if (end > high) high = end;
+    }
+    return high == 0 ? (chunk){0, 0} : (chunk){low, high - low};
+}
+
+static size_t collect_span(const round *round, int peer, const char *source, pst_copy *copies) {
+    const pst_collective *collective = round->collective;
+    const chunk span = span_of(collective);
+    const size_t slot = slot_bytes(collective->source_bytes);
+    return add_copy(copies, 0, staged(round->ce, collective->staging, slot, peer) + span.offset,
+                    source + (size_t)round->ce->comm.rank * collective->stride + span.offset,
+                    span.bytes);
+}
+
+static size_t collect_chunk(const round *round, int peer, const char *source, pst_copy *copies) {
+    const pst__ce *ce = round->ce;
+    const pst_collective *collective = round->collective;
+    if (collective->kind == PST_REDUCE_SCATTER) return collect_span(round, peer, source, copies);
+    const chunk mine = chunk_of(ce, collective, ce->comm.rank);
+    const size_t slot = slot_bytes(chunk_of(ce, collective, 0).bytes);
+    return add_copy(copies, 0, staged(ce, collective->staging, slot, peer), source + mine.offset,
+                    mine.bytes);
+}
+
+static size_t collect(const round *round, int peer, pst_copy *copies) {
+    const pst__ce *ce = round->ce;
+    const pst__place *place = &round->place;
+    if (place->region == NULL) return 0; /* nothing to read anywhere */
+    const char *source = place->region->views[peer] + place->offset;
+    char *own = round->own;
+    const chunk theirs = chunk_of(ce, round->collective, peer);
+    switch (round->part) {
+    case SEGMENTS:
+        return collect_segments(round, peer, source, copies);
+    case CHUNK:
+        return collect_chunk(round, peer, source, copies);
+    case RESULT:
+        return add_copy(copies, 0, own + theirs.offset, source + theirs.offset, theirs.bytes);
+    case WHOLE:
+        if (peer != round->collective->root) return 0;
+        return add_copy(copies, 0, own, source, whole_bytes(round->collective));
+    case NOTHING:
+        break;
+    }
+    return 0;
+}
+
+/* ---- a round --------------------------------------------------------------------------------- */
+
+/* The rank whose first source this is comes first. */
+static void signal_ready(const round *round, pst__flag_steps *steps) {
+    const pst__ce *ce = round->ce;
+    const int rank = ce->comm.rank, size = ce->comm.size;
+    for (int i = 1; i < size; i++)
+        pst__flag_write(&ce->flags, steps, (rank + size - i) % size, PST__FLAG_READY, rank,
+                        round->sequence);
+}
+
+static void signal_done(const round *round, int source, pst__flag_steps *steps) {
+    pst__flag_write(&round->ce->flags, steps, source, PST__FLAG_DONE, round->ce->comm.rank,
+                    round->sequence);
+}
+
+static void wait_until_ready(const round *round, int source, pst__flag_steps *steps) {
+    pst__flag_wait(&round->ce->flags, steps, PST__FLAG_READY, source, round->sequence);
+}
+
+static int source_at(const round *round, int step) {
+    return pst__turn_source(round->ce->comm.rank, round->ce->comm.size, step);
+}
+
+static pst_status copy_collected(const round *round, size_t count) {
+    pst_device *device = round->ce->device;
+    if (count == 0) return PST_OK;
+    return device->ops->copy(device, round->stream, round->ce->copies, count);
+}
+
+/* From source to source, each at this rank's turn. `steps` go from copy to copy: what follows one
+ * and what the next one waits for are enqueued together. */
+static pst_status pull_by_turns(const round *round, pst__flag_steps *steps) {
+    pst__ce *ce = round->ce;
+    pst_status status = PST_OK;
+    for (int step = 0; step < ce->comm.size - 1 && status == PST_OK; step++) {
+        const int source = source_at(round, step);
+        wait_until_ready(round, source, steps);
+        pst__turn_wait(&ce->turns, steps, round->sequence, step);
+        status = pst__flags_enqueue(&ce->flags, round->stream, steps);
+        if (status == PST_OK) status = copy_collected(round, collect(round, source, ce->copies));
+        pst__turn_pass(&ce->turns, steps, round->sequence, step);
+        signal_done(round, source, steps);
+    }
+    return status;
+}
+
+/* From all sources with one call. */
+static pst_status pull_together(const round *round, pst__flag_steps *steps) {
+    pst__ce *ce = round->ce;
+    const int last = ce->comm.size - 1;
+    size_t count = 0;
+    for (int step = 0; step < last; step++) {
+        wait_until_ready(round, source_at(round, step), steps);
+        count += collect(round, source_at(round, step), ce->copies + count);
+    }
+    pst_status status = pst__flags_enqueue(&ce->flags, round->stream, steps);
+    if (status == PST_OK) status = copy_collected(round, count);
+    for (int step = 0; step < last; step++)
+        signal_done(round, source_at(round, step), steps);
+    return status;
+}
+
+static pst_status run_round(round *round, part part, int phase) {
+    const pst__ce *ce = round->ce;
+    pst__flag_steps steps = {.count = 0};
+    round->part = part;
+    round->sequence = pst__flag_sequence(ce->first_sequence, round->collective->ticket, phase);
+    signal_ready(round, &steps);
+    pst_status status = pulled_bytes(ce, round->collective) >= ce->turn_bytes
+                            ? pull_by_turns(round, &steps)
+                            : pull_together(round, &steps);
+    return status == PST_OK ? pst__flags_enqueue(&ce->flags, round->stream, &steps) : status;
+}
+
+/* ---- sums: in fp32 in the order of ranks, the own part in place, the others' from staging ---- */
+
+static const void *const *sources_at(const pst__ce *ce, const char *own, void *staging, size_t slot,
+                                     size_t offset, const void **sources) {
+    for (int rank = 0; rank < ce->comm.size; rank++)
+        sources[rank] =
+            rank == ce->comm.rank ? own : (const void *)(staged(ce, staging, slot, rank) + offset);
+    return sources;
+}
+
+static double scale_of(const pst_collective *collective) {
+    return collective->scale == 0 ? 1 : collective->scale;
+}
+
+static pst_status sum_piece(pst__ce *ce, const pst_collective *collective,
+                            const pst_reduce_piece *piece, pst_stream *stream) {
+    const void *sources[PST_CE_MAX_RANKS];
+    const char *own = (const char *)collective->source + (size_t)ce->comm.rank * collective->stride;
+    const pst_sum sum = {.destination = piece->destination,
+                         .sources = sources_at(ce, own + piece->offset, collective->staging,
+                                               slot_bytes(collective->source_bytes), piece->offset,
+                                               sources),
+                         .source_count = (size_t)ce->comm.size,
+                         .count = piece->count,
+                         .scale = scale_of(collective),
+                         .accumulate = piece->accumulate,
+                         .destination_dtype = piece->destination_dtype,
+                         .source_dtype = collective->dtype,
+                         .is_passing = ce->sums_pass};
+    return piece->count == 0 ? PST_OK : ce->device->ops->sum(ce->device, stream, &sum);
+}
+
+pst_status pst__ce_combine(pst__ce *ce, const pst_collective *collective, pst_stream *stream) {
+    pst_status status = PST_OK;
+    for (size_t i = 0; i < collective->piece_count && status == PST_OK; i++)
+        status = sum_piece(ce, collective, &collective->pieces[i], stream);
+    return status;
+}
+
+static pst_status sum_chunk(pst__ce *ce, const pst_collective *collective, char *whole,
+                            pst_stream *stream) {
+    const void *sources[PST_CE_MAX_RANKS];
+    const chunk mine = chunk_of(ce, collective, ce->comm.rank);
+    const chunk first = chunk_of(ce, collective, 0);
+    char *own = whole + mine.offset;
+    const pst_sum sum = {
+        .destination = own,
+        .sources = sources_at(ce, own, collective->staging, slot_bytes(first.bytes), 0, sources),
+        .source_count = (size_t)ce->comm.size,
+        .count = mine.bytes / pst_dtype_size(collective->dtype),
+        .scale = scale_of(collective),
+        .destination_dtype = collective->dtype,
+        .source_dtype = collective->dtype,
+        .is_passing = ce->sums_pass};
+    const pst_device_ops *ops = ce->device->ops;
+    if (collective->reduce != PST_REDUCE_MAX) return ops->sum(ce->device, stream, &sum);
+    return ops->maximum == NULL ? PST_EUNSUPPORTED : ops->maximum(ce->device, stream, &sum);
+}
+
+/* ---- this rank's own part of a gather -------------------------------------------------------- */
+
+/* Within a device a copy is a launch, in a batch too: several are one of a kernel, where there are
+ * kernels. */
+static pst_status copy_own(const pst__ce *ce, size_t count) {
+    enum { FEW = 2 };
+    const pst_device_ops *ops = ce->device->ops;
+    if (count <= FEW) return ops->copy(ce->device, ce->aside, ce->copies, count);
+    for (size_t i = 0; i < count; i++)
+        ce->casts[i] = (pst_cast){.destination = ce->copies[i].destination,
+                                  .source = ce->copies[i].source,
+                                  .count = ce->copies[i].bytes,
+                                  .destination_dtype = PST_UINT8,
+                                  .source_dtype = PST_UINT8};
+    const pst_status status = ops->cast_scale_copy(ce->device, ce->aside, ce->casts, count, 1.0);
+    return status == PST_EUNSUPPORTED ? ops->copy(ce->device, ce->aside, ce->copies, count)
+                                      : status;
+}
+
+/* Beside the pulls, as it does not need the link. */
+static pst_status begin_own_copies(const round *round, int *begun) {
+    pst__ce *ce = round->ce;
+    const pst_device_ops *ops = ce->device->ops;
+    const size_t count =
+        collect_segments(round, ce->comm.rank, round->collective->source, ce->copies);
+    *begun = count > 0;
+    if (count == 0) return PST_OK;
+    pst_status status = ops->event_record(ce->device, ce->fork, round->stream);
+    if (status == PST_OK) status = ops->stream_wait(ce->device, ce->aside, ce->fork);
+    if (status == PST_OK) status = copy_own(ce, count);
+    if (status == PST_OK) status = ops->event_record(ce->device, ce->join, ce->aside);
+    return status;
+}
+
+static pst_status gather(round *round) {
+    pst__ce *ce = round->ce;
+    int begun;
+    pst_status status = begin_own_copies(round, &begun);
+    if (status == PST_OK) status = run_round(round, SEGMENTS, 1);
+    if (status == PST_OK && begun)
+        status = ce->device->ops->stream_wait(ce->device, round->stream, ce->join);
+    return status;
+}
+
+/* The second round needs no further wait: a rank that signals its sum has read before. */
+static pst_status all_reduce(round *round) {
+    pst__ce *ce = round->ce;
+    pst_status status = run_round(round, CHUNK, 0);
+    if (status == PST_OK) status = sum_chunk(ce, round->collective, round->own, round->stream);
+    return status == PST_OK ? run_round(round, RESULT, 1) : status;
+}
+
+static pst_status run(round *round) {
+    switch (round->collective->kind) {
+    case PST_ALL_GATHER:
+        return gather(round);
+    case PST_REDUCE_SCATTER:
+        return run_round(round, CHUNK, 1);
+    case PST_ALL_REDUCE:
+        return all_reduce(round);
+    case PST_BROADCAST:
+        return run_round(round, WHOLE, 1);
+    default:
+        return run_round(round, NOTHING, 1);
+    }
+}
+
+/* ---- the bounce buffer ----------------------------------------------------------------------- */
+
+static const void *source_of(const pst_collective *collective) {
+    return is_in_place(collective) ? collective->destination : collective->source;
+}
+
+static pst_status copy_one(const round *round, void *destination, const void *source,
+                           size_t bytes) {
+    const pst_copy copy = {destination, source, bytes};
+    return round->ce->device->ops->copy(round->ce->device, round->stream, &copy, 1);
+}
+
+/* Finds where the peers read: in registered memory, else in the bounce buffer. */
+static pst_status expose(round *round, size_t bytes, int *bounced) {
+    pst__ce *ce = round->ce;
+    const void *source = source_of(round->collective);
+    round->own = (char *)(uintptr_t)source;
+    *bounced = 0;
+    if (bytes == 0 || ce->comm.size == 1) return PST_OK;
+    if (pst__regions_find(&ce->regions, source, bytes, &round->place)) return PST_OK;
+    if (bytes > PST_CE_BOUNCE_BYTES)
+        return pst__ce_fail(ce, PST_EINVAL,
+                            "'%s': the %zu bytes at %p that peers read are not in registered "
+                            "memory; pst_ce_register it",
+                            name_of(round->collective), bytes, source);
+    round->own = ce->bounce;
+    *bounced = 1;
+    (void)pst__regions_find(&ce->regions, ce->bounce, bytes, &round->place);
+    return PST_OK;
+}
+
+/* Once the peers have read what was there before. */
+static pst_status fill_bounce(const round *round, size_t bytes) {
+    pst__ce *ce = round->ce;
+    pst_status status = PST_OK;
+    if (ce->bounce_ticket != 0)
+        status = ce->comm.ops->source_wait(&ce->comm, round->stream, ce->bounce_ticket);
+    ce->bounce_ticket = round->collective->ticket;
+    return status == PST_OK ? copy_one(round, ce->bounce, source_of(round->collective), bytes)
+                            : status;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static pst_status check_segments(pst__ce *ce, const pst_collective *collective) {
+    for (size_t i = 0; i < collective->segment_count; i++) {
+        const pst_segment *segment = &collective->segments[i];
+        if (segment->peer >= (uint32_t)ce->comm.size ||
+            segment->source > collective->source_bytes ||
+            segment->bytes > collective->source_bytes - segment->source)
+            return pst__ce_fail(ce, PST_EINVAL,
+                                "segment %zu of '%s' is not within %zu bytes of one of %d ranks", i,
+                                name_of(collective), collective->source_bytes, ce->comm.size);
+    }
+    return PST_OK;
+}
+
+static pst_status check_pieces(pst__ce *ce, const pst_collective *collective) {
+    const size_t element = pst_dtype_size(collective->dtype);
+    for (size_t i = 0; i < collective->piece_count; i++) {
+        const pst_reduce_piece *piece = &collective->pieces[i];
+        if (piece->offset > collective->source_bytes ||
+            piece->count > (collective->source_bytes - piece->offset) / element)
+            return pst__ce_fail(ce, PST_EINVAL, "piece %zu of '%s' is not within its %zu bytes", i,
+                                name_of(collective), collective->source_bytes);
+    }
+    return PST_OK;
+}
+
+static pst_status check_ticket(pst__ce *ce, uint64_t ticket, const char *name) {
+    if (ticket == ce->tickets + 1) return PST_OK;
+    return pst__ce_fail(ce, PST_EINVAL,
+                        "'%s' has ticket %llu, but the next one is %llu: tickets grow by one", name,
+                        (unsigned long long)ticket, (unsigned long long)ce->tickets + 1);
+}
+
+static pst_status check(pst__ce *ce, const pst_collective *collective) {
+    pst_status status = check_ticket(ce, collective->ticket, name_of(collective));
+    if (status != PST_OK) return status;
+    if (pst_dtype_size(collective->dtype) == 0)
+        return pst__ce_fail(ce, PST_EINVAL, "'%s' has no dtype", name_of(collective));
+    if (collective->staging == NULL && pst__ce_staging_bytes(ce, collective) > 0)
+        return pst__ce_fail(ce, PST_EINVAL, "'%s' has no staging", name_of(collective));
+    if (collective->kind == PST_ALL_GATHER) return check_segments(ce, collective);
+    if (collective->kind == PST_REDUCE_SCATTER) return check_pieces(ce, collective);
+    return PST_OK;
+}
+
+static pst_status compare(const round *round) {
+    pst__ce *ce = round->ce;
+    const pst_collective *collective = round->collective;
+    char text[PST__CE_TEXT];
+    int peer;
+    if (ce->no_verify) return PST_OK;
+    const pst__fingerprint mine =
+        pst__fingerprint_of(collective, round->place.index, round->place.offset);
+    pst_status status = pst__boards_compare(
+        &ce->boards, pst__flag_sequence(ce->first_sequence, collective->ticket, 1),
+        collective->ticket, &mine, &peer, text, sizeof text);
+    return status == PST_OK ? PST_OK : pst__ce_fail(ce, status, "%s", text);
+}
+
+/* Room for the copies from all peers: of segments, or one from each. */
+static pst_status make_room(pst__ce *ce, const pst_collective *collective) {
+    const size_t ranks = (size_t)ce->comm.size;
+    const size_t most = collective->segment_count > ranks ? collective->segment_count : ranks;
+    void *copies = ce->copies, *casts = ce->casts;
+    pst_status status =
+        pst__heap_grow(ce->heap, &copies, &ce->copy_capacity, most, sizeof *ce->copies);
+    if (status == PST_OK)
+        status = pst__heap_grow(ce->heap, &casts, &ce->cast_capacity, most, sizeof *ce->casts);
+    ce->copies = copies;
+    ce->casts = casts;
+    return status;
+}
+
+static pst_status enqueue(round *round, size_t bytes, int bounced) {
+    pst__ce *ce = round->ce;
+    const pst_collective *collective = round->collective;
+    pst_status status = bounced ? fill_bounce(round, bytes) : PST_OK;
+    if (status == PST_OK) status = run(round);
+    if (status == PST_OK && bounced && is_in_place(collective))
+        status = copy_one(round, collective->destination, ce->bounce, bytes);
+    return status;
+}
+
+/* Marks the end of all that was enqueued. */
+static pst_status mark_end(pst__ce *ce, pst_stream *stream) {
+    const pst_status status = ce->device->ops->event_record(ce->device, ce->ended, stream);
+    /* Release: pairs with the acquire in is_idle, which then asks for the event. */
+    if (status == PST_OK) pst__store_release(&ce->marked, ce->tickets);
+    return status;
+}
+
+/* What was broken off may have begun copies of the own part. */
+static pst_status mark_broken_end(pst__ce *ce, pst_stream *stream) {
+    const pst_device_ops *ops = ce->device->ops;
+    pst_status status = ops->event_record(ce->device, ce->join, ce->aside);
+    if (status == PST_OK) status = ops->stream_wait(ce->device, stream, ce->join);
+    return status == PST_OK ? mark_end(ce, stream) : status;
+}
+
+pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_stream *stream) {
+    round round = {.ce = ce, .collective = collective, .stream = stream};
+    const size_t bytes = source_extent(ce, collective);
+    int bounced;
+    pst_status status = check(ce, collective);
+    if (status == PST_OK) status = make_room(ce, collective);
+    if (status == PST_OK) status = expose(&round, bytes, &bounced);
+    if (status == PST_OK) status = compare(&round);
+    if (status != PST_OK) return status;
+    /* Release: pairs with the acquire in abort, which raises the flags beyond this ticket. */
+    pst__store_release(&ce->tickets, collective->ticket);
+    status = enqueue(&round, bytes, bounced);
+    if (status == PST_OK) return mark_end(ce, stream);
+    (void)mark_broken_end(ce, stream);
+    return status;
+}
+
+pst_status pst__ce_pass(pst__ce *ce, const pst_collective *collective, pst_stream *stream) {
+    const round round = {.ce = ce, .collective = collective, .stream = stream};
+    const uint64_t ticket = collective->ticket;
+    pst__flag_steps steps = {.count = 0};
+    pst_status status = check_ticket(ce, ticket, name_of(collective));
+    if (status == PST_OK) status = compare(&round);
+    if (status != PST_OK) return status;
+    pst__store_release(&ce->tickets, ticket); /* as in pull */
+    for (int peer = 0; peer < ce->comm.size; peer++)
+        if (peer != ce->comm.rank)
+            pst__flag_write(&ce->flags, &steps, peer, PST__FLAG_DONE, ce->comm.rank,
+                            pst__flag_sequence(ce->first_sequence, ticket, 1));
+    status = pst__flags_enqueue(&ce->flags, stream, &steps);
+    const pst_status marked = mark_end(ce, stream);
+    return status == PST_OK ? marked : status;
+}

@@ -1,0 +1,270 @@
+/* Gradients into flat shards: reported, copied into buckets a batch at a time beside compute, sent
+ * as one reduce-scatter a full bucket; and what a backward waits for. */
+#include "ops/deepcompile/flat.h"
+
+/* ---- going out ------------------------------------------------------------------------------- */
+
+/* What was put into buckets so far is copied there, in one launch. */
+static pst_status bucket_copy(pst_flat *flat) {
+    const size_t casts = flat->cast_count;
+    flat->cast_count = 0;
+    if (casts == 0) return PST_OK;
+    pst_device *device = flat->carrier.device;
+    pst_status status =
+        device->ops->cast_scale_copy(device, flat->carrier.filling.stream, flat->casts, casts, 1.0);
+    if (status == PST_OK) return PST_OK;
+    return pst__flat_fail(flat, status, "copying %zu pieces of gradients failed", casts);
+}
+
+static pst_status bucket_flush(pst_flat *flat, pst_dtype dtype) {
+    const pst__open_bucket *open = &flat->carrier.open[dtype];
+    const size_t bytes = open->whole_bytes;
+    if (open->operation == NULL) return PST_OK;
+    pst_status status = bucket_copy(flat);
+    if (status != PST_OK) return status;
+    flat->open_number[dtype] = 0;
+    status = pst__bucket_send(&flat->carrier, dtype, "gradients");
+    if (status != PST_OK) return status;
+    flat->stats.reduces++;
+    flat->stats.reduce_bytes += bytes;
+    return PST_OK;
+}
+
+/* Is the latest gradient of this parameter in a bucket that has not gone out? */
+static int bucket_has(const pst_flat *flat, const pst__flat_parameter *parameter) {
+    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
+        if (flat->open_number[dtype] != 0 && parameter->bucket == flat->open_number[dtype])
+            return 1;
+    return 0;
+}
+
+/* ---- coming in ------------------------------------------------------------------------------- */
+
+static pst_status flush(void *flat, pst_dtype dtype) {
+    return bucket_flush(flat, dtype);
+}
+
+/* Elements [first, first + count) of every rank's chunk of a gradient. */
+typedef struct part {
+    pst__flat_parameter *parameter;
+    const char *source;
+    pst_dtype dtype, travels;
+    size_t first, count;
+} part;
+
+static pst_status add_piece(pst_flat *flat, const part *part, const pst_slot *slot) {
+    pst__carrier *carrier = &flat->carrier;
+    pst__open_bucket *open = &carrier->open[part->travels];
+    pst_status status = PST_OK;
+    if (open->operation == NULL) {
+        status = pst__operation_take(carrier, PST__REDUCE_LANE, &open->operation);
+        if (status == PST_OK) flat->open_number[part->travels] = ++flat->buckets;
+    }
+    if (status != PST_OK) return status;
+    open->whole_bytes += slot->padded_bytes * carrier->world;
+    const pst__flat_parameter *parameter = part->parameter;
+    char *target =
+        (char *)parameter->target.memory + part->first * pst_dtype_size(parameter->target.dtype);
+    return pst__operation_add_piece(
+        open->operation, &(pst_reduce_piece){.offset = slot->offset,
+                                             .count = part->count,
+                                             .destination = target,
+                                             .destination_dtype = parameter->target.dtype,
+                                             .accumulate = parameter->target.has_sum});
+}
+
+/* What there is of the gradient, and zeros behind its end. */
+static pst_status add_casts(pst_flat *flat, const part *part, const pst_slot *slot) {
+    const size_t world = flat->carrier.world, size = pst_dtype_size(part->travels);
+    const pst__flat_parameter *parameter = part->parameter;
+    pst_status status =
+        pst__heap_grow(flat->carrier.heap, (void **)&flat->casts, &flat->cast_capacity,
+                       flat->cast_count + 2 * world, sizeof *flat->casts);
+    for (size_t rank = 0; status == PST_OK && rank < world; rank++) {
+        size_t begin = rank * parameter->chunk + part->first;
+        size_t left = begin < parameter->elements ? parameter->elements - begin : 0;
+        size_t real = left < part->count ? left : part->count;
+        char *memory = (char *)slot->memory + rank * slot->stride;
+        if (real > 0)
+            flat->casts[flat->cast_count++] =
+                (pst_cast){memory, part->source + begin * pst_dtype_size(part->dtype), real,
+                           part->travels, part->dtype};
+        if (real < part->count)
+            flat->casts[flat->cast_count++] = (pst_cast){
+                memory + real * size, NULL, part->count - real, part->travels, part->travels};
+    }
+    return status;
+}
+
+static pst_status add_part(pst_flat *flat, const part *part) {
+    pst_slot slot;
+    pst_status status =
+        pst__bucket_slot(&flat->carrier, part->travels, part->count * pst_dtype_size(part->travels),
+                         flush, flat, &slot);
+    if (status == PST_OK) status = add_piece(flat, part, &slot);
+    return status == PST_OK ? add_casts(flat, part, &slot) : status;
+}
+
+/* Room for a gradient; its copy is launched by the next bucket_copy. Full buckets go out.
+ */
+static pst_status bucket_add(pst_flat *flat, const pst__flat_report *report) {
+    pst__flat_parameter *parameter = &flat->parameters[report->parameter];
+    part part = {.parameter = parameter,
+                 .source = report->source,
+                 .dtype = report->dtype,
+                 .travels = report->travels};
+    size_t most = flat->chunk_bytes / pst_dtype_size(part.travels);
+    pst_status status = pst__buckets_open(&flat->carrier, part.travels);
+    for (; status == PST_OK && part.first < parameter->chunk; part.first += part.count) {
+        size_t left = parameter->chunk - part.first;
+        part.count = left < most ? left : most;
+        status = add_part(flat, &part);
+    }
+    parameter->bucket = flat->open_number[part.travels];
+    parameter->adds = parameter->target.has_sum;
+    parameter->target.has_sum = 1;
+    return status;
+}
+
+/* Buckets that have not gone out are forgotten. */
+static void bucket_abandon(pst_flat *flat) {
+    for (size_t i = 0; i < flat->parameter_count; i++) {
+        pst__flat_parameter *parameter = &flat->parameters[i];
+        if (bucket_has(flat, parameter) && !parameter->adds) parameter->target.has_sum = 0;
+    }
+    pst__bucket_abandon_all(&flat->carrier);
+    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
+        flat->open_number[dtype] = 0;
+    flat->cast_count = 0;
+}
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+static void consumed(const pst_flat *flat, void *token) {
+    if (flat->options.consumed != NULL)
+        flat->options.consumed(flat->options.callback_context, token);
+}
+
+/* What was reported goes into buckets. */
+static pst_status fill(pst_flat *flat) {
+    if (flat->report_count == 0) return PST_OK;
+    pst_status status = pst__sources_reserve(&flat->held, flat->report_count, flat->report_bytes);
+    if (status == PST_OK) status = pst__fill_begin(&flat->carrier);
+    for (size_t i = 0; status == PST_OK && i < flat->report_count; i++)
+        status = bucket_add(flat, &flat->reports[i]);
+    if (status == PST_OK) status = bucket_copy(flat);
+    if (status != PST_OK) return status;
+    const size_t bytes = flat->report_bytes;
+    for (size_t i = 0; i < flat->report_count; i++)
+        pst__sources_add(&flat->held, flat->reports[i].token);
+    flat->report_count = flat->report_bytes = 0;
+    return pst__sources_submit(&flat->held, bytes);
+}
+
+static pst_status flush_all(pst_flat *flat) {
+    pst_status status = fill(flat);
+    for (int dtype = 0; status == PST_OK && dtype < PST_DTYPE_COUNT; dtype++)
+        status = bucket_flush(flat, (pst_dtype)dtype);
+    return pst__carrier_give_up(&flat->carrier, status);
+}
+
+/* Compute waits for copies that were begun, those of a batch that failed in its middle too. */
+static void wait_for_copies(pst_flat *flat) {
+    if (flat->held.token_count + flat->report_count == 0) return;
+    if (pst__fill_end(&flat->carrier) == PST_OK) (void)pst__fill_join(&flat->carrier);
+}
+
+/* Gradients that have not gone out are forgotten. */
+void pst__flat_abandon_all(pst_flat *flat) {
+    wait_for_copies(flat);
+    pst__sources_release_all(&flat->held);
+    for (size_t i = 0; i < flat->report_count; i++)
+        consumed(flat, flat->reports[i].token);
+    flat->report_count = flat->report_bytes = 0;
+    bucket_abandon(flat);
+}
+
+/* ---- reports --------------------------------------------------------------------------------- */
+
+static int waits(const pst_flat *flat, uint32_t parameter) {
+    for (size_t i = 0; i < flat->report_count; i++)
+        if (flat->reports[i].parameter == parameter) return 1;
+    return bucket_has(flat, &flat->parameters[parameter]);
+}
+
+static pst_status check_report(pst_flat *flat, const pst__flat_report *report) {
+    pst_status status = pst__flat_check(flat, report->parameter);
+    if (status != PST_OK) return status;
+    const pst__flat_parameter *parameter = &flat->parameters[report->parameter];
+    if (parameter->target.memory == NULL || parameter->elements == 0) return PST_OK;
+    if (report->source != NULL && pst_dtype_size(report->dtype) != 0 &&
+        pst_dtype_size(report->travels) != 0)
+        return PST_OK;
+    return pst__flat_fail(flat, PST_EINVAL,
+                          "parameter '%s': its gradient has no memory, or no dtype",
+                          parameter->name);
+}
+
+static pst_status add_report(pst_flat *flat, const pst__flat_report *report) {
+    /* No two of a parameter travel together: the second is added to the first. */
+    pst_status status = waits(flat, report->parameter) ? flush_all(flat) : PST_OK;
+    if (status == PST_OK)
+        status = pst__heap_grow(flat->carrier.heap, (void **)&flat->reports, &flat->report_capacity,
+                                flat->report_count + 1, sizeof *flat->reports);
+    if (status != PST_OK) return status;
+    flat->reports[flat->report_count++] = *report;
+    flat->report_bytes +=
+        flat->parameters[report->parameter].elements * pst_dtype_size(report->travels);
+    return PST_OK;
+}
+
+pst_status pst_flat_reduce(pst_flat *flat, uint32_t index, const void *source, pst_dtype dtype,
+                           pst_dtype travels, void *token) {
+    const pst__flat_report report = {index, source, dtype, travels, token};
+    pst_status status = check_report(flat, &report);
+    int is_dropped = status != PST_OK || flat->parameters[index].target.memory == NULL ||
+                     flat->parameters[index].elements == 0;
+    if (!is_dropped) {
+        status = pst__carrier_give_up(&flat->carrier, add_report(flat, &report));
+        is_dropped = status != PST_OK;
+    }
+    if (is_dropped) {
+        if (flat != NULL) consumed(flat, token);
+        return status;
+    }
+    if (flat->report_bytes < flat->options.batch_bytes) return PST_OK;
+    return pst__carrier_give_up(&flat->carrier, fill(flat));
+}
+
+/* ---- backwards ------------------------------------------------------------------------------- */
+
+pst_status pst_flat_begin_backward(pst_flat *flat, int is_last) {
+    if (flat == NULL) return PST_EINVAL;
+    pst__flat_abandon_all(flat);
+    for (size_t i = 0; flat->is_last && i < flat->parameter_count; i++)
+        pst__target_begin(&flat->parameters[i].target);
+    flat->is_last = is_last != 0;
+    return pst__operation_check_comms(&flat->carrier);
+}
+
+static void release_buckets(pst_flat *flat) {
+    pst__carrier *carrier = &flat->carrier;
+    pst__operation_reap_buckets(carrier);
+    pst_buckets_trim(carrier->buckets);
+    pst_arena_trim(carrier->sources);
+}
+
+pst_status pst_flat_end_backward(pst_flat *flat, int release) {
+    if (flat == NULL) return PST_EINVAL;
+    pst_status status = pst_runtime_status(flat->carrier.runtime);
+    if (status == PST_OK) status = flush_all(flat);
+    if (status == PST_OK) status = pst__operation_wait_reductions(&flat->carrier);
+    if (status == PST_OK) status = pst__sources_join(&flat->held);
+    for (size_t i = 0; status == PST_OK && flat->is_last && i < flat->parameter_count; i++)
+        status = pst__target_zero_old(&flat->carrier, &flat->parameters[i].target);
+    if (status == PST_OK && flat->is_last) status = pst__flat_wait_readers(flat, PST__FLAT_ALL);
+    if (status == PST_OK && flat->is_last) status = pst_flat_updated(flat);
+    if (status == PST_OK) status = pst__operation_check_comms(&flat->carrier);
+    if (status == PST_OK && release) release_buckets(flat);
+    return pst__flat_give_up(flat, status);
+}

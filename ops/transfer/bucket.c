@@ -1,0 +1,130 @@
+#include "ops/transfer/bucket.h"
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* Peers may still read what a bucket has held. */
+static pst_status refill(void *context, uint64_t id, pst_stream *stream) {
+    pst__carrier *carrier = context;
+    return pst__wait_readers(carrier, carrier->options.reduce_comm, stream,
+                             carrier->bucket_tickets[id]);
+}
+
+pst_status pst__buckets_create(pst__carrier *carrier, pst_arena *arena, size_t chunk_bytes,
+                               size_t per_dtype, int is_fixed) {
+    pst_buckets_options options = {.size = sizeof options,
+                                   .arena = arena,
+                                   .ranks = carrier->world,
+                                   .chunk_bytes = chunk_bytes,
+                                   .alignment = PST__SLOT_ALIGNMENT,
+                                   .per_dtype = per_dtype,
+                                   .fixed = is_fixed,
+                                   .refill = is_fixed ? refill : NULL,
+                                   .refill_context = carrier};
+    carrier->keeps_tickets = is_fixed;
+    carrier->bucket_arena = arena;
+    carrier->opened_bytes =
+        per_dtype * pst__round_up(chunk_bytes * carrier->world, PST_ARENA_ALIGNMENT);
+    return pst_buckets_create(carrier->runtime, &options, &carrier->buckets);
+}
+
+pst_status pst__buckets_open(pst__carrier *carrier, pst_dtype dtype) {
+    pst_lease all;
+    if (!carrier->keeps_tickets || carrier->has_opened[dtype]) return PST_OK;
+    const pst_status status =
+        pst__open_segment(carrier, carrier->bucket_arena, carrier->opened_bytes, &all);
+    if (status != PST_OK) return status;
+    pst_arena_release(carrier->bucket_arena, &all, NULL);
+    carrier->has_opened[dtype] = 1;
+    return PST_OK;
+}
+
+size_t pst__bucket_bytes(const pst__carrier *carrier) {
+    pst_buckets_stats stats = {.size = sizeof stats};
+    if (carrier->buckets != NULL) pst_buckets_get_stats(carrier->buckets, &stats);
+    return stats.bytes;
+}
+
+static pst_status wait_for_bucket(pst__carrier *carrier) {
+    pst__operation *operation = pst__queue_of(carrier, PST__REDUCE_LANE)->holding;
+    while (operation != NULL && !operation->has_bucket)
+        operation = operation->next;
+    pst_status status = operation == NULL ? PST_ESTATE : pst__operation_wait_launch(operation);
+    pst__operation_reap(carrier);
+    return status;
+}
+
+pst_status pst__bucket_slot(pst__carrier *carrier, pst_dtype dtype, size_t bytes,
+                            pst_status (*flush)(void *context, pst_dtype dtype), void *context,
+                            pst_slot *slot) {
+    for (;;) {
+        pst_status status =
+            pst_buckets_slot(carrier->buckets, dtype, bytes, carrier->filling.stream, slot);
+        if (status == PST_EBUSY)
+            status = flush(context, dtype);
+        else if (status == PST_PENDING)
+            status = wait_for_bucket(carrier);
+        else
+            return status;
+        if (status != PST_OK) return status;
+    }
+}
+
+/* ---- going out ------------------------------------------------------------------------------- */
+
+static void describe(const pst__carrier *carrier, const pst_bucket *bucket, const char *name,
+                     pst__operation *operation) {
+    pst_collective *collective = &operation->work.collective;
+    collective->kind = PST_REDUCE_SCATTER;
+    collective->name = name;
+    collective->dtype = bucket->dtype;
+    collective->source = bucket->memory;
+    collective->source_bytes = bucket->used_bytes;
+    collective->stride = bucket->stride;
+    collective->pieces = operation->pieces;
+    collective->scale = 1.0 / (double)carrier->world; /* the sums are in fp32 */
+    operation->wait_name = PST__WAIT_GRADIENTS;
+    operation->bucket = bucket->id;
+    operation->has_bucket = 1;
+}
+
+pst_status pst__bucket_send(pst__carrier *carrier, pst_dtype dtype, const char *name) {
+    pst__open_bucket open = carrier->open[dtype];
+    pst_device *device = carrier->device;
+    pst_bucket bucket;
+    pst_status status = pst_buckets_flush(carrier->buckets, dtype, &bucket);
+    if (status != PST_OK) return status;
+    carrier->open[dtype] = (pst__open_bucket){0};
+    describe(carrier, &bucket, name, open.operation);
+    status = device->ops->event_record(device, open.operation->ready, carrier->filling.stream);
+    if (status != PST_OK) {
+        pst__operation_give(carrier, open.operation);
+        return status;
+    }
+    status = pst__operation_submit(open.operation, open.whole_bytes, &open.operation->ready, 1);
+    if (status == PST_OK) pst__bucket_note_ticket(open.operation);
+    return status;
+}
+
+void pst__bucket_note_ticket(const pst__operation *operation) {
+    pst__carrier *carrier = operation->carrier;
+    if (carrier->keeps_tickets)
+        carrier->bucket_tickets[operation->bucket] = operation->work.collective.ticket;
+}
+
+void pst__bucket_deliver_nothing(pst__carrier *carrier) {
+    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
+        if (carrier->open[dtype].operation != NULL)
+            carrier->open[dtype].operation->work.collective.piece_count = 0;
+}
+
+void pst__bucket_abandon_all(pst__carrier *carrier) {
+    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
+        pst__operation *operation = carrier->open[dtype].operation;
+        if (operation == NULL) continue;
+        pst_bucket bucket;
+        carrier->open[dtype] = (pst__open_bucket){0};
+        if (pst_buckets_flush(carrier->buckets, (pst_dtype)dtype, &bucket) == PST_OK)
+            pst_buckets_retire(carrier->buckets, bucket.id, NULL);
+        pst__operation_give(carrier, operation);
+    }
+}

@@ -1,0 +1,164 @@
+/* What carries an executor's collectives: the lanes and queues of its communicators, its growing
+ * graph, the memory that all executors need, and the watch over the communicators. An executor has
+ * one, and decides what goes over it and when. One thread at a time. */
+#ifndef PST_OPS_TRANSFER_CARRIER_H
+#define PST_OPS_TRANSFER_CARRIER_H
+
+#include "base/error.h"
+#include "base/heap.h"
+#include "mem/arena.h"
+#include "ops/transfer/stalls.h"
+
+#include <penstock/comm.h>
+#include <penstock/graph.h>
+#include <penstock/memory.h>
+#include <penstock/runtime.h>
+
+typedef struct pst__operation pst__operation;
+
+typedef struct pst__carrier_options {
+    const char *name;
+    pst_comm *gather_comm, *reduce_comm; /* may be one */
+    pst_device *device;                  /* NULL: the runtime's host */
+    pst_lane *compute;                   /* BORROWED; NULL: the calling thread, on the host only */
+    int pumped;
+    int time_waits; /* of compute's stream, even untraced */
+    /* Where device memory comes from; NULL: from the device. */
+    pst_status (*segment_alloc)(void *context, size_t bytes, void **memory);
+    void (*segment_free)(void *context, void *memory, size_t bytes);
+    void *segment_context;
+} pst__carrier_options;
+
+typedef enum pst__lane_index {
+    PST__GATHER_LANE = 0,
+    PST__REDUCE_LANE,
+    PST__LANE_COUNT
+} pst__lane_index;
+
+/* A communicator's queue: its lane, its tickets, its collectives in flight (oldest first). */
+typedef struct pst__queue {
+    pst_comm *comm;
+    pst_lane *lane;
+    pst_lane *sum_lane;  /* of reductions' second parts; NULL where they have none */
+    pst_lane *then_lane; /* of operations' `then`; NULL where nobody has one */
+    uint64_t tickets;
+    pst__operation *oldest, *newest;
+    pst__operation *holding; /* the first one that has its memory still */
+} pst__queue;
+
+/* A reduce-scatter that is being put together: one a dtype. */
+typedef struct pst__open_bucket {
+    pst__operation *operation;
+    size_t whole_bytes;
+} pst__open_bucket;
+
+/* Where gradients are copied into buckets. On an asynchronous device that is a stream of its own:
+ * compute goes on beside the copies. On others it is compute's. */
+typedef struct pst__filling {
+    pst_stream *stream; /* compute, or: */
+    pst_stream *own;
+    pst_event *reached; /* compute, by the latest gradients */
+    pst_event *filled;  /* their copies */
+    int is_apart;       /* compute does not wait for `filled` yet */
+} pst__filling;
+
+/* What waits have cost, in nanoseconds. */
+typedef struct pst__waits {
+    uint64_t exposed_gather_ns, exposed_reduce_ns; /* compute's thread has waited */
+    uint64_t device_gather_ns, device_reduce_ns;   /* compute's stream has, where that is timed */
+    uint64_t late_launches; /* waits of the host for a launch, on asynchronous devices */
+} pst__waits;
+
+/* The largest parameter: the bytes of more would overflow, padded and for all ranks. */
+#define PST__MOST_ELEMENTS (SIZE_MAX >> 8)
+
+#define PST__MOST_BUCKETS 4u /* of a dtype, where they are all there is */
+
+typedef struct pst__carrier {
+    pst_runtime *runtime;
+    const pst__heap *heap;
+    pst__error *error;
+    char *name;
+    pst__carrier_options options;
+    pst_device *device;
+    pst_stream *compute; /* the stream of the compute lane, or of the calling thread */
+    size_t world, rank;
+    int asynchronous; /* the device keeps its streams' order itself */
+    int one_comm;     /* both directions share a communicator */
+    int is_abandoned; /* atomic: tasks ask the communicators no more */
+
+    pst_graph *graph; /* growing; every collective is one of its tasks */
+    pst__queue queues[PST__LANE_COUNT];
+    pst__operation *spare, *last_spare;
+    uint64_t gather_ticket; /* of the last gather of what peers read */
+
+    pst_arena *gathered;
+    pst_arena *staging; /* scratch of collectives */
+    pst_arena *sources; /* communication copies and buckets: what peers read */
+    pst_buckets *buckets;
+    int keeps_tickets; /* the buckets are fixed: by their ids, of their last reductions */
+    uint64_t bucket_tickets[PST__MOST_BUCKETS * PST_DTYPE_COUNT + 1];
+    pst_arena *bucket_arena; /* theirs, where they are opened to peers by dtype: */
+    size_t opened_bytes;
+    int has_opened[PST_DTYPE_COUNT];
+    pst__open_bucket open[PST_DTYPE_COUNT];
+    pst__filling filling;
+    pst_event *reached; /* compute's position, for the host to wait for */
+    pst__stalls stalls;
+    pst__waits waits;
+} pst__carrier;
+
+/* ---- carrier.c ------------------------------------------------------------------------------- */
+/* On failure what has been made is freed by pst__carrier_free. */
+pst_status pst__carrier_create(pst_runtime *runtime, const pst__carrier_options *options,
+                               pst__carrier *carrier);
+/* An arena of device memory; segment_bytes as in pst_arena_options. */
+pst_status pst__carrier_create_arena(const pst__carrier *carrier, const char *name,
+                                     size_t segment_bytes, pst_arena **arena);
+void pst__carrier_free(pst__carrier *carrier);
+/* Ends what is in flight, by waiting and else by an abort; 0: a collective may still write. */
+int pst__carrier_quiesce(pst__carrier *carrier);
+/* The first step of destroying an executor: nobody calls it, or its communicators for it, from here
+ * on. 1: its memory can be freed. 0: a communicator may still write there, and the log says so. */
+int pst__carrier_close(pst__carrier *carrier);
+#define PST__PATIENCE_NS 2000000000u /* with what should end by itself, and with an abort */
+/* Blocks until compute has done what it was given so far; 0: not within `patience_ns`. */
+int pst__carrier_wait_compute(pst__carrier *carrier, uint64_t patience_ns);
+/* Compute's position now. */
+pst_status pst__carrier_record(pst__carrier *carrier, pst_event *event);
+/* A failure that leaves the ranks with different sequences: nothing may go on, here and elsewhere.
+ * Returns `status`. */
+pst_status pst__carrier_give_up(pst__carrier *carrier, pst_status status);
+#define pst__carrier_fail(carrier, status, format, ...)                                            \
+    pst__fail((carrier)->error, (status), "rank %zu, engine '%s': " format, (carrier)->rank,       \
+              (carrier)->name, __VA_ARGS__)
+
+/* The same queue for both directions where they share a communicator. */
+static inline pst__queue *pst__queue_of(pst__carrier *carrier, pst__lane_index lane) {
+    return &carrier->queues[carrier->one_comm ? PST__GATHER_LANE : lane];
+}
+
+/* ---- peers.c: memory that peers read by themselves ------------------------------------------- */
+/* Peers may read it over this communicator. Blocks; all ranks. */
+pst_status pst__open_to_peers(pst__carrier *carrier, pst_comm *comm, const pst_lease *memory);
+/* A segment of the arena's own, of at least so many bytes, over both communicators: at the same
+ * offset on all ranks. */
+pst_status pst__open_segment(pst__carrier *carrier, pst_arena *arena, size_t bytes,
+                             pst_lease *opened);
+/* The stream waits until no peer reads the source of this ticket any more; 0: of none. */
+pst_status pst__wait_readers(pst__carrier *carrier, pst_comm *comm, pst_stream *stream,
+                             uint64_t ticket);
+/* Compute waits until no peer reads what was gathered from so far. */
+pst_status pst__wait_gather_readers(pst__carrier *carrier);
+/* Each rank's `bytes` of host memory, in the order of ranks. Blocks. */
+pst_status pst__gather_bytes(pst__carrier *carrier, const char *name, const void *own, size_t bytes,
+                             void *everyone);
+
+/* ---- carrier.c: copies of gradients into buckets --------------------------------------------- */
+/* Around copies: behind what compute was given so far, and behind the copies before. */
+pst_status pst__fill_begin(pst__carrier *carrier);
+pst_status pst__fill_end(pst__carrier *carrier);
+/* Compute waits for the copies that have begun. */
+pst_status pst__fill_join(pst__carrier *carrier);
+
+#endif

@@ -1,0 +1,575 @@
+#include "ops/transfer/operation.h"
+
+#include "base/atomic.h"
+#include "base/clock.h"
+#include "sched/runtime.h"
+
+#include <stdio.h>
+#include <time.h>
+
+/* Pairs with the release when `finished` was recorded: who sees it may wait for that. */
+static int is_launched(const pst__operation *operation) {
+    return pst__load_acquire(&operation->launched);
+}
+
+static pst_status create_events(pst__carrier *carrier, pst__operation *operation) {
+    pst_device *device = carrier->device;
+    pst_status status = device->ops->event_create(device, 0, &operation->ready);
+    if (status != PST_OK || !carrier->asynchronous) return status;
+    status = device->ops->event_create(device, 0, &operation->finished);
+    if (status != PST_OK) device->ops->event_destroy(device, operation->ready);
+    return status;
+}
+
+static pst__operation *operation_create(pst__carrier *carrier) {
+    pst__operation *operation = pst__heap_alloc(carrier->heap, sizeof *operation);
+    if (operation == NULL) return NULL;
+    if (create_events(carrier, operation) != PST_OK) {
+        pst__heap_free(carrier->heap, operation, sizeof *operation);
+        return NULL;
+    }
+    operation->carrier = carrier;
+    return operation;
+}
+
+static void operation_free(pst__carrier *carrier, pst__operation *operation) {
+    pst_device *device = carrier->device;
+    device->ops->event_destroy(device, operation->ready);
+    if (operation->finished != NULL) device->ops->event_destroy(device, operation->finished);
+    pst__heap_free(carrier->heap, operation->pieces,
+                   operation->piece_capacity * sizeof *operation->pieces);
+    pst__heap_free(carrier->heap, operation->casts,
+                   operation->cast_capacity * sizeof *operation->casts);
+    pst__heap_free(carrier->heap, operation->segments,
+                   operation->segment_capacity * sizeof *operation->segments);
+    pst__heap_free(carrier->heap, operation, sizeof *operation);
+}
+
+static void wake_lane(void *lane) {
+    pst_lane_wake(lane);
+}
+
+static void operation_reset(pst__operation *operation, pst__queue *queue) {
+    operation->queue = queue;
+    operation->work = (pst_collective_work){.comm = queue->comm};
+    operation->work.status = PST_ECANCELED; /* until it is started */
+    operation->work.collective.wake = wake_lane;
+    operation->work.collective.wake_argument = queue->lane;
+    operation->task = (pst_task){NULL, 0};
+    operation->then = NULL;
+    operation->done = NULL;
+    operation->cast_count = 0;
+    operation->is_waited = 0;
+    operation->owner = NULL;
+    operation->wait_name = NULL;
+    operation->is_for_others = 0;
+    operation->staging = operation->unread = (pst_lease){0};
+    operation->has_bucket = 0;
+    operation->next = NULL;
+    /* Nobody else knows it yet; add publishes these. */
+    pst__store_relaxed(&operation->launched, 0);
+    pst__store_relaxed(&operation->ended, 0);
+    pst__store_relaxed(&operation->failed, 0);
+    pst__store_relaxed(&operation->failure, PST_OK);
+}
+
+void pst__fill_segments(pst_segment *segments, size_t world, size_t bytes) {
+    for (size_t rank = 0; rank < world; rank++)
+        segments[rank] = (pst_segment){(uint32_t)rank, 0, rank * bytes, bytes};
+}
+
+/* First in, first out: what waits for an event of one that is given back then rarely waits for its
+ * next use, too. */
+static void put_spare(pst__carrier *carrier, pst__operation *operation) {
+    operation->next = NULL;
+    if (carrier->spare == NULL)
+        carrier->spare = operation;
+    else
+        carrier->last_spare->next = operation;
+    carrier->last_spare = operation;
+}
+
+pst_status pst__operation_take(pst__carrier *carrier, pst__lane_index lane,
+                               pst__operation **operation) {
+    pst__operation_reap(carrier);
+    pst__operation *taken = carrier->spare;
+    if (taken != NULL)
+        carrier->spare = taken->next;
+    else
+        taken = operation_create(carrier);
+    *operation = taken;
+    if (taken == NULL)
+        return pst__carrier_fail(carrier, PST_ENOMEM, "%s", "no memory for a collective");
+    operation_reset(taken, pst__queue_of(carrier, lane));
+    return PST_OK;
+}
+
+/* Behind `event`; NULL: now. */
+static void give_memory(pst__operation *operation, pst_event *event) {
+    pst__carrier *carrier = operation->carrier;
+    if (operation->staging.memory != NULL)
+        pst_arena_release(carrier->staging, &operation->staging, event);
+    if (operation->unread.memory != NULL)
+        pst_arena_release(carrier->gathered, &operation->unread, event);
+    if (operation->has_bucket) pst_buckets_retire(carrier->buckets, operation->bucket, event);
+    operation->staging = operation->unread = (pst_lease){0};
+    operation->has_bucket = 0;
+}
+
+void pst__operation_give(pst__carrier *carrier, pst__operation *operation) {
+    give_memory(operation, NULL);
+    pst_task_release(operation->task);
+    operation->task = (pst_task){NULL, 0};
+    put_spare(carrier, operation);
+}
+
+/* ---- on the worker --------------------------------------------------------------------------- */
+
+/* The last part is on its stream: from here on the executor's thread needs no answer any more. */
+static pst_status note_launch(pst__operation *operation, pst_stream *stream) {
+    pst__carrier *carrier = operation->carrier;
+    pst_status status =
+        carrier->device->ops->event_record(carrier->device, operation->finished, stream);
+    if (status != PST_OK) {
+        /* It runs, and nobody could know when it ends. */
+        pst_runtime_poison(carrier->runtime, status, "a collective's event could not be recorded");
+        return status;
+    }
+    /* Pairs with the acquire in is_launched: who sees it may wait for `finished`. */
+    pst__store_release(&operation->launched, 1);
+    return PST_OK;
+}
+
+static int has_second_part(const pst__operation *operation) {
+    return operation->work.combine_apart || operation->then != NULL;
+}
+
+/* The acquire pairs with the release in abandon_all: the communicator may be gone. */
+static int is_abandoned(const pst__operation *operation) {
+    return pst__load_acquire(&operation->carrier->is_abandoned);
+}
+
+static pst_status start(void *argument, pst_stream *stream) {
+    pst__operation *operation = argument;
+    if (is_abandoned(operation)) return PST_ECANCELED;
+    pst_work work = pst_collective_as_work(&operation->work);
+    pst_status status = work.start(work.argument, stream);
+    if (status != PST_OK || !operation->carrier->asynchronous || has_second_part(operation))
+        return status;
+    return note_launch(operation, stream);
+}
+
+static pst_status test(void *argument) {
+    pst__operation *operation = argument;
+    if (is_abandoned(operation)) return PST_ECANCELED;
+    pst_work work = pst_collective_as_work(&operation->work);
+    return work.test(work.argument);
+}
+
+static pst_status combine(pst__operation *operation, pst_stream *stream) {
+    pst_work work = pst_combine_as_work(&operation->work);
+    return work.start(work.argument, stream);
+}
+
+static pst_status start_second(void *argument, pst_stream *stream) {
+    pst__operation *operation = argument;
+    if (is_abandoned(operation)) return PST_ECANCELED;
+    pst_status status =
+        operation->then != NULL ? operation->then(operation, stream) : combine(operation, stream);
+    if (status != PST_OK || !operation->carrier->asynchronous) return status;
+    return note_launch(operation, stream);
+}
+
+static void poison(const pst__operation *operation, pst_status status) {
+    const pst_collective *collective = &operation->work.collective;
+    pst_comm *comm = operation->work.comm;
+    char text[PST__ERROR_BYTES];
+    (void)snprintf(text, sizeof text, "rank %zu, engine '%s': %s of '%s' (ticket %llu) failed: %s",
+                   operation->carrier->rank, operation->carrier->name,
+                   pst_collective_name(collective->kind), collective->name,
+                   (unsigned long long)collective->ticket, comm->ops->error_text(comm));
+    pst_runtime_poison(operation->carrier->runtime, status, text);
+}
+
+/* A collective that an abort or a failure has let go ends, too, but with no result. */
+static void check_result(pst__operation *operation) {
+    pst_comm *comm = operation->work.comm;
+    if (!operation->carrier->asynchronous || comm->ops->status == NULL) return;
+    pst_status status = comm->ops->status(comm);
+    if (status == PST_OK) return;
+    pst__store_relaxed(&operation->failed, 1);
+    poison(operation, status);
+}
+
+static void finish_part(pst__operation *operation) {
+    /* The last one sees what the others did. */
+    if (pst__sub_acq_rel(&operation->unfinished, 1) != 1) return;
+    const pst_status failure = (pst_status)pst__load_relaxed(&operation->failure);
+    if (failure != PST_OK) poison(operation, failure);
+    if (!pst__load_relaxed(&operation->failed)) check_result(operation);
+    if (operation->done != NULL && !pst__load_relaxed(&operation->failed))
+        operation->done(operation);
+    /* Pairs with the acquire in reap: all that the callback did has ended when the memory is
+     * reused. */
+    pst__store_release(&operation->ended, 1);
+}
+
+/* A task of it has ended. It never ran, or was abandoned, when the runtime was poisoned before:
+ * then that error has been reported. The relaxed stores are published by the decrement. */
+static void ended(void *argument, pst_status status) {
+    pst__operation *operation = argument;
+    if (status < 0) {
+        pst__store_relaxed(&operation->failed, 1);
+        if (operation->work.status == status) pst__store_relaxed(&operation->failure, (int)status);
+    }
+    finish_part(operation);
+}
+
+pst_status pst__operation_add_piece(pst__operation *operation, const pst_reduce_piece *piece) {
+    size_t *count = &operation->work.collective.piece_count;
+    pst_status status =
+        pst__heap_grow(operation->carrier->heap, (void **)&operation->pieces,
+                       &operation->piece_capacity, *count + 1, sizeof *operation->pieces);
+    if (status != PST_OK)
+        return pst__carrier_fail(operation->carrier, status, "%s", "no memory to reduce gradients");
+    operation->pieces[(*count)++] = *piece;
+    return PST_OK;
+}
+
+/* ---- submitting ------------------------------------------------------------------------------ */
+
+#define EVENTS_A_TASK 4u
+
+/* A task takes four events; tasks without work, in front of it on the same lane, take the rest. */
+static pst_status wait_for_events(pst__operation *operation, pst_event *const **after,
+                                  size_t *after_count) {
+    while (*after_count > EVENTS_A_TASK) {
+        pst_task_options options = {.size = sizeof options,
+                                    .name = operation->work.collective.name,
+                                    .lane = operation->queue->lane,
+                                    .after_events = *after,
+                                    .after_event_count = EVENTS_A_TASK};
+        pst_status status = pst_graph_add(operation->carrier->graph, &options, NULL);
+        if (status != PST_OK) return status;
+        *after += EVENTS_A_TASK;
+        *after_count -= EVENTS_A_TASK;
+    }
+    return PST_OK;
+}
+
+static pst_status take_staging(pst__operation *operation) {
+    pst_collective *collective = &operation->work.collective;
+    pst_comm *comm = operation->work.comm;
+    size_t bytes = comm->ops->staging_bytes(comm, collective);
+    if (collective->staging != NULL || bytes == 0) return PST_OK;
+    pst_status status = pst_arena_acquire(operation->carrier->staging, bytes, &operation->staging);
+    collective->staging = operation->staging.memory;
+    return status;
+}
+
+static pst_work work_of(pst__operation *operation) {
+    const int ends_later = !operation->carrier->asynchronous;
+    return (pst_work){.start = start, .test = ends_later ? test : NULL, .argument = operation};
+}
+
+static const char *path_of(pst__operation *operation) {
+    return pst_comm_path(operation->work.comm, &operation->work.collective);
+}
+
+/* The sums of a reduction, on a lane of their own behind the chunks' arrival; or what else comes
+ * behind the collective. */
+static pst_status add_second_part(pst__operation *operation, size_t bytes) {
+    pst_task arrival = operation->task;
+    pst__queue *queue = operation->queue;
+    const pst_collective *collective = &operation->work.collective;
+    pst_task_options options = {.size = sizeof options,
+                                .name = collective->name,
+                                .lane =
+                                    operation->then != NULL ? queue->then_lane : queue->sum_lane,
+                                .work = {.start = start_second, .argument = operation},
+                                .after = &arrival,
+                                .after_count = 1,
+                                .done = ended,
+                                .done_argument = operation,
+                                .ticket = collective->ticket,
+                                .bytes = bytes,
+                                .path = path_of(operation)};
+    pst_status status = pst_graph_add(operation->carrier->graph, &options, &operation->task);
+    if (status == PST_OK) {
+        pst_task_release(arrival);
+        return PST_OK;
+    }
+    /* The first part goes on alone, and the second never comes. */
+    pst_runtime_poison(operation->carrier->runtime, status,
+                       "the second part of a collective got no task");
+    pst__store_relaxed(&operation->failed, 1);
+    finish_part(operation);
+    return PST_OK;
+}
+
+static pst_status add_task(pst__operation *operation, size_t bytes, pst_event *const *after,
+                           size_t after_count) {
+    pst_collective *collective = &operation->work.collective;
+    pst_status status = wait_for_events(operation, &after, &after_count);
+    if (status != PST_OK) return status;
+    collective->ticket = operation->queue->tickets + 1;
+    operation->work.combine_apart =
+        operation->queue->sum_lane != NULL && collective->kind == PST_REDUCE_SCATTER;
+    operation->unfinished = 1 + has_second_part(operation); /* the add publishes it */
+    pst_task_options options = {.size = sizeof options,
+                                .name = collective->name,
+                                .lane = operation->queue->lane,
+                                .work = work_of(operation),
+                                .after_events = after,
+                                .after_event_count = after_count,
+                                .done = ended,
+                                .done_argument = operation,
+                                .ticket = collective->ticket,
+                                .bytes = bytes,
+                                .path = path_of(operation)};
+    status = pst_graph_add(operation->carrier->graph, &options, &operation->task);
+    if (status != PST_OK) return status;
+    operation->queue->tickets++;
+    return has_second_part(operation) ? add_second_part(operation, bytes) : PST_OK;
+}
+
+static void enqueue(pst__queue *queue, pst__operation *operation) {
+    if (queue->oldest == NULL)
+        queue->oldest = operation;
+    else
+        queue->newest->next = operation;
+    queue->newest = operation;
+    if (queue->holding == NULL) queue->holding = operation;
+}
+
+/* On the host device an event may be recorded again only while no task is to wait for it: what is
+ * done there, as the calling thread's events are at once, is not waited for. */
+static size_t add_events(const pst__carrier *carrier, pst_event *const *events, size_t event_count,
+                         pst_event **all, size_t count) {
+    for (size_t i = 0; i < event_count; i++)
+        if (carrier->asynchronous ||
+            carrier->device->ops->event_query(carrier->device, events[i]) != PST_OK)
+            all[count++] = events[i];
+    return count;
+}
+
+pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_event *const *after,
+                                 size_t after_count) {
+    pst_event *all[PST__MOST_AFTER];
+    const pst_lease *staging = &operation->staging;
+    pst_status status = take_staging(operation);
+    size_t count = add_events(operation->carrier, after, after_count, all, 0);
+    count = add_events(operation->carrier, staging->after, staging->after_count, all, count);
+    if (status == PST_OK) status = add_task(operation, bytes, all, count);
+    if (status != PST_OK) {
+        pst__operation_give(operation->carrier, operation);
+        return status;
+    }
+    enqueue(operation->queue, operation);
+    return PST_OK;
+}
+
+/* ---- taking back ----------------------------------------------------------------------------- */
+
+/* A collective without a result may still write to its memory: until an abort says no. */
+static int has_ended(const pst__operation *operation) {
+    pst_comm *comm = operation->work.comm;
+    /* The acquire pairs with the release in finish_part. */
+    return pst__load_acquire(&operation->ended) &&
+           (!pst__load_relaxed(&operation->failed) ||
+            comm->ops->abort(comm, PST_ECANCELED) == PST_OK);
+}
+
+/* The memory of what is launched, in the order of launching. */
+static void release_launched(pst__queue *queue) {
+    for (; queue->holding != NULL && is_launched(queue->holding);
+         queue->holding = queue->holding->next)
+        give_memory(queue->holding, queue->holding->finished);
+}
+
+static void reap_queue(pst__carrier *carrier, pst__queue *queue) {
+    release_launched(queue);
+    while (queue->oldest != NULL && has_ended(queue->oldest)) {
+        pst__operation *operation = queue->oldest;
+        queue->oldest = operation->next;
+        if (queue->holding == operation) queue->holding = operation->next;
+        pst__operation_give(carrier, operation);
+    }
+}
+
+void pst__operation_reap(pst__carrier *carrier) {
+    for (int lane = 0; lane < PST__LANE_COUNT; lane++)
+        reap_queue(carrier, &carrier->queues[lane]);
+}
+
+void pst__operation_reap_buckets(pst__carrier *carrier) {
+    const struct timespec pause = {0, 50000};
+    const pst__queue *queue = pst__queue_of(carrier, PST__REDUCE_LANE);
+    pst__operation_reap(carrier);
+    for (int i = 0; i < 2000 && queue->holding != NULL && queue->holding->has_bucket; i++) {
+        (void)nanosleep(&pause, NULL);
+        pst__operation_reap(carrier);
+    }
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+/* A waiter may be ahead of the callback that makes the error's text. */
+static void let_callback_run(const pst__operation *operation) {
+    const struct timespec pause = {0, 50000};
+    for (int i = 0; i < 2000 && !pst__load_acquire(&operation->ended); i++)
+        (void)nanosleep(&pause, NULL); /* the acquire pairs with the release in ended */
+}
+
+pst_status pst__operation_check_comms(pst__carrier *carrier) {
+    char text[2 * PST__ERROR_BYTES];
+    for (int lane = 0; carrier->asynchronous && lane < PST__LANE_COUNT; lane++) {
+        pst_comm *comm = pst__queue_of(carrier, (pst__lane_index)lane)->comm;
+        if (comm->ops->status == NULL) continue;
+        pst_status status = comm->ops->status(comm);
+        if (status == PST_OK) continue;
+        (void)snprintf(text, sizeof text, "rank %zu, engine '%s': communicator %s: %s",
+                       carrier->rank, carrier->name, comm->ops->name, comm->ops->error_text(comm));
+        pst_runtime_poison(carrier->runtime, status, text);
+    }
+    return pst_runtime_status(carrier->runtime);
+}
+
+/* Makes the runtime's error out of a failed wait, so that everything later fails at once; in the
+ * words of the communicator, if that knows more. */
+static pst_status lost(pst__carrier *carrier, pst_status status) {
+    if (status != PST_ETIMEDOUT) return status;
+    char text[PST__ERROR_BYTES];
+    (void)pst_runtime_error(carrier->runtime, text, sizeof text);
+    (void)pst__operation_check_comms(carrier);
+    pst_runtime_poison(carrier->runtime, status, text);
+    return carrier->asynchronous ? pst_runtime_status(carrier->runtime) : status;
+}
+
+static void trace_wait(pst__carrier *carrier, const pst__operation *operation, uint64_t begin,
+                       uint64_t end) {
+    pst__trace *trace = pst__runtime_trace(carrier->runtime);
+    if (operation->wait_name == NULL || !pst__trace_on(trace)) return;
+    pst__track *track = pst__track_of_thread(trace);
+    if (track != NULL)
+        pst__trace_slice(track, operation->wait_name, begin, end, operation->work.collective.ticket,
+                         0);
+}
+
+/* The compute stream is given the wait. */
+static pst_status wait_on_stream(pst__operation *operation) {
+    pst__carrier *carrier = operation->carrier;
+    pst_device *device = carrier->device;
+    pst_status status = device->ops->stream_wait(device, carrier->compute, operation->finished);
+    if (status == PST_OK) return PST_OK;
+    return pst__carrier_fail(carrier, status, "compute could not wait for '%s'",
+                             operation->work.collective.name);
+}
+
+static int is_gather(const pst__operation *operation) {
+    return operation->work.collective.kind == PST_ALL_GATHER;
+}
+
+static pst_status wait_on_host(pst__operation *operation, int is_traced) {
+    pst__carrier *carrier = operation->carrier;
+    pst__waits *waits = &carrier->waits;
+    pst_launch launch = {carrier->graph, 0};
+    int had_ended = pst_task_test(launch, operation->task) != PST_PENDING;
+    uint64_t begin = had_ended ? 0 : pst__now();
+    pst_status status = pst_task_wait(launch, operation->task, carrier->options.compute);
+    if (!had_ended) {
+        uint64_t end = pst__now();
+        *(is_gather(operation) ? &waits->exposed_gather_ns : &waits->exposed_reduce_ns) +=
+            end - begin;
+        if (is_traced) trace_wait(carrier, operation, begin, end);
+    }
+    if (status < 0 && status != PST_ETIMEDOUT) let_callback_run(operation);
+    return lost(carrier, status);
+}
+
+pst_status pst__operation_wait(pst__operation *operation) {
+    pst__carrier *carrier = operation->carrier;
+    pst__waits *waits = &carrier->waits;
+    if (operation->is_waited) return PST_OK;
+    int on_stream = carrier->asynchronous && is_launched(operation);
+    if (carrier->asynchronous && !on_stream) waits->late_launches++;
+    const pst__stall *stall = pst__stall_begin(
+        &carrier->stalls, operation->wait_name, operation->work.collective.ticket,
+        is_gather(operation) ? &waits->device_gather_ns : &waits->device_reduce_ns);
+    /* What the stream waits, if that is timed, and else what the host waits for it. */
+    pst_status status =
+        on_stream ? wait_on_stream(operation) : wait_on_host(operation, stall == NULL);
+    pst__stall_end(&carrier->stalls, stall);
+    operation->is_waited = status == PST_OK;
+    return status;
+}
+
+static int is_reduction(const pst__operation *operation) {
+    return operation->wait_name != NULL && !is_gather(operation);
+}
+
+pst_status pst__operation_wait_reductions(pst__carrier *carrier) {
+    pst__operation *operation = pst__queue_of(carrier, PST__REDUCE_LANE)->oldest;
+    for (; operation != NULL; operation = operation->next) {
+        pst_status status = is_reduction(operation) ? pst__operation_wait(operation) : PST_OK;
+        if (status != PST_OK) return status;
+    }
+    return pst_runtime_status(carrier->runtime);
+}
+
+pst_status pst__operation_wait_end(const pst__operation *operation) {
+    pst__carrier *carrier = operation->carrier;
+    pst_status status = pst_task_wait((pst_launch){carrier->graph, 0}, operation->task, NULL);
+    if (status == PST_OK) return pst_runtime_status(carrier->runtime);
+    return lost(carrier, status);
+}
+
+pst_status pst__operation_wait_launch(pst__operation *operation) {
+    pst__carrier *carrier = operation->carrier;
+    if (carrier->asynchronous && is_launched(operation)) return PST_OK;
+    carrier->waits.late_launches += (uint64_t)carrier->asynchronous;
+    return lost(carrier, pst_task_wait_launch((pst_launch){carrier->graph, 0}, operation->task));
+}
+
+/* ---- leaving it all -------------------------------------------------------------------------- */
+
+/* On an asynchronous device a launched task asks its communicator only when it ends. */
+static int asks_no_more(const pst__operation *operation) {
+    const pst__carrier *carrier = operation->carrier;
+    if (carrier->asynchronous && is_launched(operation)) return 1;
+    return pst_task_test((pst_launch){carrier->graph, 0}, operation->task) != PST_PENDING;
+}
+
+/* One part of each operation is ended by nobody: so none of them ever is, and asks what has come of
+ * it. Who is about to has been counted already, and is waited for. */
+static void keep_from_ending(pst__operation *operation, uint64_t until) {
+    const struct timespec pause = {0, 50000};
+    /* Acquire-release: as in finish_part, of which this is the last one if it finds none left. */
+    if (pst__add_acq_rel(&operation->unfinished, 1) > 0) return;
+    while (!pst__load_acquire(&operation->ended) && pst__now() < until) /* see finish_part */
+        (void)nanosleep(&pause, NULL);
+}
+
+void pst__operation_abandon_all(pst__carrier *carrier) {
+    const struct timespec pause = {0, 50000};
+    const uint64_t until = pst__now() + PST__PATIENCE_NS;
+    /* Release: pairs with the acquire in is_abandoned. */
+    pst__store_release(&carrier->is_abandoned, 1);
+    for (int lane = 0; lane < PST__LANE_COUNT; lane++)
+        for (pst__operation *operation = carrier->queues[lane].oldest; operation != NULL;
+             operation = operation->next) {
+            keep_from_ending(operation, until);
+            while (!asks_no_more(operation) && pst__now() < until) {
+                (void)pst_run_once(carrier->runtime, NULL);
+                (void)nanosleep(&pause, NULL);
+            }
+        }
+}
+
+void pst__operation_free_all(pst__carrier *carrier) {
+    while (carrier->spare != NULL) {
+        pst__operation *next = carrier->spare->next;
+        operation_free(carrier, carrier->spare);
+        carrier->spare = next;
+    }
+}

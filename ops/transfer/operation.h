@@ -1,0 +1,85 @@
+/* A collective in flight: its tasks with all that they point to. Pooled, so that a step allocates
+ * nothing. Given back by the executor's thread, never by the callback, since arenas have one user
+ * at a time.
+ *
+ * Its memory (staging, bucket) goes back when the collective has ended; on an asynchronous device
+ * already when it is launched, behind its event `finished`: the host does not wait for the device.
+ */
+#ifndef PST_OPS_TRANSFER_OPERATION_H
+#define PST_OPS_TRANSFER_OPERATION_H
+
+#include "base/atomic.h"
+#include "ops/transfer/carrier.h"
+
+struct pst__operation {
+    pst_collective_work work;
+    pst_task task; /* the last one */
+    pst__carrier *carrier;
+    pst__queue *queue;
+    pst_event *ready;    /* compute's writes that the collective reads */
+    pst_event *finished; /* asynchronous devices: the collective has ended on its stream */
+    int launched;        /* atomic: `finished` is recorded */
+    int unfinished;      /* atomic: tasks whose callbacks have not run */
+    int ended;           /* atomic: all of them have, the scheduler refers to this no more */
+    int failed;          /* atomic: a task did not end well: the communicator may still write */
+    int failure;         /* atomic: with this pst_status, which nobody else has reported */
+    int is_waited;       /* compute waits for it already */
+    /* (optional) a second part, behind the collective on its queue's then_lane, with the memory
+     * still held */
+    pst_status (*then)(pst__operation *operation, pst_stream *stream);
+    void (*done)(pst__operation *operation); /* (optional) on the worker, when it went well */
+    void *owner;                             /* theirs, with: */
+    uint64_t argument;
+    const char *wait_name; /* interned: what compute's wait for it is called; NULL: nothing */
+    pst_lease staging;
+    int is_for_others; /* nobody here wants what it gathers */
+    pst_lease unread;  /* where that goes */
+    uint64_t bucket;   /* to be retired, if has_bucket */
+    int has_bucket;
+    pst_reduce_piece *pieces;
+    size_t piece_capacity;
+    pst_cast *casts; /* of the second part */
+    size_t cast_count, cast_capacity;
+    pst_segment *segments; /* of a gather, where its owner has none that lasts */
+    size_t segment_capacity;
+    struct pst__operation *next;
+};
+
+/* A memory's earlier use that a task waits for, and compute's writes, at most. */
+#define PST__MOST_AFTER (2 * PST_LEASE_EVENTS + 2)
+
+/* The segments of an all-gather of `bytes` of each rank. */
+void pst__fill_segments(pst_segment *segments, size_t world, size_t bytes);
+
+/* An unused operation of this lane's communicator, its collective zeroed. */
+pst_status pst__operation_take(pst__carrier *carrier, pst__lane_index lane,
+                               pst__operation **operation);
+void pst__operation_give(pst__carrier *carrier, pst__operation *operation);
+/* Submits it: staging, ticket, the events that it waits for. On failure it is given back. */
+pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_event *const *after,
+                                 size_t after_count);
+/* What is delivered where; its pieces are the collective's when it is submitted. */
+pst_status pst__operation_add_piece(pst__operation *operation, const pst_reduce_piece *piece);
+/* Compute waits for it; what was really waited is added to the carrier's waits, and traced. */
+pst_status pst__operation_wait(pst__operation *operation);
+/* Compute waits for all reductions of gradients. */
+pst_status pst__operation_wait_reductions(pst__carrier *carrier);
+/* Blocks until it has ended, so that the host can read what it wrote. */
+pst_status pst__operation_wait_end(const pst__operation *operation);
+/* Blocks until it is launched, so that its memory can be given back; on the host device, ended. */
+pst_status pst__operation_wait_launch(pst__operation *operation);
+/* Takes back what has ended, and the memory of what is launched; cheap. */
+void pst__operation_reap(pst__carrier *carrier);
+/* The same where compute has waited for all of a queue: on the host a callback may be behind its
+ * task's end, and is waited for until no bucket is held. */
+void pst__operation_reap_buckets(pst__carrier *carrier);
+/* The runtime's status, after asking the communicators of an asynchronous device, whose error
+ * poisons it: once a pass, for nothing else notices it before a deadline. */
+pst_status pst__operation_check_comms(pst__carrier *carrier);
+/* The communicators go back to their owner although they can neither end these collectives nor be
+ * aborted: blocks until no task calls them any more (at most PST__PATIENCE_NS, as such calls do not
+ * block). The collectives never end; their memory stays. */
+void pst__operation_abandon_all(pst__carrier *carrier);
+void pst__operation_free_all(pst__carrier *carrier);
+
+#endif

@@ -1,0 +1,119 @@
+/* What peers read by themselves, and until when. */
+#include "ops/transfer/carrier.h"
+#include "ops/transfer/operation.h"
+
+#include <string.h>
+
+#define LEAST_OPENED ((size_t)16 << 20)
+
+/* A peer maps all or nothing of what an allocator has taken from the device, and allocators take
+ * more than what is asked for where that is little: how large a segment has to be that is opened
+ * to peers. */
+static size_t opened_bytes(const pst__carrier *carrier, size_t bytes) {
+    bytes = pst__round_up(bytes, PST_ARENA_ALIGNMENT);
+    return carrier->options.segment_alloc != NULL && bytes < LEAST_OPENED ? LEAST_OPENED : bytes;
+}
+
+pst_status pst__open_to_peers(pst__carrier *carrier, pst_comm *comm, const pst_lease *memory) {
+    if (comm->ops->open_memory == NULL) return PST_OK;
+    pst_status status = comm->ops->open_memory(comm, memory->memory, memory->bytes);
+    if (status == PST_OK) return PST_OK;
+    return pst__carrier_fail(carrier, status, "opening %zu bytes to the peers failed: %s",
+                             memory->bytes, comm->ops->error_text(comm));
+}
+
+pst_status pst__open_segment(pst__carrier *carrier, pst_arena *arena, size_t bytes,
+                             pst_lease *opened) {
+    pst_arena_stats stats = {.size = sizeof stats};
+    pst_arena_get_stats(arena, &stats);
+    bytes = opened_bytes(carrier, bytes);
+    pst_status status = pst_arena_add_segment(arena, bytes);
+    if (status == PST_OK) status = pst_arena_acquire_at(arena, stats.reserved, bytes, opened);
+    if (status == PST_OK)
+        status = pst__open_to_peers(carrier, carrier->options.gather_comm, opened);
+    if (status != PST_OK || carrier->one_comm) return status;
+    return pst__open_to_peers(carrier, carrier->options.reduce_comm, opened);
+}
+
+pst_status pst__wait_readers(pst__carrier *carrier, pst_comm *comm, pst_stream *stream,
+                             uint64_t ticket) {
+    if (comm->ops->source_wait == NULL || ticket == 0) return PST_OK;
+    pst_status status = comm->ops->source_wait(comm, stream, ticket);
+    if (status == PST_OK) return PST_OK;
+    return pst__carrier_fail(carrier, status, "waiting for the readers of ticket %llu failed: %s",
+                             (unsigned long long)ticket, comm->ops->error_text(comm));
+}
+
+pst_status pst__wait_gather_readers(pst__carrier *carrier) {
+    return pst__wait_readers(carrier, carrier->options.gather_comm, carrier->compute,
+                             carrier->gather_ticket);
+}
+
+/* ---- a small all-gather of host memory ------------------------------------------------------- */
+
+/* Pinned: this rank's bytes, then everybody's. */
+typedef struct exchange {
+    size_t bytes;
+    char *own;
+    pst_segment *segments;
+} exchange;
+
+static size_t exchange_bytes(const pst__carrier *carrier, const exchange *exchange) {
+    return exchange->bytes * (carrier->world + 1);
+}
+
+static void exchange_free(pst__carrier *carrier, exchange *exchange) {
+    pst_device *device = carrier->device;
+    if (exchange->own != NULL)
+        device->ops->free(device, PST_MEMORY_PINNED, exchange->own,
+                          exchange_bytes(carrier, exchange));
+    pst__heap_free(carrier->heap, exchange->segments, carrier->world * sizeof *exchange->segments);
+}
+
+static pst_status exchange_alloc(pst__carrier *carrier, exchange *exchange) {
+    pst_device *device = carrier->device;
+    void *memory = NULL;
+    exchange->segments =
+        pst__heap_alloc(carrier->heap, carrier->world * sizeof *exchange->segments);
+    if (exchange->segments == NULL ||
+        device->ops->alloc(device, PST_MEMORY_PINNED, exchange_bytes(carrier, exchange), &memory) !=
+            PST_OK)
+        return pst__carrier_fail(carrier, PST_ENOMEM, "%s", "no memory to compare the ranks");
+    exchange->own = memory;
+    pst__fill_segments(exchange->segments, carrier->world, exchange->bytes);
+    return PST_OK;
+}
+
+static pst_status exchange_run(pst__carrier *carrier, const char *name, exchange *exchange) {
+    pst__operation *operation;
+    pst_status status = pst__operation_take(carrier, PST__GATHER_LANE, &operation);
+    if (status != PST_OK) return status;
+    pst_collective *collective = &operation->work.collective;
+    collective->kind = PST_ALL_GATHER;
+    collective->name = name;
+    collective->dtype = PST_UINT8;
+    collective->source = exchange->own;
+    collective->source_bytes = exchange->bytes;
+    collective->destination = exchange->own + exchange->bytes;
+    collective->segments = exchange->segments;
+    collective->segment_count = carrier->world;
+    status = pst__operation_submit(operation, exchange->bytes, NULL, 0);
+    if (status != PST_OK) return status;
+    status = pst__operation_wait_end(operation);
+    if (status != PST_OK && !pst__carrier_quiesce(carrier))
+        exchange->own = NULL; /* somebody may still write there: it is lost */
+    return status;
+}
+
+pst_status pst__gather_bytes(pst__carrier *carrier, const char *name, const void *own, size_t bytes,
+                             void *everyone) {
+    exchange exchange = {.bytes = bytes};
+    pst_status status = exchange_alloc(carrier, &exchange);
+    if (status == PST_OK) {
+        memcpy(exchange.own, own, bytes);
+        status = exchange_run(carrier, name, &exchange);
+    }
+    if (status == PST_OK) memcpy(everyone, exchange.own + bytes, carrier->world * bytes);
+    exchange_free(carrier, &exchange);
+    return status;
+}

@@ -1,0 +1,300 @@
+/* The engine's structs, and what its parts ask of one another. */
+#ifndef PST_OPS_ZERO_ENGINE_H
+#define PST_OPS_ZERO_ENGINE_H
+
+#include "base/hash.h"
+#include "ops/transfer/bucket.h"
+#include "ops/transfer/compare.h"
+#include "ops/transfer/gathered.h"
+#include "ops/zero/layout.h"
+#include "ops/zero/order.h"
+#include "ops/zero/plan.h"
+
+#include <penstock/zero.h>
+
+typedef struct pst__parameter {
+    char *name;
+    size_t rows, row_elements;
+    int trainable;
+    int has_gradient_here; /* in this backward */
+    int has_gradient;      /* on any rank, in the last backward that reduced */
+} pst__parameter;
+
+/* Where a group was reported in a backward: positions of the order that were needed by then, from
+ * PST__REPORTED_FIRST on. */
+enum { PST__NOT_AGREED = 0, PST__NOT_REPORTED, PST__REPORTED_FIRST };
+
+/* What the ranks told each other of a backward: see presence.c. */
+typedef struct pst__agreed_group {
+    uint32_t after; /* where the last rank reported it: see above */
+    uint32_t late;  /* further reports, the most over all ranks */
+} pst__agreed_group;
+
+typedef struct pst__agreement {
+    uint64_t order;              /* of that backward: its hash; it says nothing of another order */
+    size_t turns;                /* of the order, that it took */
+    pst__agreed_group *groups;   /* by group */
+    unsigned char *has_gradient; /* by parameter: on any rank */
+} pst__agreement;
+
+typedef struct pst__group {
+    char *name;
+    const char *wait_name; /* interned */
+    pst_dtype dtype, gather_dtype, reduce_dtype;
+    int forward_only;
+    pst__layout layout;
+
+    void *shard; /* the caller's */
+    int is_bound;
+    pst_lease
+        copy; /* of the shard in gather_dtype; where that is its own dtype, the shard's place */
+    int copy_is_old; /* the shard changed since it was cast */
+
+    pst__gathered gathered;
+    uint32_t more_uses; /* in this backward, that the latest gather is for, too */
+
+    const void **sources; /* of the reported gradients, by member */
+    pst_dtype sources_dtype;
+    int reported;
+    int was_used;            /* in a forward with gradients, ever */
+    int reduced;             /* its turn in this backward is over */
+    int is_filled;           /* a part of it is in a bucket that has not gone out */
+    int is_written;          /* a bucket with a part of it has gone out in this backward */
+    uint32_t late;           /* further reports in this backward */
+    uint32_t reported_after; /* where it was reported: see above */
+    void *target;            /* of its reduced gradient in this backward */
+} pst__group;
+
+/* A second report of a group's gradients in one backward. */
+typedef struct pst__late {
+    uint32_t group, round;
+    const void **sources;
+    size_t source_count;
+    pst_dtype dtype;
+} pst__late;
+
+typedef enum pst__pass_kind { PST__NO_PASS = 0, PST__FORWARD, PST__BACKWARD } pst__pass_kind;
+
+typedef struct pst__recording {
+    pst_zero_op *operations;
+    size_t count, capacity;
+} pst__recording;
+
+/* A path that passes of one kind take through the model. */
+typedef struct pst__path {
+    pst__plan *plan;       /* NULL: none */
+    uint64_t used;         /* number of the last pass that took it */
+    uint32_t successor;    /* the path of the pass after that, or PST__NO_PATH */
+    pst__agreement agreed; /* of the last backward on it that was read */
+} pst__path;
+
+#define PST__MOST_PATHS 8u
+#define PST__NO_PATH    UINT32_MAX
+
+/* What one kind of pass has done and will do; index 1: with gradients, 0: evaluation. */
+typedef struct pst__history {
+    pst__recording current, complete; /* of the latest pass, of the last complete one */
+    size_t forward_count;             /* of `current`: operations before the backward */
+    pst__path paths[PST__MOST_PATHS]; /* those that are known */
+    uint32_t latest;                  /* of them, which was taken last, or PST__NO_PATH */
+    uint64_t passes;                  /* that took one of them */
+    pst__plan *next_plan;             /* comes among them when a pass begins */
+} pst__history;
+
+/* Where the training step is. */
+typedef struct pst__pass {
+    pst__pass_kind kind;
+    int grad;                 /* of the forward */
+    int reduce;               /* of the backward */
+    int after_backward;       /* the uses so far belong to a backward that is complete */
+    int after_reduce;         /* and their gradients are reduced */
+    pst__path *path;          /* that the forward follows; NULL: eager */
+    pst__path *backward_path; /* that the last forward with gradients has followed */
+    size_t position;          /* in the path's plan */
+    uint64_t clock;           /* counts uses and releases */
+} pst__pass;
+
+/* What the ranks tell one another at the end of a backward: see presence.c. */
+#define PST__PRESENCE_SLOTS 3u
+
+typedef struct pst__presence {
+    int32_t *words;
+    uint64_t hash;             /* of the order of this rank's backward, with its turns */
+    uint64_t order;            /* without */
+    pst__agreement *agreement; /* that the answer is for */
+    pst__operation *exchange;  /* until it has arrived */
+    int arrived;               /* atomic: the words are everybody's now */
+    int is_open;               /* to be read */
+    int is_broken;             /* this rank's backward was broken off */
+} pst__presence;
+
+struct pst_zero {
+    pst__carrier carrier;
+    pst_zero_options options;
+    int one_order;           /* gathers and reductions of a backward take turns: see backward.c */
+    pst_arena *places;       /* of shards */
+    size_t bucket_count;     /* of a dtype, on asynchronous devices */
+    pst_event *shards_ready; /* compute's last write to shards or communication copies */
+    uint32_t copied;         /* the group whose gradients were copied last, and whose caller has not
+                                been told yet; or PST__NO_GROUP */
+
+    pst__parameter *parameters;
+    size_t parameter_count, parameter_capacity;
+    pst__group *groups;
+    size_t group_count, group_capacity;
+    int sealed;
+
+    pst__pass pass;
+    pst__history history[2];
+    int replay;
+    pst__order order; /* of uses; orders of backward */
+    pst__need *need;  /* by group: does anybody need it in backward? */
+    unsigned char *needed_here;
+    unsigned char *held; /* by group: gathered when the backward began */
+    size_t issued;       /* positions of the backward order that are behind us */
+    size_t needed;       /* positions up to the last one that was asked for */
+    size_t wanted;       /* and with those that are gathered ahead of it */
+    size_t sure;         /* positions that all ranks take; further ones if one asks for them */
+    int is_ending;       /* this rank needs no gather any more */
+
+    uint64_t backward_order;        /* of this backward: its hash */
+    pst__agreement agreed_eagerly;  /* of the last backward without a plan */
+    pst__agreement *agreed;         /* of this backward: what will be known of it */
+    const pst__agreement *expected; /* and what was known of the same order before; NULL: nothing */
+
+    size_t reduced; /* positions of the reduce order that are behind us */
+    int careful;    /* the host reads what the ranks tell before the backward ends */
+    int is_broken;  /* this backward was broken off */
+    char bucket_names[PST_DTYPE_COUNT][32];
+    pst_cast *casts;
+    size_t cast_capacity;
+    pst__late *late;
+    size_t late_count, late_capacity;
+
+    pst__presence presence[PST__PRESENCE_SLOTS];
+    size_t presence_words;
+    uint64_t exchanges;        /* of presence so far */
+    int32_t *question;         /* pinned */
+    pst__comparisons plans[2]; /* of evaluation, of training */
+
+    pst_zero_stats stats;
+};
+
+#define PST__NO_GROUP UINT32_MAX
+
+/* ---- zero.c ---------------------------------------------------------------------------------- */
+/* PST_EINVAL for an unknown group, PST_ESTATE before seal, the runtime's own error. */
+pst_status pst__zero_check(pst_zero *engine, uint32_t group);
+#define pst__zero_fail(engine, status, format, ...)                                                \
+    pst__carrier_fail(&(engine)->carrier, status, format, __VA_ARGS__)
+
+/* ---- seal.c ---------------------------------------------------------------------------------- */
+void pst__seal_free(pst_zero *engine);
+/* Its copy's memory is a place for the shard itself. */
+int pst__has_place(const pst__group *group);
+
+/* ---- gather.c -------------------------------------------------------------------------------- */
+/* Issues the gather of a group unless it is gathered and up to date. `offset`: where a plan wants
+ * it in the arena, or PST__ANYWHERE. */
+pst_status pst__gather_issue(pst_zero *engine, uint32_t group, size_t offset, int ahead);
+/* Takes part in a gather whose result this rank does not need. */
+pst_status pst__gather_for_others(pst_zero *engine, uint32_t group);
+/* The memory goes back, behind what compute was given so far. */
+pst_status pst__gather_drop(pst_zero *engine, pst__group *group);
+/* Compute waits for the group. */
+pst_status pst__gather_wait(pst_zero *engine, pst__group *group);
+/* At the end of a pass (or after one that was broken off): nothing is in flight, no use is open and
+ * stage 3 holds nothing gathered. */
+pst_status pst__gather_settle(pst_zero *engine);
+/* Nothing is in flight; what no use has waited for is kept. */
+pst_status pst__gather_wait_all(pst_zero *engine);
+/* The communication copies of all groups whose shard changed, in one go. */
+pst_status pst__gather_refresh(pst_zero *engine);
+/* What compute has written so far to shards and communication copies is for gathers from now on. */
+pst_status pst__gather_sources_written(pst_zero *engine);
+/* Compute waits until no peer reads shards themselves: the caller may write them. */
+pst_status pst__gather_guard_shards(pst_zero *engine);
+
+/* ---- backward.c ------------------------------------------------------------------------------ */
+pst_status pst__backward_begin(pst_zero *engine);
+/* A use in the backward: its gather, and all whose turn it is. */
+pst_status pst__backward_gather(pst_zero *engine, uint32_t group);
+/* A use has ended, the last one that was open: does the group stay, as its next use has no gather
+ * of its own? */
+int pst__backward_keeps(const pst_zero *engine, pst__group *group);
+/* A report: the reductions whose turn it is, and gathers that they held back. */
+pst_status pst__backward_reported(pst_zero *engine);
+/* All that is left of the order. */
+pst_status pst__backward_finish(pst_zero *engine);
+/* After a backward that was broken off, and at different places on different ranks: the rest of its
+ * collectives for the others' sake, with nothing to give and to take. */
+pst_status pst__backward_break_off(pst_zero *engine);
+/* Of what this backward gathers and reduces, in which orders. */
+uint64_t pst__backward_order(const pst_zero *engine);
+/* With their turns, for comparing. */
+uint64_t pst__backward_hash(const pst_zero *engine, uint64_t order);
+
+/* ---- reduce.c -------------------------------------------------------------------------------- */
+pst_status pst__reduce_report(pst_zero *engine, uint32_t group, const void *const *sources,
+                              pst_dtype dtype);
+void pst__reduce_begin(pst_zero *engine);
+/* The next reduction of the order: with what was reported, or zeros; in a backward that was broken
+ * off zeros, and the sum goes nowhere. */
+pst_status pst__reduce_next(pst_zero *engine);
+/* After a backward that was broken off. */
+void pst__reduce_abandon(pst_zero *engine);
+/* The rest of a backward's reductions; compute may read all gradients when it gets there. */
+pst_status pst__reduce_end(pst_zero *engine);
+/* How many elements of a rank's chunk of the group's gradients travel at once, at most. */
+size_t pst__part_elements(const pst_zero *engine, const pst__group *group);
+/* Buckets go out, full or not. */
+pst_status pst__reduce_flush(pst_zero *engine);
+
+/* ---- presence.c ------------------------------------------------------------------------------ */
+pst_status pst__presence_alloc(pst_zero *engine);
+void pst__presence_free(pst_zero *engine);
+/* What is known of a backward of this order: from here on `expected`, `agreed` and `careful`
+ * count. All the same on all ranks. */
+void pst__presence_begin(pst_zero *engine);
+void pst__agreement_copy(const pst_zero *engine, pst__agreement *to, const pst__agreement *from);
+/* Tells the others what this rank had, and asks for theirs. */
+pst_status pst__presence_exchange(pst_zero *engine);
+/* The largest of the ranks' values. Blocks. */
+pst_status pst__presence_ask(pst_zero *engine, int32_t own, int32_t *largest);
+/* What the others had, in this backward if it is a careful one, or in an earlier one. */
+pst_status pst__presence_read(pst_zero *engine);
+
+/* ---- registry.c ------------------------------------------------------------------------------ */
+void pst__registry_free(pst_zero *engine);
+
+/* ---- record.c -------------------------------------------------------------------------------- */
+/* Notes a use, a release or a reduction of this pass. */
+pst_status pst__record(pst_zero *engine, pst_zero_op_kind kind, uint32_t group, size_t bytes);
+void pst__record_begin(pst_zero *engine, int grad);
+/* A pass of this kind is complete: its recording is kept, and compiled if that is due. */
+pst_status pst__record_complete(pst_zero *engine, int grad);
+void pst__record_free(pst_zero *engine);
+
+/* ---- path.c ---------------------------------------------------------------------------------- */
+/* The plan becomes that of a path, which counts as taken last; the plan of that path before, or, if
+ * there are too many, of the one that was taken the longest ago, is destroyed. */
+void pst__path_add(pst_zero *engine, int grad, pst__plan *plan);
+/* The path that the next pass of this kind is likely to take; NULL: none. The same on all ranks
+ * whose passes are alike, as is all that follows. */
+pst__path *pst__path_expected(pst_zero *engine, int grad);
+/* Does the path go on like this behind `position` steps? `group` PST__NO_GROUP: does it end? */
+int pst__path_goes_on(const pst__path *path, size_t position, uint32_t group, int is_use);
+/* Another path that has begun as `left` and goes on like this; NULL: none. */
+pst__path *pst__path_other(pst_zero *engine, int grad, const pst__path *left, size_t position,
+                           uint32_t group, int is_use);
+/* A pass has taken it to its end. */
+void pst__path_taken(pst_zero *engine, int grad, const pst__path *path);
+/* Is there a plan of the forward in this recording? */
+int pst__path_is_known(const pst_zero *engine, int grad, const pst__recording *recording);
+void pst__path_free_all(pst_zero *engine);
+
+/* ---- agree.c --------------------------------------------------------------------------------- */
+/* Compares parameters, groups and options over the ranks. Blocks. */
+pst_status pst__agree_registry(pst_zero *engine);
+
+#endif

@@ -1,0 +1,250 @@
+#include "ops/zero/engine.h"
+
+#include "sched/runtime.h"
+
+/* ---- communication copies -------------------------------------------------------------------- */
+
+/* A shard that lies in its place is read there. */
+static int has_copy(const pst__group *group) {
+    return group->copy.memory != NULL && group->copy.memory != group->shard;
+}
+
+/* All gathers so far have what they wait for. */
+static pst_status launch_all(pst_zero *engine) {
+    pst__carrier *carrier = &engine->carrier;
+    pst__operation *operation = pst__queue_of(carrier, PST__GATHER_LANE)->oldest;
+    if (!carrier->asynchronous) return PST_OK;
+    while (operation != NULL && operation->work.collective.ticket != carrier->gather_ticket)
+        operation = operation->next;
+    return operation == NULL ? PST_OK : pst__operation_wait_launch(operation);
+}
+
+/* A gather waits for what was recorded last when it is launched, not when it was issued. If it were
+ * launched only behind this record, it would wait for compute, which waits for its readers. */
+pst_status pst__gather_sources_written(pst_zero *engine) {
+    pst_status status = launch_all(engine);
+    return status == PST_OK ? pst__carrier_record(&engine->carrier, engine->shards_ready) : status;
+}
+
+static pst_status cast_copies(pst_zero *engine, size_t count) {
+    pst_device *device = engine->carrier.device;
+    pst_status status = pst__wait_gather_readers(&engine->carrier);
+    if (status != PST_OK) return status;
+    status =
+        device->ops->cast_scale_copy(device, engine->carrier.compute, engine->casts, count, 1.0);
+    if (status != PST_OK)
+        return pst__zero_fail(engine, status, "%s", "casting shards for their gathers failed");
+    return pst__gather_sources_written(engine);
+}
+
+/* 1 when there is a piece to cast. Only while no gather of this rank reads the copy. */
+static size_t copy_piece(pst__group *group, pst_cast *piece) {
+    group->copy_is_old = 0;
+    *piece = (pst_cast){.destination = group->copy.memory,
+                        .source = group->shard,
+                        .count = group->layout.shard_elements,
+                        .destination_dtype = group->gather_dtype,
+                        .source_dtype = group->dtype};
+    return piece->count > 0;
+}
+
+static int is_due(const pst__group *group) {
+    return has_copy(group) && group->copy_is_old && group->is_bound &&
+           group->gathered.state != PST__IN_FLIGHT;
+}
+
+pst_status pst__gather_refresh(pst_zero *engine) {
+    size_t count = 0;
+    for (size_t i = 0; i < engine->group_count; i++)
+        if (is_due(&engine->groups[i]))
+            count += copy_piece(&engine->groups[i], &engine->casts[count]);
+    return count == 0 ? PST_OK : cast_copies(engine, count);
+}
+
+/* Of one group, right before its gather. */
+static pst_status refresh_copy(pst_zero *engine, pst__group *group) {
+    if (!is_due(group) || copy_piece(group, engine->casts) == 0) return PST_OK;
+    return cast_copies(engine, 1);
+}
+
+pst_status pst__gather_guard_shards(pst_zero *engine) {
+    for (size_t i = 0; i < engine->group_count; i++)
+        if (!has_copy(&engine->groups[i])) return pst__wait_gather_readers(&engine->carrier);
+    return PST_OK;
+}
+
+/* ---- issuing --------------------------------------------------------------------------------- */
+
+static pst_status take_memory(pst_zero *engine, pst__group *group, size_t offset) {
+    size_t bytes = group->layout.gathered_bytes;
+    pst_status status = PST_EBUSY;
+    if (offset != PST__ANYWHERE)
+        status =
+            pst_arena_acquire_at(engine->carrier.gathered, offset, bytes, &group->gathered.lease);
+    if (status == PST_EBUSY)
+        status = pst_arena_acquire(engine->carrier.gathered, bytes, &group->gathered.lease);
+    return status;
+}
+
+/* All but where it goes. */
+static void describe(const pst__group *group, pst_collective *collective) {
+    collective->kind = PST_ALL_GATHER;
+    collective->name = group->name;
+    collective->dtype = group->gather_dtype;
+    collective->source = has_copy(group) ? group->copy.memory : group->shard;
+    collective->source_bytes = group->layout.shard_elements * group->layout.gather_element_bytes;
+    collective->segments = group->layout.segments;
+    collective->segment_count = group->layout.segment_count;
+}
+
+static pst_status submit(pst_zero *engine, uint32_t index, int fresh) {
+    pst__group *group = &engine->groups[index];
+    pst__operation *operation;
+    pst_status status = pst__operation_take(&engine->carrier, PST__GATHER_LANE, &operation);
+    if (status != PST_OK) return status;
+    pst_collective *collective = &operation->work.collective;
+    describe(group, collective);
+    collective->destination = group->gathered.lease.memory;
+    operation->wait_name = group->wait_name;
+    pst_event *after[PST_LEASE_EVENTS + 1] = {engine->shards_ready};
+    size_t count = 1;
+    if (!fresh) after[count++] = group->gathered.released;
+    for (size_t i = 0; fresh && i < group->gathered.lease.after_count; i++)
+        after[count++] = group->gathered.lease.after[i];
+    status = pst__operation_submit(operation, group->layout.gathered_bytes, after, count);
+    if (status != PST_OK) return status;
+    pst__gathered_note(&group->gathered, operation);
+    engine->carrier.gather_ticket = collective->ticket;
+    return PST_OK;
+}
+
+/* Old contents: stages 1 and 2 gather into the same memory again, behind compute's uses of it;
+ * stage 3 takes new memory. */
+static pst_status put_aside(pst_zero *engine, pst__group *group) {
+    pst_status status = PST_OK;
+    if (group->gathered.state == PST__IN_FLIGHT) status = pst__gather_wait(engine, group);
+    if (status != PST_OK || group->gathered.state == PST__SHARDED) return status;
+    return engine->options.stage == 3
+               ? pst__gather_drop(engine, group)
+               : pst__carrier_record(&engine->carrier, group->gathered.released);
+}
+
+static pst_status issue(pst_zero *engine, uint32_t index, size_t offset) {
+    pst__group *group = &engine->groups[index];
+    pst_status status = put_aside(engine, group);
+    if (status == PST_OK) status = refresh_copy(engine, group);
+    int fresh = group->gathered.state == PST__SHARDED;
+    if (status == PST_OK && fresh) status = take_memory(engine, group, offset);
+    if (status != PST_OK) return status;
+    status = submit(engine, index, fresh);
+    if (status != PST_OK) {
+        if (fresh) pst_arena_release(engine->carrier.gathered, &group->gathered.lease, NULL);
+        return status;
+    }
+    return pst__gather_state_step(&group->gathered.state, PST__STEP_ISSUE);
+}
+
+pst_status pst__gather_issue(pst_zero *engine, uint32_t index, size_t offset, int ahead) {
+    pst__group *group = &engine->groups[index];
+    if (pst__gathered_is_current(&group->gathered)) return PST_OK;
+    if (!group->is_bound)
+        return pst__zero_fail(engine, PST_ESTATE,
+                              "group '%s' has no shard: call pst_zero_bind_shard first",
+                              group->name);
+    pst_status status = issue(engine, index, offset);
+    if (status != PST_OK) return status;
+    group->gathered.is_stale = 0;
+    engine->stats.gathers++;
+    engine->stats.gather_bytes += group->layout.gathered_bytes;
+    engine->stats.prefetches += (uint64_t)ahead;
+    return PST_OK;
+}
+
+/* Into memory that nobody looks at. */
+static pst_status submit_for_others(pst_zero *engine, uint32_t index) {
+    const pst__group *group = &engine->groups[index];
+    pst__operation *operation;
+    pst_status status = pst__operation_take(&engine->carrier, PST__GATHER_LANE, &operation);
+    if (status != PST_OK) return status;
+    operation->is_for_others = 1;
+    status = pst_arena_acquire(engine->carrier.gathered, group->layout.gathered_bytes,
+                               &operation->unread);
+    if (status != PST_OK) {
+        pst__operation_give(&engine->carrier, operation);
+        return status;
+    }
+    describe(group, &operation->work.collective);
+    operation->work.collective.destination = operation->unread.memory;
+    operation->wait_name = group->wait_name;
+    pst_event *after[PST_LEASE_EVENTS + 1] = {engine->shards_ready};
+    size_t count = 1;
+    for (size_t i = 0; i < operation->unread.after_count; i++)
+        after[count++] = operation->unread.after[i];
+    status = pst__operation_submit(operation, group->layout.gathered_bytes, after, count);
+    if (status == PST_OK) engine->carrier.gather_ticket = operation->work.collective.ticket;
+    return status;
+}
+
+pst_status pst__gather_for_others(pst_zero *engine, uint32_t index) {
+    const pst__group *group = &engine->groups[index];
+    pst_status status = submit_for_others(engine, index);
+    if (status != PST_OK) return status;
+    engine->stats.gathers++;
+    engine->stats.gather_bytes += group->layout.gathered_bytes;
+    return PST_OK;
+}
+
+/* ---- waiting, and giving back ---------------------------------------------------------------- */
+
+pst_status pst__gather_wait(pst_zero *engine, pst__group *group) {
+    if (group->gathered.state == PST__SHARDED)
+        return pst__zero_fail(engine, PST_ESTATE, "group '%s' is %s: call pst_zero_gather first",
+                              group->name, pst__gather_state_name(group->gathered.state));
+    return pst__gathered_wait(&engine->carrier, &group->gathered);
+}
+
+pst_status pst__gather_drop(pst_zero *engine, pst__group *group) {
+    return pst__gathered_drop(&engine->carrier, engine->carrier.gathered, &group->gathered);
+}
+
+pst_status pst__gather_wait_all(pst_zero *engine) {
+    pst_status status = PST_OK;
+    for (size_t i = 0; i < engine->group_count && status == PST_OK; i++) {
+        pst__group *group = &engine->groups[i];
+        if (group->gathered.state != PST__IN_FLIGHT) continue;
+        status = pst__gather_wait(engine, group);
+        if (status == PST_OK)
+            status = pst__gather_state_step(&group->gathered.state, PST__STEP_KEEP);
+    }
+    return status;
+}
+
+static pst_status settle(pst_zero *engine, pst__group *group) {
+    pst_status status = PST_OK;
+    group->gathered.uses = 0;
+    if (group->gathered.state == PST__IN_FLIGHT) status = pst__gather_wait(engine, group);
+    if (status != PST_OK || group->gathered.state == PST__SHARDED) return status;
+    return engine->options.stage == 3
+               ? pst__gather_drop(engine, group)
+               : pst__gather_state_step(&group->gathered.state, PST__STEP_KEEP);
+}
+
+/* Gathers that this rank has no need of read its shards all the same. */
+static pst_status wait_for_others(pst_zero *engine) {
+    pst_status status = PST_OK;
+    pst__operation *operation = pst__queue_of(&engine->carrier, PST__GATHER_LANE)->oldest;
+    for (; operation != NULL && status == PST_OK; operation = operation->next)
+        if (operation->is_for_others) status = pst__operation_wait(operation);
+    return status;
+}
+
+pst_status pst__gather_settle(pst_zero *engine) {
+    pst_status status = wait_for_others(engine);
+    if (status != PST_OK) return status;
+    for (size_t i = 0; i < engine->group_count; i++) {
+        status = settle(engine, &engine->groups[i]);
+        if (status != PST_OK) return status;
+    }
+    pst__operation_reap(&engine->carrier);
+    return PST_OK;
+}

@@ -1,0 +1,233 @@
+/* Where the training step is: what a hook of the training loop does in the pass that it is in. */
+#include "ops/zero/engine.h"
+
+#include <string.h>
+
+/* ---- following a plan ------------------------------------------------------------------------ */
+
+static int is_following(const pst__pass *pass) {
+    return pass->kind == PST__FORWARD && pass->path != NULL;
+}
+
+/* A pass that leaves its path is on another one that is known, or goes on eagerly. */
+static void stay_on_path(pst_zero *engine, uint32_t group, int is_use) {
+    pst__pass *pass = &engine->pass;
+    if (pst__path_goes_on(pass->path, pass->position, group, is_use)) return;
+    pass->path = pst__path_other(engine, pass->grad, pass->path, pass->position, group, is_use);
+    engine->stats.deviations++;
+}
+
+/* The plan's step for this use or release; NULL when there is none (any more). */
+static const pst__plan_step *follow(pst_zero *engine, uint32_t group, int is_use) {
+    pst__pass *pass = &engine->pass;
+    if (!is_following(pass)) return NULL;
+    stay_on_path(engine, group, is_use);
+    return pass->path == NULL ? NULL : &pass->path->plan->steps[pass->position++];
+}
+
+static void finish_following(pst_zero *engine) {
+    pst__pass *pass = &engine->pass;
+    if (!is_following(pass)) return;
+    stay_on_path(engine, PST__NO_GROUP, 0);
+    if (pass->path == NULL) return;
+    pst__path_taken(engine, pass->grad, pass->path);
+    engine->stats.planned_passes++;
+}
+
+/* ---- gathers of a use ------------------------------------------------------------------------ */
+
+/* What the plan has for this use: the group itself first, where it is not there yet. */
+static pst_status gather_by_plan(pst_zero *engine, uint32_t group, const pst__plan_step *step) {
+    const pst__plan_issue *issues = engine->pass.path->plan->issues + step->first_issue;
+    pst_status status = PST_OK;
+    if (step->issues == 0 || issues[0].group != group)
+        status = pst__gather_issue(engine, group, PST__ANYWHERE, 0);
+    for (size_t i = 0; status == PST_OK && i < step->issues; i++)
+        status =
+            pst__gather_issue(engine, issues[i].group, issues[i].offset, issues[i].group != group);
+    return status;
+}
+
+static pst_status gather_forward(pst_zero *engine, uint32_t group) {
+    const pst__plan_step *step = follow(engine, group, 1);
+    if (step != NULL && engine->options.stage == 3) return gather_by_plan(engine, group, step);
+    return pst__gather_issue(engine, group, PST__ANYWHERE, 0);
+}
+
+pst_status pst_zero_gather(pst_zero *engine, uint32_t group) {
+    pst_status status = pst__zero_check(engine, group);
+    if (status == PST_OK)
+        status = engine->pass.kind == PST__BACKWARD ? pst__backward_gather(engine, group)
+                                                    : gather_forward(engine, group);
+    if (status == PST_OK)
+        status = pst__record(engine, PST_ZERO_GATHER, group,
+                             engine->groups[group].layout.gathered_bytes);
+    if (status == PST_OK) engine->groups[group].gathered.uses++;
+    return status;
+}
+
+pst_status pst_zero_wait(pst_zero *engine, uint32_t index, void **memory) {
+    pst_status status = pst__zero_check(engine, index);
+    if (status != PST_OK) return status;
+    pst__group *group = &engine->groups[index];
+    if (group->gathered.uses == 0)
+        return pst__zero_fail(engine, PST_ESTATE,
+                              "group '%s' is waited for without a use: call pst_zero_gather first",
+                              group->name);
+    status = pst__gather_wait(engine, group);
+    if (status == PST_OK) *memory = group->gathered.lease.memory;
+    return status;
+}
+
+pst_status pst_zero_release(pst_zero *engine, uint32_t index) {
+    pst_status status = pst__zero_check(engine, index);
+    if (status != PST_OK) return status;
+    pst__group *group = &engine->groups[index];
+    if (group->gathered.uses == 0)
+        return pst__zero_fail(engine, PST_ESTATE, "group '%s' is released more often than gathered",
+                              group->name);
+    const pst__plan_step *step = follow(engine, index, 0);
+    status = pst__record(engine, PST_ZERO_RELEASE, index, group->layout.gathered_bytes);
+    if (status != PST_OK || --group->gathered.uses > 0) return status;
+    int keep =
+        engine->options.stage < 3 || (step != NULL && step->keep) ||
+        group->gathered.state == PST__IN_FLIGHT || /* nobody waited: the pass's end takes it back */
+        pst__backward_keeps(engine, group);
+    if (!keep) return pst__gather_drop(engine, group);
+    return pst__gather_state_step(&group->gathered.state, PST__STEP_KEEP);
+}
+
+uint32_t pst_zero_uses(const pst_zero *engine, uint32_t group) {
+    return engine == NULL || group >= engine->group_count ? 0 : engine->groups[group].gathered.uses;
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+/* Stages 1 and 2: what an update made stale is gathered before anybody asks, in recorded order. */
+static pst_status gather_stale(pst_zero *engine) {
+    const pst__plan *plan = engine->pass.path == NULL ? NULL : engine->pass.path->plan;
+    size_t count = plan == NULL ? engine->group_count : plan->step_count;
+    pst_status status = pst__gather_sources_written(engine);
+    for (size_t i = 0; status == PST_OK && i < count; i++) {
+        uint32_t group = plan == NULL ? (uint32_t)i : plan->steps[i].group;
+        if (engine->groups[group].is_bound)
+            status = pst__gather_issue(engine, group, PST__ANYWHERE, 1);
+    }
+    return status;
+}
+
+static void begin_uses(pst_zero *engine) {
+    pst__pass *pass = &engine->pass;
+    pst__order *order = &engine->order;
+    if (pass->after_backward)
+        pst__order_forget_uses(order);
+    else
+        pst__order_bound_uses(order);
+    if (pass->after_reduce)
+        memset(order->first_uses, 0, order->group_count * sizeof *order->first_uses);
+    pass->after_backward = pass->after_reduce = 0;
+}
+
+pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
+    pst_status status = pst__zero_check(engine, PST__NO_GROUP);
+    if (status != PST_OK) return status;
+    pst__pass *pass = &engine->pass;
+    if (pass->kind == PST__BACKWARD) {
+        status = pst__backward_break_off(engine);
+        pst__reduce_abandon(engine);
+    }
+    pass->kind = PST__NO_PASS;
+    if (status == PST_OK) status = pst__gather_settle(engine);
+    if (status == PST_OK) status = pst__operation_check_comms(&engine->carrier);
+    if (status == PST_OK) status = pst__gather_refresh(engine);
+    if (status != PST_OK) return status;
+    pass->grad = grad != 0;
+    if (pass->grad) begin_uses(engine);
+    pst__record_begin(engine, pass->grad);
+    pass->kind = PST__FORWARD;
+    pass->path = engine->replay ? pst__path_expected(engine, pass->grad) : NULL;
+    pass->position = 0;
+    engine->stats.forwards++;
+    return engine->options.stage < 3 ? gather_stale(engine) : PST_OK;
+}
+
+pst_status pst_zero_end_forward(pst_zero *engine) {
+    pst_status status = pst__zero_check(engine, PST__NO_GROUP);
+    if (status != PST_OK) return status;
+    pst__pass *pass = &engine->pass;
+    if (pass->kind != PST__FORWARD)
+        return pst__zero_fail(engine, PST_ESTATE, "%s", "end_forward without begin_forward");
+    finish_following(engine);
+    pass->kind = PST__NO_PASS;
+    pst__history *history = &engine->history[pass->grad];
+    history->forward_count = history->current.count;
+    if (pass->grad) pass->backward_path = pass->path;
+    status = pass->grad ? pst__gather_wait_all(engine) : pst__gather_settle(engine);
+    if (status == PST_OK) status = pst__gather_guard_shards(engine);
+    return status == PST_OK && !pass->grad ? pst__record_complete(engine, 0) : status;
+}
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+static pst_status check_backward(pst_zero *engine, int reduce) {
+    pst_status status = pst__zero_check(engine, PST__NO_GROUP);
+    if (status != PST_OK) return status;
+    if (engine->pass.kind != PST__NO_PASS)
+        return pst__zero_fail(engine, PST_ESTATE, "%s",
+                              engine->pass.kind == PST__FORWARD
+                                  ? "begin_backward before end_forward"
+                                  : "begin_backward in a backward that has not ended: end it, or "
+                                    "begin a forward, which puts it aside");
+    if (reduce && engine->options.gradient_target == NULL)
+        return pst__zero_fail(engine, PST_EINVAL, "%s",
+                              "a backward that reduces needs options.gradient_target");
+    return PST_OK;
+}
+
+pst_status pst_zero_begin_backward(pst_zero *engine, int reduce) {
+    pst_status status = check_backward(engine, reduce);
+    if (status != PST_OK) return status;
+    engine->history[1].current.count = engine->history[1].forward_count;
+    engine->pass.reduce = reduce != 0;
+    status = pst__backward_begin(engine);
+    if (status == PST_OK) engine->pass.kind = PST__BACKWARD;
+    return status;
+}
+
+pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *const *sources,
+                              pst_dtype sources_dtype) {
+    pst_status status = pst__zero_check(engine, group);
+    if (status != PST_OK) return status;
+    if (sources == NULL || pst_dtype_size(sources_dtype) == 0)
+        return pst__zero_fail(engine, PST_EINVAL, "group '%s': gradients need sources and a dtype",
+                              engine->groups[group].name);
+    if (engine->pass.kind != PST__BACKWARD || !engine->pass.reduce)
+        return pst__zero_fail(engine, PST_ESTATE,
+                              "group '%s': gradients outside of a backward that reduces",
+                              engine->groups[group].name);
+    return pst__reduce_report(engine, group, sources, sources_dtype);
+}
+
+static pst_status finish_backward(pst_zero *engine) {
+    pst_status status = pst__backward_finish(engine);
+    if (status == PST_OK && engine->pass.reduce) status = pst__reduce_end(engine);
+    if (status == PST_OK) status = pst__gather_settle(engine);
+    if (status == PST_OK) status = pst__gather_guard_shards(engine);
+    if (status == PST_OK) status = pst__operation_check_comms(&engine->carrier);
+    return status;
+}
+
+pst_status pst_zero_end_backward(pst_zero *engine) {
+    pst_status status = pst__zero_check(engine, PST__NO_GROUP);
+    if (status != PST_OK) return status;
+    pst__pass *pass = &engine->pass;
+    if (pass->kind != PST__BACKWARD)
+        return pst__zero_fail(engine, PST_ESTATE, "%s", "end_backward without begin_backward");
+    status = finish_backward(engine);
+    if (status != PST_OK) pst__reduce_abandon(engine);
+    pass->kind = PST__NO_PASS;
+    pass->after_backward = 1;
+    pass->after_reduce |= pass->reduce;
+    engine->stats.backwards++;
+    return status == PST_OK ? pst__record_complete(engine, 1) : status;
+}

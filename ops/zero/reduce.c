@@ -1,0 +1,356 @@
+/* Reductions of a backward: what is reported, whose turn it is, what comes late. */
+#include "ops/zero/engine.h"
+
+#include "sched/runtime.h"
+
+#include <string.h>
+
+/* ---- into buckets ---------------------------------------------------------------------------- */
+
+static void note_written(pst_zero *engine, pst_dtype dtype) {
+    for (size_t i = 0; i < engine->group_count; i++) {
+        pst__group *group = &engine->groups[i];
+        if (!group->is_filled || group->reduce_dtype != dtype) continue;
+        group->is_filled = 0;
+        group->is_written = 1;
+    }
+}
+
+static pst_status send_bucket(void *context, pst_dtype dtype) {
+    pst_zero *engine = context;
+    const size_t bytes = engine->carrier.open[dtype].whole_bytes;
+    if (engine->carrier.open[dtype].operation == NULL) return PST_OK;
+    const pst_status status =
+        pst__bucket_send(&engine->carrier, dtype, engine->bucket_names[dtype]);
+    if (status != PST_OK) return status;
+    note_written(engine, dtype);
+    engine->stats.reduces++;
+    engine->stats.reduce_bytes += bytes;
+    return PST_OK;
+}
+
+pst_status pst__reduce_flush(pst_zero *engine) {
+    pst_status status = PST_OK;
+    for (int dtype = 0; status == PST_OK && dtype < PST_DTYPE_COUNT; dtype++)
+        status = send_bucket(engine, (pst_dtype)dtype);
+    return status;
+}
+
+size_t pst__part_elements(const pst_zero *engine, const pst__group *group) {
+    size_t bytes = engine->options.part_bytes / PST_ZERO_ALIGNMENT * PST_ZERO_ALIGNMENT;
+    size_t most = bytes / group->layout.reduce_element_bytes;
+    return most < group->layout.gradient_elements ? most : group->layout.gradient_elements;
+}
+
+static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
+                            const pst_slot *slot, int accumulate) {
+    pst__open_bucket *open = &engine->carrier.open[group->reduce_dtype];
+    if (part.first == 0) open->whole_bytes += group->layout.gradient_bytes_whole;
+    if (group->target == NULL) return PST_OK;
+    group->is_filled = 1;
+    return pst__operation_add_piece(
+        open->operation,
+        &(pst_reduce_piece){.offset = slot->offset,
+                            .count = part.count,
+                            .destination =
+                                (char *)group->target + part.first * group->layout.element_bytes,
+                            .destination_dtype = group->dtype,
+                            .accumulate = accumulate});
+}
+
+static pst_status copy_in(pst_zero *engine, const pst__group *group, pst__part part,
+                          const pst_slot *slot, const void *const *sources, pst_dtype dtype) {
+    pst_device *device = engine->carrier.device;
+    size_t count =
+        pst__layout_casts(&group->layout, engine->carrier.world, part, slot->memory, slot->stride,
+                          sources, dtype, group->reduce_dtype, engine->casts);
+    pst_status status = device->ops->cast_scale_copy(device, engine->carrier.filling.stream,
+                                                     engine->casts, count, 1.0);
+    if (status == PST_OK) return PST_OK;
+    return pst__zero_fail(engine, status, "group '%s': copying its %s gradients failed",
+                          group->name, pst_dtype_name(dtype));
+}
+
+static pst_status fill_part(pst_zero *engine, pst__group *group, pst__part part,
+                            const void *const *sources, pst_dtype dtype, int accumulate) {
+    pst__carrier *carrier = &engine->carrier;
+    const pst_dtype travels = group->reduce_dtype;
+    pst_slot slot;
+    pst__open_bucket *open = &carrier->open[travels];
+    pst_status status = pst__bucket_slot(carrier, travels, part.count * pst_dtype_size(travels),
+                                         send_bucket, engine, &slot);
+    if (status == PST_OK && open->operation == NULL)
+        status = pst__operation_take(carrier, PST__REDUCE_LANE, &open->operation);
+    if (status == PST_OK) status = add_piece(engine, group, part, &slot, accumulate);
+    if (status != PST_OK) return status;
+    const size_t bytes = pst__bucket_bytes(carrier);
+    if (bytes > engine->stats.bucket_peak) engine->stats.bucket_peak = bytes;
+    status = copy_in(engine, group, part, &slot, sources, dtype);
+    if (status != PST_OK || slot.offset + slot.padded_bytes < engine->options.bucket_bytes)
+        return status;
+    return send_bucket(engine, travels);
+}
+
+/* The caller is told that this group's gradients are not needed any more. */
+static void tell_consumed(const pst_zero *engine, uint32_t group) {
+    if (engine->options.gradients_consumed != NULL)
+        engine->options.gradients_consumed(engine->options.callback_context, group);
+}
+
+/* Compute waits for the copies that have begun. */
+static pst_status join_copies(pst_zero *engine) {
+    const uint32_t copied = engine->copied;
+    const pst_status status = pst__fill_join(&engine->carrier);
+    engine->copied = PST__NO_GROUP;
+    if (copied != PST__NO_GROUP) tell_consumed(engine, copied);
+    return status;
+}
+
+/* The same once compute has been made to wait for their copies: now, or by the next join. */
+static void consumed(pst_zero *engine, uint32_t group) {
+    if (engine->carrier.filling.is_apart)
+        engine->copied = group;
+    else
+        tell_consumed(engine, group);
+}
+
+/* A group's gradients go into a bucket, which goes out when bucket_bytes are in it. What is larger
+ * than part_bytes goes in parts, so that it needs no bucket of its size. `sources` NULL: zeros. */
+static pst_status fill(pst_zero *engine, uint32_t index, const void *const *sources,
+                       pst_dtype dtype, int accumulate) {
+    pst__group *group = &engine->groups[index];
+    size_t most = pst__part_elements(engine, group), left = group->layout.gradient_elements;
+    pst_status status = join_copies(engine);
+    if (status == PST_OK) status = pst__fill_begin(&engine->carrier);
+    for (pst__part part = {0, 0}; status == PST_OK && left > 0; left -= part.count) {
+        part.first += part.count;
+        part.count = left < most ? left : most;
+        status = fill_part(engine, group, part, sources, dtype, accumulate);
+    }
+    if (status == PST_OK) status = pst__fill_end(&engine->carrier);
+    if (status != PST_OK) return status;
+    return pst__record(engine, PST_ZERO_REDUCE, index, group->layout.gradient_bytes_whole);
+}
+
+/* ---- a regular reduction, at its turn -------------------------------------------------------- */
+
+static pst_status ask_target(pst_zero *engine, uint32_t index, int *accumulate) {
+    pst__group *group = &engine->groups[index];
+    pst_status status = engine->options.gradient_target(engine->options.callback_context, index,
+                                                        &group->target, accumulate);
+    if (status == PST_OK && group->target != NULL) return PST_OK;
+    return pst__zero_fail(engine, status == PST_OK ? PST_EINVAL : status,
+                          "group '%s': gradient_target gave no memory", group->name);
+}
+
+static pst_status reduce_nothing(pst_zero *engine, uint32_t index) {
+    pst__group *group = &engine->groups[index];
+    group->target = NULL;
+    pst_status status = fill(engine, index, NULL, group->reduce_dtype, 0);
+    if (status == PST_OK && group->reported) consumed(engine, index);
+    return status;
+}
+
+static pst_status reduce_group(pst_zero *engine, uint32_t index) {
+    pst__group *group = &engine->groups[index];
+    int accumulate = 0, has_sources = group->reported;
+    if (engine->is_broken) return reduce_nothing(engine, index);
+    pst_status status = ask_target(engine, index, &accumulate);
+    if (status == PST_OK)
+        status = fill(engine, index, has_sources ? group->sources : NULL,
+                      has_sources ? group->sources_dtype : group->reduce_dtype, accumulate);
+    if (status == PST_OK && has_sources) consumed(engine, index);
+    return status;
+}
+
+pst_status pst__reduce_next(pst_zero *engine) {
+    uint32_t index = engine->order.reduces[engine->reduced++];
+    engine->groups[index].reduced = 1;
+    return pst__carrier_give_up(&engine->carrier, reduce_group(engine, index));
+}
+
+/* ---- reports --------------------------------------------------------------------------------- */
+
+static void note_presence(pst_zero *engine, const pst__group *group, const void *const *sources) {
+    for (size_t i = 0; i < group->layout.member_count; i++) {
+        const pst__member *member = &group->layout.members[i];
+        if (member->trainable && sources[i] != NULL)
+            engine->parameters[member->parameter].has_gradient_here = 1;
+    }
+}
+
+static pst_status keep_late(pst_zero *engine, uint32_t index, const void *const *sources,
+                            pst_dtype dtype) {
+    pst__group *group = &engine->groups[index];
+    size_t bytes = group->layout.member_count * sizeof *sources;
+    pst_status status =
+        pst__heap_grow(engine->carrier.heap, (void **)&engine->late, &engine->late_capacity,
+                       engine->late_count + 1, sizeof *engine->late);
+    const void **copy = status == PST_OK ? pst__heap_alloc(engine->carrier.heap, bytes) : NULL;
+    if (copy == NULL)
+        return pst__zero_fail(engine, PST_ENOMEM, "group '%s': no memory for its gradients",
+                              group->name);
+    memcpy(copy, sources, bytes);
+    engine->late[engine->late_count++] =
+        (pst__late){index, group->late++, copy, group->layout.member_count, dtype};
+    return PST_OK;
+}
+
+static const char *why_late(const pst__group *group) {
+    if (group->reported) return "twice in one backward";
+    if (group->reduced) return "after groups that follow them were needed";
+    return "without a use in a forward since they were reduced last";
+}
+
+/* Other ranks hear of it only where the host waits for what they all tell. */
+static pst_status report_late(pst_zero *engine, uint32_t index, const void *const *sources,
+                              pst_dtype dtype) {
+    const pst__group *group = &engine->groups[index];
+    if (engine->careful) return keep_late(engine, index, sources, dtype);
+    pst_status status = pst__zero_fail(
+        engine, PST_EMISMATCH,
+        "group '%s': its gradients were reported %s, unlike in the pass that was recorded; call "
+        "pst_zero_set_replay(engine, 0) on all ranks if passes differ that much",
+        group->name, why_late(group));
+    return pst__carrier_give_up(&engine->carrier, status);
+}
+
+/* Behind the gathers that were needed so far; and behind those that another backward needs first,
+ * although this one has left them out: gradients are complete behind the group's first use. */
+static size_t place_now(const pst_zero *engine, uint32_t group) {
+    const pst__order *order = &engine->order;
+    const size_t first = order->first_period[group];
+    const size_t before =
+        first == 0 ? 0 : pst__backward_before(&order->gathers, order->periods[first - 1].last);
+    return before > engine->needed ? before : engine->needed;
+}
+
+pst_status pst__reduce_report(pst_zero *engine, uint32_t index, const void *const *sources,
+                              pst_dtype dtype) {
+    pst__group *group = &engine->groups[index];
+    if (group->layout.gradient_elements == 0) { /* nothing to send, but to be known */
+        note_presence(engine, group, sources);
+        tell_consumed(engine, index);
+        return PST_OK;
+    }
+    if (!group->was_used)
+        return pst__zero_fail(engine, PST_ESTATE,
+                              "group '%s' has gradients but was not used in a forward",
+                              group->name);
+    note_presence(engine, group, sources);
+    if (group->reported_after == PST__NOT_REPORTED)
+        group->reported_after = PST__REPORTED_FIRST + (uint32_t)place_now(engine, index);
+    /* What only graphs of before the last reduction have used has no place in the order. */
+    int has_place = engine->order.first_uses[index] != 0;
+    if (!has_place || group->reported || group->reduced)
+        return report_late(engine, index, sources, dtype);
+    memcpy(group->sources, sources, group->layout.member_count * sizeof *sources);
+    group->sources_dtype = dtype;
+    group->reported = 1;
+    return pst__backward_reported(engine);
+}
+
+void pst__reduce_begin(pst_zero *engine) {
+    pst__order *order = &engine->order;
+    engine->reduced = 0;
+    for (size_t i = engine->group_count; i-- > 0;) {
+        pst__group *group = &engine->groups[i];
+        group->reported = group->reduced = group->is_filled = group->is_written = 0;
+        group->reported_after = PST__NOT_REPORTED;
+        group->late = 0;
+        group->target = NULL;
+        if (order->first_uses[i] != 0 && group->layout.gradient_elements > 0)
+            order->reduces[order->reduce_count++] = (uint32_t)i;
+    }
+    pst__sort_descending(order->reduces, order->reduce_count, order->first_uses);
+    for (size_t i = 0; i < engine->parameter_count; i++)
+        engine->parameters[i].has_gradient_here = 0;
+    pst__presence_begin(engine);
+}
+
+/* ---- what came late -------------------------------------------------------------------------- */
+
+static const pst__late *find_late(const pst_zero *engine, uint32_t group, uint32_t round) {
+    for (size_t i = 0; i < engine->late_count; i++)
+        if (engine->late[i].group == group && engine->late[i].round == round)
+            return &engine->late[i];
+    return NULL;
+}
+
+static pst_status reduce_late_group(pst_zero *engine, uint32_t index, const pst__late *own) {
+    const pst__group *group = &engine->groups[index];
+    int accumulate = 1;
+    pst_status status = PST_OK;
+    if (group->target == NULL) status = ask_target(engine, index, &accumulate);
+    if (status == PST_OK)
+        status = fill(engine, index, own == NULL ? NULL : own->sources,
+                      own == NULL ? group->reduce_dtype : own->dtype, accumulate);
+    if (status == PST_OK && own != NULL) consumed(engine, index);
+    return status;
+}
+
+/* Every rank takes part for every group that came late anywhere. */
+static pst_status reduce_round(pst_zero *engine, uint32_t round) {
+    pst_status status = PST_OK;
+    for (uint32_t i = 0; status == PST_OK && i < engine->group_count; i++)
+        if (engine->agreed->groups[i].late > round)
+            status = reduce_late_group(engine, i, find_late(engine, i, round));
+    return status;
+}
+
+static uint32_t count_rounds(const pst_zero *engine) {
+    uint32_t rounds = 0;
+    for (size_t i = 0; i < engine->group_count; i++)
+        if (engine->agreed->groups[i].late > rounds) rounds = engine->agreed->groups[i].late;
+    return rounds;
+}
+
+static pst_status reduce_late(pst_zero *engine) {
+    pst_status status = PST_OK;
+    uint32_t rounds = count_rounds(engine);
+    for (uint32_t round = 0; status == PST_OK && round < rounds; round++)
+        status = reduce_round(engine, round);
+    if (status == PST_OK) status = pst__reduce_flush(engine);
+    if (status == PST_OK) status = join_copies(engine);
+    return pst__carrier_give_up(&engine->carrier, status);
+}
+
+static void forget_late(pst_zero *engine) {
+    for (size_t i = 0; i < engine->late_count; i++)
+        pst__heap_free(engine->carrier.heap, engine->late[i].sources,
+                       engine->late[i].source_count * sizeof(void *));
+    engine->late_count = 0;
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+pst_status pst__reduce_end(pst_zero *engine) {
+    pst_status status = pst__carrier_give_up(&engine->carrier, pst__reduce_flush(engine));
+    if (status == PST_OK) status = pst__carrier_give_up(&engine->carrier, join_copies(engine));
+    if (status == PST_OK)
+        status = pst__carrier_give_up(&engine->carrier, pst__presence_exchange(engine));
+    if (status == PST_OK && engine->careful)
+        status = pst__operation_wait_reductions(&engine->carrier);
+    if (status == PST_OK) status = pst__presence_read(engine);
+    if (status == PST_OK && engine->careful) status = reduce_late(engine);
+    if (status == PST_OK) status = pst__operation_wait_reductions(&engine->carrier);
+    forget_late(engine);
+    pst__operation_reap(&engine->carrier);
+    if (status == PST_OK) pst_buckets_trim(engine->carrier.buckets);
+    return status;
+}
+
+void pst__reduce_abandon(pst_zero *engine) {
+    /* Gradients and their targets may be freed then, where compute does it or at once. */
+    if (pst_runtime_status(engine->carrier.runtime) == PST_OK)
+        (void)pst__operation_wait_reductions(&engine->carrier);
+    (void)join_copies(engine);
+    pst__bucket_abandon_all(&engine->carrier);
+    for (; engine->reduced < engine->order.reduce_count; engine->reduced++) {
+        uint32_t index = engine->order.reduces[engine->reduced];
+        if (engine->groups[index].reported) consumed(engine, index);
+    }
+    for (size_t i = 0; i < engine->late_count; i++)
+        consumed(engine, engine->late[i].group);
+    forget_late(engine);
+}

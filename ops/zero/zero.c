@@ -1,0 +1,170 @@
+/* The engine's life: created, sealed, bound, destroyed. */
+#include "ops/zero/engine.h"
+
+#include "base/options.h"
+#include "sched/runtime.h"
+
+#define DEFAULT_BUCKET_BYTES ((size_t)8 << 20)
+
+/* Before a hook changes anything. */
+static pst_status check_compute(pst_zero *engine) {
+    pst_device *device = engine->carrier.device;
+    if (device->ops->stream_ready == NULL) return PST_OK;
+    pst_status status = device->ops->stream_ready(device, engine->carrier.compute);
+    if (status == PST_OK) return PST_OK;
+    const char *text = device->ops->error_text != NULL ? device->ops->error_text(device) : NULL;
+    return pst__zero_fail(engine, status, "compute takes no work now: %s",
+                          text != NULL ? text : pst_status_text(status));
+}
+
+pst_status pst__zero_check(pst_zero *engine, uint32_t group) {
+    if (engine == NULL) return PST_EINVAL;
+    if (!engine->sealed)
+        return pst__zero_fail(engine, PST_ESTATE, "%s", "call pst_zero_seal first");
+    if (group != PST__NO_GROUP && group >= engine->group_count)
+        return pst__zero_fail(engine, PST_EINVAL, "there is no group %u", group);
+    pst_status status = pst_runtime_status(engine->carrier.runtime);
+    return status == PST_OK ? check_compute(engine) : status;
+}
+
+/* ---- creating -------------------------------------------------------------------------------- */
+
+static pst_status check_options(pst_runtime *runtime, const pst_zero_options *given,
+                                pst_zero_options *options) {
+    pst__error *error = pst__runtime_error(runtime);
+    if (!pst__read_options(options, sizeof *options, given))
+        return pst__fail(error, PST_EINVAL, "engine: set options.size to sizeof(pst_zero_options)");
+    if (options->name == NULL) options->name = "zero";
+    if (options->stage < 1 || options->stage > 3)
+        return pst__fail(error, PST_EINVAL, "engine '%s': stage %d is not 1, 2 or 3", options->name,
+                         options->stage);
+    if (options->bucket_bytes == 0) options->bucket_bytes = DEFAULT_BUCKET_BYTES;
+    if (options->part_bytes != 0 && options->part_bytes < PST_ZERO_ALIGNMENT)
+        return pst__fail(error, PST_EINVAL, "engine '%s': part_bytes is %zu, less than %u",
+                         options->name, options->part_bytes, PST_ZERO_ALIGNMENT);
+    return PST_OK;
+}
+
+static pst_status create_carrier(pst_runtime *runtime, pst_zero *engine) {
+    const pst_zero_options *given = &engine->options;
+    const pst__carrier_options options = {.name = given->name,
+                                          .gather_comm = given->gather_comm,
+                                          .reduce_comm = given->reduce_comm,
+                                          .device = given->device,
+                                          .compute = given->compute,
+                                          .pumped = given->pumped,
+                                          .time_waits = given->time_waits,
+                                          .segment_alloc = given->segment_alloc,
+                                          .segment_free = given->segment_free,
+                                          .segment_context = given->segment_context};
+    return pst__carrier_create(runtime, &options, &engine->carrier);
+}
+
+static pst_status build(pst_runtime *runtime, pst_zero *engine) {
+    pst__carrier *carrier = &engine->carrier;
+    engine->replay = 1;
+    engine->copied = PST__NO_GROUP;
+    engine->history[0].latest = engine->history[1].latest = PST__NO_PATH;
+    pst_status status = create_carrier(runtime, engine);
+    if (status != PST_OK) return status;
+    engine->options.name = carrier->name;
+    engine->one_order = carrier->one_comm || carrier->asynchronous;
+    status = pst__carrier_create_arena(carrier, "places", 0, &engine->places);
+    if (status != PST_OK) return status;
+    return carrier->device->ops->event_create(carrier->device, 0, &engine->shards_ready);
+}
+
+static void zero_free(const pst__heap *heap, pst_zero *engine) {
+    pst_device *device = engine->carrier.device;
+    if (device != NULL) {
+        pst__seal_free(engine);
+        pst__record_free(engine);
+        pst__carrier_free(&engine->carrier);
+        pst_arena_destroy(engine->places);
+        pst__registry_free(engine);
+        if (engine->shards_ready != NULL) device->ops->event_destroy(device, engine->shards_ready);
+        pst__heap_free(heap, engine->late, engine->late_capacity * sizeof *engine->late);
+    }
+    pst__heap_free(heap, engine, sizeof *engine);
+}
+
+pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *given,
+                           pst_zero **created) {
+    if (runtime == NULL || created == NULL) return PST_EINVAL;
+    *created = NULL;
+    pst_zero_options options;
+    pst_status status = check_options(runtime, given, &options);
+    if (status != PST_OK) return status;
+    const pst__heap *heap = pst__runtime_heap(runtime);
+    pst__error *error = pst__runtime_error(runtime);
+    pst_zero *engine = pst__heap_alloc(heap, sizeof *engine);
+    if (engine == NULL) return pst__fail(error, PST_ENOMEM, "engine '%s': no memory", options.name);
+    engine->options = options;
+    status = build(runtime, engine);
+    if (status != PST_OK) {
+        zero_free(heap, engine);
+        return status;
+    }
+    *created = engine;
+    return PST_OK;
+}
+
+/* ---- shards ---------------------------------------------------------------------------------- */
+
+static void mark_stale(pst__group *group) {
+    group->gathered.is_stale = 1;
+    group->copy_is_old = 1;
+}
+
+pst_status pst_zero_shard_place(pst_zero *engine, uint32_t index, void **memory) {
+    pst_status status = pst__zero_check(engine, index);
+    if (status != PST_OK) return status;
+    if (memory == NULL) return PST_EINVAL;
+    const pst__group *group = &engine->groups[index];
+    *memory = pst__has_place(group) ? group->copy.memory : NULL;
+    return PST_OK;
+}
+
+/* A part of its place that is copied to all of it would spoil itself. */
+static int is_askew(const pst__group *group, const void *shard) {
+    const uintptr_t place = (uintptr_t)group->copy.memory, begin = (uintptr_t)shard;
+    const size_t bytes = group->layout.shard_elements * group->layout.element_bytes;
+    return pst__has_place(group) && begin != place && begin < place + bytes &&
+           place < begin + bytes;
+}
+
+pst_status pst_zero_bind_shard(pst_zero *engine, uint32_t index, void *shard) {
+    pst_status status = pst__zero_check(engine, index);
+    if (status != PST_OK) return status;
+    pst__group *group = &engine->groups[index];
+    if (shard == NULL && group->layout.shard_elements > 0)
+        return pst__zero_fail(engine, PST_EINVAL, "group '%s': its shard is NULL", group->name);
+    if (is_askew(group, shard))
+        return pst__zero_fail(engine, PST_EINVAL,
+                              "group '%s': its shard overlaps its place %p: bind it there, or "
+                              "outside of it",
+                              group->name, group->copy.memory);
+    /* Peers may still read the copy in the place that the shard now comes to lie in. */
+    if (pst__has_place(group) && shard == group->copy.memory && group->is_bound)
+        status = pst__wait_gather_readers(&engine->carrier);
+    if (status != PST_OK) return status;
+    group->shard = shard;
+    group->is_bound = 1;
+    mark_stale(group);
+    return pst__gather_sources_written(engine);
+}
+
+pst_status pst_zero_updated(pst_zero *engine) {
+    pst_status status = pst__zero_check(engine, PST__NO_GROUP);
+    if (status != PST_OK) return status;
+    for (size_t i = 0; i < engine->group_count; i++)
+        mark_stale(&engine->groups[i]);
+    status = pst__gather_sources_written(engine);
+    return status == PST_OK ? pst__gather_refresh(engine) : status;
+}
+
+void pst_zero_destroy(pst_zero *engine) {
+    if (engine == NULL) return;
+    if (engine->sealed && engine->pass.kind == PST__BACKWARD) pst__reduce_abandon(engine);
+    if (pst__carrier_close(&engine->carrier)) zero_free(engine->carrier.heap, engine);
+}

@@ -1,0 +1,37 @@
+/* What the scheduler records: lane slices, worker slices, edges between lanes. */
+#ifndef PST_SCHED_TRACE_H
+#define PST_SCHED_TRACE_H
+
+#include "base/clock.h"
+#include "sched/advance.h"
+
+/* Now, or 0 when nothing is recorded: the one branch that tracing costs when it is off. */
+static inline uint64_t pst__hook_begin(const pst_lane *lane) {
+    return pst__trace_on(lane->runtime->trace) ? pst__now() : 0;
+}
+
+/* The node is about to be launched: where the device has times, its stream records the beginning.
+ */
+void pst__hook_launching(const pst_lane *lane, const pst__node *node);
+
+/* The calling thread has launched the node: a slice on the thread's track from `begin` to now, and
+ * the ends of the edges that lead to it from other lanes. Returns now: reading the clock is most of
+ * what an event costs. */
+uint64_t pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t number, uint64_t begin);
+
+/* The launch has failed: there will be no end of it. */
+void pst__hook_failed(const pst_lane *lane, const pst__node *node);
+
+/* The node is done: a slice on the lane's track from `begin` to `end`. */
+void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end);
+
+/* The same on an asynchronous device: from the device's beginning to its end where it tells times,
+ * and the ends of edges are there then, too. */
+void pst__hook_done_on_device(pst_lane *lane, const pst__node *node, uint64_t number);
+
+/* A growing task releases a successor on another lane: begins an arrow at the task's launch. The
+ * lane's owner calls it. Returns the arrow's id for the other end; 0: none, as where a device tells
+ * times: when the task began there is not known yet. */
+uint64_t pst__hook_edge(pst_lane *lane, const pst__node *from, const pst__node *to);
+
+#endif
