@@ -3,6 +3,7 @@
 #include "world.h"
 
 #include "ops/comm/ce/ce.h"
+#include "sched/lane.h"
 #include "sched/monitor.h"
 
 static int text_has(const rank_state *state, const char *part) {
