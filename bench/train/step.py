@@ -9,8 +9,10 @@ the peak holds beside the others, activations above all. Then all are resident, 
 their steps alternate; a time is the host's around a step that ends with a synchronisation of the
 device (or around `--together` steps that end with one, a step of them), the longest of all ranks';
 medians, with the first and last decile. `host` is what of that the host took to issue a step, where
-it matters on the slowest rank. With `--time-waits` penstock's own figures tell how long its compute
-stood still at waits, which costs a little.
+it matters on the slowest rank. `captured` is penstock with penstock.step, whose graph holds what
+torch's allocator does not count as allocated: what it takes is the device's count. With
+`--time-waits` penstock's own figures tell how long its compute stood still at waits, which costs a
+little.
 """
 
 from __future__ import annotations
@@ -47,12 +49,16 @@ class Implementation:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=1e-5, fused=next(model.parameters()).is_cuda
         )
-        self.is_penstock = name.startswith("penstock")
+        self.is_penstock = name.startswith(("penstock", "captured"))
         self.losses: list[float] = []
         self.times: list[float] = []
         self.host_times: list[float] = []
 
-    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.step: Callable[[torch.Tensor], torch.Tensor] = self.step_eagerly
+        if name.startswith("captured"):
+            self.step = library.step(model, self.optimizer)(self.step_eagerly)
+
+    def step_eagerly(self, tokens: torch.Tensor) -> torch.Tensor:
         """One training step; the loss, on the device."""
         loss = self.model(tokens)
         loss.backward()
@@ -91,14 +97,15 @@ def penstock(model: Decoder, given: argparse.Namespace, part_mib: int) -> torch.
     )
 
 
-WAYS = ("compute", "fsdp2", "penstock")
+WAYS = ("compute", "fsdp2", "penstock", "captured")
 
 
 def ways_of(given: argparse.Namespace) -> dict[str, Way]:
     """Return what is asked for by name; penstock once a size of parts."""
     ways: dict[str, Way] = {"compute": compute_alone, "fsdp2": fsdp2}
     for mib in given.part_mib:
-        ways[f"penstock/{mib}" if mib else "penstock"] = partial(penstock, part_mib=mib)
+        for way in ("penstock", "captured"):  # as it is, and by penstock.step as one CUDA graph
+            ways[f"{way}/{mib}" if mib else way] = partial(penstock, part_mib=mib)
     return {name: way for name, way in ways.items() if name.partition("/")[0] in given.ways}
 
 

@@ -288,7 +288,7 @@ pst_status Engine::gradient_target(void *context, uint32_t index, void **memory,
         if (!group.gradient.defined()) {
             const auto bytes = static_cast<int64_t>(self.group_layout(index).gradient_bytes);
             const auto count = bytes / static_cast<int64_t>(c10::elementSize(group.dtype));
-            group.gradient = at::zeros({count}, group.shard.options());
+            group.gradient = at::empty({count}, group.shard.options()); // all of it is written
         }
         *memory = group.gradient.mutable_data_ptr();
         return PST_OK;
@@ -318,6 +318,33 @@ bool Engine::has_written(uint32_t group) const {
 
 void Engine::updated() {
     check(pst_zero_updated(engine()));
+}
+
+// ---- passes as a CUDA graph ---------------------------------------------------------------------
+
+bool Engine::is_steady() const {
+    return pst_zero_is_steady(engine()) != 0;
+}
+
+void Engine::drain() {
+    check(pst_zero_drain(engine()));
+}
+
+void Engine::begin_capture(uintptr_t stream) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): torch gives streams to Python as numbers.
+    check(pst_zero_begin_capture(engine(), reinterpret_cast<void *>(stream)));
+}
+
+void Engine::end_capture() {
+    check(pst_zero_end_capture(engine()));
+}
+
+void Engine::before_graph() {
+    check(pst_zero_before_graph(engine()));
+}
+
+void Engine::after_graph() {
+    check(pst_zero_after_graph(engine()));
 }
 
 // ---- recordings and figures ---------------------------------------------------------------------

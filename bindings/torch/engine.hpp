@@ -92,6 +92,14 @@ class Engine {
     bool has_written(uint32_t group) const;
     void updated();
 
+    // Passes as a CUDA graph: see <penstock/zero.h>. The stream is a cudaStream_t.
+    bool is_steady() const;
+    void drain();
+    void begin_capture(uintptr_t stream);
+    void end_capture();
+    void before_graph();
+    void after_graph();
+
     std::vector<Operation> recorded(bool grad) const;
     pst_zero_plan compile(bool grad, const std::vector<Operation> &operations,
                           uint32_t prefetch_ahead, size_t prefetch_bytes);

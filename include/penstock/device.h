@@ -190,6 +190,14 @@ typedef struct pst_device_ops {
      * would return it; enqueues nothing. Left out: it always does. */
     pst_status (*stream_ready)(pst_device *device, pst_stream *stream);
 
+    /* (optional) `stream` is under capture by its owner: until capture_end what is enqueued on it,
+     * and on streams that come to wait for its events, becomes a part of that graph instead of
+     * running. Whoever launches the graph puts its stream in order with all that these streams do
+     * beside it. Hence an event of before the capture counts as done within it, one recorded within
+     * it is pending there and done for everybody else. One capture at a time: PST_EBUSY. */
+    pst_status (*capture_begin)(pst_device *device, pst_stream *stream);
+    void (*capture_end)(pst_device *device);
+
     /* (optional) text of the last error this device returned to the calling thread */
     const char *(*error_text)(pst_device *device);
     void (*destroy)(pst_device *device);

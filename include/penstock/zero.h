@@ -224,6 +224,42 @@ PST_API int pst_zero_has_written(const pst_zero *engine, uint32_t group);
  * cast anew. Shards may change between passes: one that ended, and the begin of the next. */
 PST_API pst_status pst_zero_updated(pst_zero *engine);
 
+/* ---- passes as a CUDA graph ------------------------------------------------------------------ */
+
+/* Passes whose calls lie between begin_capture and end_capture become a part of the graph that their
+ * compute is captured into. A launch of the graph is then that many passes, of which this engine is
+ * told by before_graph and after_graph, on compute's stream:
+ *
+ *     pst_zero_drain                   then the caller begins its capture of `stream`
+ *     pst_zero_begin_capture, passes, pst_zero_end_capture             and ends it
+ *     pst_zero_before_graph, the launch, pst_zero_after_graph          each time
+ *
+ * All ranks do so alike. The communicators are those whose work can be captured: `nccl`, and `ce` of
+ * one rank. */
+
+/* 1: the last backward that reduced followed a plan and asked nothing of the host, so that one like
+ * it can be captured. The same on all ranks. */
+PST_API int pst_zero_is_steady(const pst_zero *engine);
+
+/* Blocks until nothing is in flight on the host and the device; ends a pass that was broken off.
+ * PST_ETIMEDOUT. */
+PST_API pst_status pst_zero_drain(pst_zero *engine);
+
+/* `stream` is a native stream under capture, in a mode that lets this thread allocate: compute's
+ * until end_capture. PST_EUNSUPPORTED: the device captures nothing; PST_EBUSY: another engine is
+ * captured on it; PST_ESTATE: within a pass. A call within the capture that the host would have to
+ * wait in, as without a plan, is PST_ESTATE. */
+PST_API pst_status pst_zero_begin_capture(pst_zero *engine, void *stream);
+
+/* Before the caller ends its capture, successful or not. PST_ESTATE: within a pass, which then is
+ * one that was broken off. */
+PST_API pst_status pst_zero_end_capture(pst_zero *engine);
+
+/* Right before and behind a launch on compute's own stream. Gathered copies are stale behind it, as
+ * after pst_zero_updated. before_graph returns the error of a rank that has failed. */
+PST_API pst_status pst_zero_before_graph(pst_zero *engine);
+PST_API pst_status pst_zero_after_graph(pst_zero *engine);
+
 /* ---- record, compile, replay ----------------------------------------------------------------- */
 
 typedef enum pst_zero_op_kind {

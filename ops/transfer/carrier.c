@@ -309,6 +309,17 @@ static int drained(pst__carrier *carrier) {
     return all_ended(carrier);
 }
 
+pst_status pst__carrier_drain(pst__carrier *carrier) {
+    const pst_status status = pst_runtime_status(carrier->runtime);
+    if (status != PST_OK) return status;
+    if ((all_ended(carrier) || drained(carrier)) && wait_streams(carrier, PST__PATIENCE_NS)) {
+        carrier->is_behind_graph = carrier->is_beside_graph = 0;
+        return PST_OK;
+    }
+    return pst__carrier_fail(carrier, PST_ETIMEDOUT, "what is in flight did not end within %u s",
+                             PST__PATIENCE_NS / 1000000000u);
+}
+
 /* What is in flight ends by itself. On an asynchronous device the scheduler gives up what it has
  * launched when the runtime is poisoned, and the device goes on with it: that takes an abort. */
 static int ends_well(pst__carrier *carrier) {

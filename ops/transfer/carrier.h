@@ -104,6 +104,9 @@ typedef struct pst__carrier {
     pst__open_bucket open[PST_DTYPE_COUNT];
     pst__filling filling;
     pst_event *reached; /* compute's position, for the host to wait for */
+    pst_stream *outside; /* compute's own stream while another one is captured; NULL: none is */
+    int is_behind_graph; /* a graph has run that no lane was put in order with */
+    int is_beside_graph; /* lanes have run what no graph was put in order with */
     pst__stalls stalls;
     pst__waits waits;
 } pst__carrier;
@@ -137,6 +140,20 @@ pst_status pst__carrier_give_up(pst__carrier *carrier, pst_status status);
 static inline pst__queue *pst__queue_of(pst__carrier *carrier, pst__lane_index lane) {
     return &carrier->queues[carrier->one_comm ? PST__GATHER_LANE : lane];
 }
+
+/* ---- capture.c: collectives as parts of a CUDA graph ----------------------------------------- */
+/* Blocks until nothing is in flight, on the host and on the device. */
+pst_status pst__carrier_drain(pst__carrier *carrier);
+/* The native stream, which is under capture, is compute's until the end of the capture: what is
+ * submitted meanwhile is launched by the calling thread, into the graph. Nothing is in flight. */
+pst_status pst__carrier_begin_capture(pst__carrier *carrier, void *native);
+/* Joins all streams to the captured one. Whatever it returns, compute's own stream is back. */
+pst_status pst__carrier_end_capture(pst__carrier *carrier);
+/* Around a launch of the graph on compute's stream: behind what the lanes have done, and before what
+ * they will do, of which the first is told by pst__carrier_join_graph. */
+pst_status pst__carrier_before_graph(pst__carrier *carrier);
+void pst__carrier_after_graph(pst__carrier *carrier);
+pst_status pst__carrier_join_graph(pst__carrier *carrier);
 
 /* ---- peers.c: memory that peers read by themselves ------------------------------------------- */
 /* Peers may read it over this communicator. Blocks; all ranks. */

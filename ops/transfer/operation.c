@@ -333,6 +333,41 @@ static pst_status add_task(pst__operation *operation, size_t bytes, pst_event *c
     return has_second_part(operation) ? add_second_part(operation, bytes) : PST_OK;
 }
 
+/* Within a capture the calling thread launches: `after`, then the call. */
+static pst_status launch_on(pst__operation *operation, const pst_lane *lane,
+                            pst_status (*call)(void *argument, pst_stream *stream),
+                            pst_event *const *after, size_t after_count) {
+    pst_device *device = operation->carrier->device;
+    pst_stream *stream = pst_lane_stream(lane);
+    const pst_work work = {.start = call, .argument = operation};
+    pst_status status = PST_OK;
+    for (size_t i = 0; status == PST_OK && i < after_count; i++)
+        status = device->ops->stream_wait(device, stream, after[i]);
+    return status == PST_OK ? device->ops->launch(device, stream, &work) : status;
+}
+
+static pst_status launch_captured(pst__operation *operation, pst_event *const *after,
+                                  size_t after_count) {
+    pst__queue *queue = operation->queue;
+    pst_collective *collective = &operation->work.collective;
+    pst_device *device = operation->carrier->device;
+    collective->ticket = queue->tickets + 1;
+    operation->work.combine_apart = queue->sum_lane != NULL && collective->kind == PST_REDUCE_SCATTER;
+    pst_status status = launch_on(operation, queue->lane, start, after, after_count);
+    if (status == PST_OK) queue->tickets++;
+    if (status == PST_OK && has_second_part(operation)) {
+        status = device->ops->event_record(device, operation->ready, pst_lane_stream(queue->lane));
+        if (status == PST_OK)
+            status = launch_on(operation,
+                               operation->then != NULL ? queue->then_lane : queue->sum_lane,
+                               start_second, &operation->ready, 1);
+    }
+    if (status == PST_OK) return PST_OK;
+    return pst__carrier_fail(operation->carrier, status, "%s of '%s' could not be captured: %s",
+                             pst_collective_name(collective->kind), collective->name,
+                             queue->comm->ops->error_text(queue->comm));
+}
+
 static void enqueue(pst__queue *queue, pst__operation *operation) {
     if (queue->oldest == NULL)
         queue->oldest = operation;
@@ -360,7 +395,10 @@ pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_ev
     pst_status status = take_staging(operation);
     size_t count = add_events(operation->carrier, after, after_count, all, 0);
     count = add_events(operation->carrier, staging->after, staging->after_count, all, count);
-    if (status == PST_OK) status = add_task(operation, bytes, all, count);
+    operation->carrier->is_beside_graph |= operation->carrier->outside == NULL;
+    if (status == PST_OK)
+        status = operation->carrier->outside != NULL ? launch_captured(operation, all, count)
+                                                     : add_task(operation, bytes, all, count);
     if (status != PST_OK) {
         pst__operation_give(operation->carrier, operation);
         return status;
@@ -400,6 +438,14 @@ static void reap_queue(pst__carrier *carrier, pst__queue *queue) {
 void pst__operation_reap(pst__carrier *carrier) {
     for (int lane = 0; lane < PST__LANE_COUNT; lane++)
         reap_queue(carrier, &carrier->queues[lane]);
+}
+
+void pst__operation_end_captured(pst__carrier *carrier) {
+    for (int lane = 0; lane < PST__LANE_COUNT; lane++)
+        for (pst__operation *operation = carrier->queues[lane].oldest; operation != NULL;
+             operation = operation->next)
+            pst__store_release(&operation->ended, 1); /* by this thread, which alone asks for it */
+    pst__operation_reap(carrier);
 }
 
 void pst__operation_reap_buckets(pst__carrier *carrier) {
@@ -493,9 +539,13 @@ pst_status pst__operation_wait(pst__operation *operation) {
     if (operation->is_waited) return PST_OK;
     int on_stream = carrier->asynchronous && is_launched(operation);
     if (carrier->asynchronous && !on_stream) waits->late_launches++;
-    const pst__stall *stall = pst__stall_begin(
-        &carrier->stalls, operation->wait_name, operation->work.collective.ticket,
-        is_gather(operation) ? &waits->device_gather_ns : &waits->device_reduce_ns);
+    const pst__stall *stall =
+        carrier->outside != NULL
+            ? NULL
+            : pst__stall_begin(&carrier->stalls, operation->wait_name,
+                               operation->work.collective.ticket,
+                               is_gather(operation) ? &waits->device_gather_ns
+                                                    : &waits->device_reduce_ns);
     /* What the stream waits, if that is timed, and else what the host waits for it. */
     pst_status status =
         on_stream ? wait_on_stream(operation) : wait_on_host(operation, stall == NULL);
@@ -519,6 +569,11 @@ pst_status pst__operation_wait_reductions(pst__carrier *carrier) {
 
 pst_status pst__operation_wait_end(const pst__operation *operation) {
     pst__carrier *carrier = operation->carrier;
+    if (carrier->outside != NULL)
+        return pst__carrier_fail(carrier, PST_ESTATE,
+                                 "the host waits for '%s', which no graph can hold: train some "
+                                 "steps before the capture",
+                                 operation->work.collective.name);
     pst_status status = pst_task_wait((pst_launch){carrier->graph, 0}, operation->task, NULL);
     if (status == PST_OK) return pst_runtime_status(carrier->runtime);
     return lost(carrier, status);

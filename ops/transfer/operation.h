@@ -60,6 +60,8 @@ pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_ev
                                  size_t after_count);
 /* What is delivered where; its pieces are the collective's when it is submitted. */
 pst_status pst__operation_add_piece(pst__operation *operation, const pst_reduce_piece *piece);
+/* The capture in which they were launched has ended: so have they. */
+void pst__operation_end_captured(pst__carrier *carrier);
 /* Compute waits for it; what was really waited is added to the carrier's waits, and traced. */
 pst_status pst__operation_wait(pst__operation *operation);
 /* Compute waits for all reductions of gradients. */

@@ -6,6 +6,7 @@
 #include "ops/transfer/bucket.h"
 #include "ops/transfer/compare.h"
 #include "ops/transfer/gathered.h"
+#include "ops/transfer/operation.h"
 #include "ops/zero/layout.h"
 #include "ops/zero/order.h"
 #include "ops/zero/plan.h"
@@ -163,6 +164,7 @@ struct pst_zero {
     const pst__agreement *expected; /* and what was known of the same order before; NULL: nothing */
 
     size_t reduced; /* positions of the reduce order that are behind us */
+    int is_steady;  /* the last backward that reduced followed a plan, and was not: */
     int careful;    /* the host reads what the ranks tell before the backward ends */
     int is_broken;  /* this backward was broken off */
     char bucket_names[PST_DTYPE_COUNT][32];
@@ -266,6 +268,10 @@ pst_status pst__presence_read(pst_zero *engine);
 
 /* ---- registry.c ------------------------------------------------------------------------------ */
 void pst__registry_free(pst_zero *engine);
+
+/* ---- pass.c ---------------------------------------------------------------------------------- */
+/* What a pass that was broken off has left is put right: no pass runs, nothing is gathered. */
+pst_status pst__pass_end_broken(pst_zero *engine);
 
 /* ---- record.c -------------------------------------------------------------------------------- */
 /* Notes a use, a release or a reduction of this pass. */

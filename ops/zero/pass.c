@@ -128,16 +128,21 @@ static void begin_uses(pst_zero *engine) {
     pass->after_backward = pass->after_reduce = 0;
 }
 
-pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
-    pst_status status = pst__zero_check(engine, PST__NO_GROUP);
-    if (status != PST_OK) return status;
-    pst__pass *pass = &engine->pass;
-    if (pass->kind == PST__BACKWARD) {
+pst_status pst__pass_end_broken(pst_zero *engine) {
+    pst_status status = PST_OK;
+    if (engine->pass.kind == PST__BACKWARD) {
         status = pst__backward_break_off(engine);
         pst__reduce_abandon(engine);
     }
-    pass->kind = PST__NO_PASS;
-    if (status == PST_OK) status = pst__gather_settle(engine);
+    engine->pass.kind = PST__NO_PASS;
+    return status == PST_OK ? pst__gather_settle(engine) : status;
+}
+
+pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
+    pst_status status = pst__zero_check(engine, PST__NO_GROUP);
+    pst__pass *pass = &engine->pass;
+    if (status == PST_OK) status = pst__carrier_join_graph(&engine->carrier);
+    if (status == PST_OK) status = pst__pass_end_broken(engine);
     if (status == PST_OK) status = pst__operation_check_comms(&engine->carrier);
     if (status == PST_OK) status = pst__gather_refresh(engine);
     if (status != PST_OK) return status;
@@ -190,6 +195,10 @@ pst_status pst_zero_begin_backward(pst_zero *engine, int reduce) {
     engine->history[1].current.count = engine->history[1].forward_count;
     engine->pass.reduce = reduce != 0;
     status = pst__backward_begin(engine);
+    if (status == PST_OK && reduce && engine->careful && engine->carrier.outside != NULL)
+        return pst__zero_fail(engine, PST_ESTATE, "%s",
+                              "a backward without a plan cannot be captured: train some steps like "
+                              "it before");
     if (status == PST_OK) engine->pass.kind = PST__BACKWARD;
     return status;
 }
@@ -228,6 +237,7 @@ pst_status pst_zero_end_backward(pst_zero *engine) {
     pass->kind = PST__NO_PASS;
     pass->after_backward = 1;
     pass->after_reduce |= pass->reduce;
+    if (pass->reduce) engine->is_steady = pass->backward_path != NULL && !engine->careful;
     engine->stats.backwards++;
     return status == PST_OK ? pst__record_complete(engine, 1) : status;
 }

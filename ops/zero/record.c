@@ -156,7 +156,7 @@ pst_status pst__record_complete(pst_zero *engine, int grad) {
     else
         swap(&history->current, &history->complete);
     const pst__path *path = grad ? engine->pass.backward_path : engine->pass.path;
-    if (status != PST_OK || !engine->replay || path != NULL ||
+    if (status != PST_OK || !engine->replay || path != NULL || engine->carrier.outside != NULL ||
         pst__path_is_known(engine, grad, &history->complete))
         return status;
     return compile(engine, grad, history->complete.operations, history->complete.count,

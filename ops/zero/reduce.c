@@ -58,12 +58,13 @@ static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
                             .accumulate = accumulate});
 }
 
-static pst_status copy_in(pst_zero *engine, const pst__group *group, pst__part part,
-                          const pst_slot *slot, const void *const *sources, pst_dtype dtype) {
+/* To `place` as a rank-major slot of elements of dtype `as`. */
+static pst_status copy_in(pst_zero *engine, const pst__group *group, pst__part part, void *place,
+                          size_t stride, const void *const *sources, pst_dtype dtype,
+                          pst_dtype as) {
     pst_device *device = engine->carrier.device;
-    size_t count =
-        pst__layout_casts(&group->layout, engine->carrier.world, part, slot->memory, slot->stride,
-                          sources, dtype, group->reduce_dtype, engine->casts);
+    size_t count = pst__layout_casts(&group->layout, engine->carrier.world, part, place, stride,
+                                     sources, dtype, as, engine->casts);
     pst_status status = device->ops->cast_scale_copy(device, engine->carrier.filling.stream,
                                                      engine->casts, count, 1.0);
     if (status == PST_OK) return PST_OK;
@@ -85,7 +86,7 @@ static pst_status fill_part(pst_zero *engine, pst__group *group, pst__part part,
     if (status != PST_OK) return status;
     const size_t bytes = pst__bucket_bytes(carrier);
     if (bytes > engine->stats.bucket_peak) engine->stats.bucket_peak = bytes;
-    status = copy_in(engine, group, part, &slot, sources, dtype);
+    status = copy_in(engine, group, part, slot.memory, slot.stride, sources, dtype, travels);
     if (status != PST_OK || slot.offset + slot.padded_bytes < engine->options.bucket_bytes)
         return status;
     return send_bucket(engine, travels);
@@ -114,6 +115,22 @@ static void consumed(pst_zero *engine, uint32_t group) {
         tell_consumed(engine, group);
 }
 
+/* One rank alone has the sum: what would be rounded in a bucket as it is, and not added to. */
+static int is_sum(const pst_zero *engine, const pst__group *group, pst_dtype dtype,
+                  int accumulate) {
+    return engine->carrier.world == 1 && group->target != NULL && !accumulate &&
+           dtype == group->reduce_dtype;
+}
+
+static pst_status fill_target(pst_zero *engine, pst__group *group, const void *const *sources,
+                              pst_dtype dtype) {
+    const pst__part whole = {0, group->layout.gradient_elements};
+    group->is_written = 1;
+    engine->stats.reduces++;
+    engine->stats.reduce_bytes += group->layout.gradient_bytes_whole;
+    return copy_in(engine, group, whole, group->target, 0, sources, dtype, group->dtype);
+}
+
 /* A group's gradients go into a bucket, which goes out when bucket_bytes are in it. What is larger
  * than part_bytes goes in parts, so that it needs no bucket of its size. `sources` NULL: zeros. */
 static pst_status fill(pst_zero *engine, uint32_t index, const void *const *sources,
@@ -122,6 +139,10 @@ static pst_status fill(pst_zero *engine, uint32_t index, const void *const *sour
     size_t most = pst__part_elements(engine, group), left = group->layout.gradient_elements;
     pst_status status = join_copies(engine);
     if (status == PST_OK) status = pst__fill_begin(&engine->carrier);
+    if (status == PST_OK && is_sum(engine, group, dtype, accumulate)) {
+        status = fill_target(engine, group, sources, dtype);
+        left = 0;
+    }
     for (pst__part part = {0, 0}; status == PST_OK && left > 0; left -= part.count) {
         part.first += part.count;
         part.count = left < most ? left : most;

@@ -66,6 +66,8 @@ static const pst_device_ops cuda_ops = {
     .fill = fill,
     .maximum = maximum,
     .stream_ready = pst__cuda_stream_ready,
+    .capture_begin = pst__cuda_capture_begin,
+    .capture_end = pst__cuda_capture_end,
     .error_text = pst__cuda_error_text,
     .destroy = destroy,
 };

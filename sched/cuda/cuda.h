@@ -2,6 +2,7 @@
 #ifndef PST_SCHED_CUDA_CUDA_H
 #define PST_SCHED_CUDA_CUDA_H
 
+#include "base/atomic.h"
 #include "base/heap.h"
 #include "sched/cuda/driver.h"
 
@@ -50,17 +51,20 @@ typedef struct pst__cuda {
     pst__cuda_shared *shared;
     pst__cuda_kernels *kernels; /* NULL: there are none, for the reason below */
     char no_kernels[256];
+    uint64_t capture, captures; /* the number of the one that runs, or 0; how many have begun */
 } pst__cuda;
 
 struct pst_stream {
     CUstream native;
     int wrapped;
+    uint64_t capture; /* the latest one that it took part in */
 };
 
 struct pst_event {
     CUevent native;
     pst__cuda_pool *pool;
-    pst_event *next; /* in the pool */
+    pst_event *next;  /* in the pool */
+    uint64_t capture; /* that its latest record is a part of; 0: it was enqueued */
 };
 
 static inline pst__cuda *pst__cuda_of(const pst_device *device) {
@@ -70,6 +74,18 @@ static inline pst__cuda *pst__cuda_of(const pst_device *device) {
 static inline CUdeviceptr pst__cuda_address(const void *memory) {
     return (CUdeviceptr)(uintptr_t)memory;
 }
+
+/* ---- capture (capture.c) ------------------------------------------------------------ */
+
+/* The capture that the stream takes part in now; 0: none. Relaxed here and below: threads that share
+ * a capture follow each other, and what others ask of its events they may get a moment late. */
+static inline uint64_t pst__cuda_capture_of(const pst__cuda *cuda, const pst_stream *stream) {
+    const uint64_t running = pst__load_relaxed(&cuda->capture);
+    return running != 0 && pst__load_relaxed(&stream->capture) == running ? running : 0;
+}
+
+pst_status pst__cuda_capture_begin(pst_device *device, pst_stream *stream);
+void pst__cuda_capture_end(pst_device *device);
 
 /* ---- the context -------------------------------------------------------------------- */
 

@@ -47,7 +47,9 @@ static pst_status create(pst__cuda *cuda, pst__cuda_pool *pool, pst_event **crea
 /* What is in a pool is done, so that it looks like one that was never recorded. */
 static pst_status take(pst__cuda *cuda, pst__cuda_pool *pool, pst_event **event) {
     *event = pop(pool);
-    return *event != NULL ? PST_OK : create(cuda, pool, event);
+    if (*event == NULL) return create(cuda, pool, event);
+    pst__store_relaxed(&(*event)->capture, 0);
+    return PST_OK;
 }
 
 static void free_pool(pst__cuda *cuda, pst__cuda_pool *pool) {
@@ -122,13 +124,29 @@ void pst__cuda_event_destroy(pst_device *device, pst_event *event) {
 pst_status pst__cuda_event_record(pst_device *device, pst_event *event, pst_stream *stream) {
     pst__cuda *cuda = pst__cuda_of(device);
     PST__CUDA_ENTER_OR_RETURN(cuda, stream);
+    pst__store_relaxed(&event->capture, pst__cuda_capture_of(cuda, stream));
     return pst__cuda_call(cuda, cuEventRecord, (event->native, stream->native),
                           "event %p, stream %p", (void *)event->native, (void *)stream->native);
 }
 
+/* The thread that captures may ask the driver for no event; this asks for it all the same. */
+static pst_status query_beside_capture(pst__cuda *cuda, const pst_event *event) {
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    pst_status status =
+        pst__cuda_call(cuda, cuThreadExchangeStreamCaptureMode, (&mode), "relaxed");
+    if (status != PST_OK) return status;
+    status = pst__cuda_call(cuda, cuEventQuery, (event->native), "event %p", (void *)event->native);
+    (void)cuda->driver.cuThreadExchangeStreamCaptureMode(&mode);
+    return status;
+}
+
 pst_status pst__cuda_event_query(pst_device *device, pst_event *event) {
     pst__cuda *cuda = pst__cuda_of(device);
+    const uint64_t recorded = pst__load_relaxed(&event->capture);
+    const uint64_t running = pst__load_relaxed(&cuda->capture);
+    if (recorded != 0) return recorded == running ? PST_PENDING : PST_OK; /* see capture.c */
     PST__CUDA_ENTER_OR_RETURN(cuda, NULL);
+    if (running != 0) return query_beside_capture(cuda, event);
     return pst__cuda_call(cuda, cuEventQuery, (event->native), "event %p", (void *)event->native);
 }
 

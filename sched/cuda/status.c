@@ -132,7 +132,8 @@ static pst_status check_capture(pst__cuda *cuda, const pst_stream *stream) {
 
 pst_status pst__cuda_enter_stream(pst__cuda *cuda, const pst_stream *stream, CUcontext *previous) {
     pst_status status = pst__cuda_enter(cuda, previous);
-    if (status != PST_OK || !stream->wrapped) return status;
+    if (status != PST_OK || !stream->wrapped || pst__cuda_capture_of(cuda, stream) != 0)
+        return status;
     status = check_capture(cuda, stream);
     if (status != PST_OK) pst__cuda_leave(cuda, *previous);
     return status;

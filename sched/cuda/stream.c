@@ -80,6 +80,12 @@ pst_status pst__cuda_stream_ready(pst_device *device, pst_stream *stream) {
 
 pst_status pst__cuda_stream_wait(pst_device *device, pst_stream *stream, pst_event *event) {
     pst__cuda *cuda = pst__cuda_of(device);
+    const uint64_t recorded = pst__load_relaxed(&event->capture);
+    const uint64_t running = pst__load_relaxed(&cuda->capture);
+    if (recorded != 0 && recorded == running)
+        pst__store_relaxed(&stream->capture, running);
+    else if (recorded != 0 || pst__cuda_capture_of(cuda, stream) != 0)
+        return PST_OK; /* see capture.c */
     PST__CUDA_ENTER_OR_RETURN(cuda, stream);
     return pst__cuda_call(cuda, cuStreamWaitEvent,
                           (stream->native, event->native, CU_EVENT_WAIT_DEFAULT),
@@ -242,7 +248,9 @@ pst_status pst__cuda_copy(pst_device *device, pst_stream *stream, const pst_copy
                           size_t count) {
     pst__cuda *cuda = pst__cuda_of(device);
     PST__CUDA_ENTER_OR_RETURN(cuda, stream);
-    return count > 1 && takes_batches(cuda, stream->native)
+    /* No batch becomes a node of a graph. */
+    return count > 1 && takes_batches(cuda, stream->native) &&
+                   pst__cuda_capture_of(cuda, stream) == 0
                ? copy_batched(cuda, stream->native, copies, count)
                : copy_each(cuda, stream->native, copies, count);
 }

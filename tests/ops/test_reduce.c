@@ -563,7 +563,7 @@ static void a_graph_that_was_kept_over_another_pass_is_reduced(void **unused) {
 }
 
 static void see_what_is_written(rank_state *state) {
-    const int goes_out_at_once = state->model->bucket_bytes != 0;
+    const int goes_out_at_once = state->model->bucket_bytes != 0 || state->world == 1;
     build_and_begin_backward(state);
     CHECK_FINE();
     CHECK(!pst_zero_has_written(state->engine, state->groups[2]));

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock._plan import Operation, Plan, compile, get_recorded_ops, record
     from penstock._shard import close, invalidate, no_sync, shard
     from penstock._stats import Stats, stats
+    from penstock._step import step
     from penstock._tracing import trace
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "record",
     "shard",
     "stats",
+    "step",
     "trace",
 ]
 
@@ -53,6 +55,7 @@ _HOME = {
     "record": "_plan",
     "shard": "_shard",
     "stats": "_stats",
+    "step": "_step",
 }
 
 

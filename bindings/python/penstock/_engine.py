@@ -6,7 +6,7 @@ import atexit
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
 import torch
@@ -86,6 +86,8 @@ class Engine:
         self.sync = True  # whether backwards reduce
         self.broken_backwards = 0
         self.is_traced = False
+        self.is_captured = False  # what runs becomes a part of a CUDA graph
+        self.gradients_before: set[int] = set()  # ids of those from before that capture
         self.plans: dict[bool, object] = {}  # in force, for training and for evaluation
         self.backward = Backward(self)
         self._parameters = [p for group in self.groups() for p in group.parameters]
@@ -109,12 +111,15 @@ class Engine:
     # ---- forward ------------------------------------------------------------------------------
 
     def refuse_capture(self) -> None:
-        """Raise an error inside a CUDA-graph capture: what a hook does is in no graph."""
-        if self.world.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        """Raise an error inside a CUDA-graph capture of somebody else's."""
+        if self.is_captured or self.world.device.type != "cuda":
+            return
+        if torch.cuda.is_current_stream_capturing():
             raise PenstockError(
                 "ESTATE",
-                f"a sharded unit of {self.name} runs under CUDA-graph capture, and its "
-                "communication cannot be captured: capture what lies inside of units, or outside",
+                f"a sharded unit of {self.name} runs under CUDA-graph capture, which does not know "
+                "of its communication: capture what lies inside of units or outside, or have "
+                "penstock.step capture the whole step",
             )
 
     def refuse_stream(self, doing: str) -> None:
@@ -125,6 +130,23 @@ class Engine:
                 f"{self.name} {doing} on another CUDA stream than the one that was current at "
                 "shard: train on that one",
             )
+
+    @contextmanager
+    def captured(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """Make passes inside of it parts of the graph that `stream` is captured into."""
+        outside, self.stream = self.stream, stream_of(self.world.device)
+        self.gradients_before = {id(p.sharded.grad) for p in self._parameters} - {id(None)}
+        self.native.begin_capture(stream.cuda_stream)
+        self.is_captured = is_broken = True
+        try:
+            yield
+            is_broken = False
+        finally:
+            self.is_captured = False
+            self.stream = outside
+            self.gradients_before.clear()
+            with suppress(PenstockError) if is_broken else nullcontext():
+                self.native.end_capture()
 
     def enter(self, unit: Unit) -> None:
         """Note that a unit's forward begins; the outermost one begins a pass."""
@@ -330,6 +352,7 @@ class Backward:
         self._engine.refuse_stream("runs a backward")
         self._running = True
         self._refuse_in_forward()
+        self._refuse_gradients_before()
         self._reduces = self._engine.sync
         with self._breaking_off(), _outside_transforms():
             for group in self._engine.groups():
@@ -385,6 +408,14 @@ class Backward:
                 f"a backward inside the forward of the sharded model {self._engine.name} reached "
                 "its parameters: use torch.autograd.grad with respect to inputs there, and call "
                 "backward behind the forward; after a forward that was interrupted, run another",
+            )
+
+    def _refuse_gradients_before(self) -> None:
+        before = self._engine.gradients_before
+        if before and any(id(p.sharded.grad) in before for p in self._engine.parameters()):
+            raise PenstockError(
+                "EUNSUPPORTED",
+                "its backward adds to gradients from before it: call zero_grad() in the step",
             )
 
     def _check_running(self) -> None:

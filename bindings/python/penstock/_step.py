@@ -1,0 +1,297 @@
+"""A training step that becomes one CUDA graph by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+import traceback
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from penstock._engine import Engine, engine_of
+from penstock._errors import PenstockError
+
+_MOST_GRAPHS = 8
+_logger = logging.getLogger("penstock")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
+
+
+def step(model: nn.Module, optimizer: _Optimizers) -> Callable[[_Function], _Function]:
+    """Make a function that trains the sharded model a step a CUDA graph.
+
+    The first calls run as they are; then each signature of the arguments (structure, shapes,
+    dtypes, other values) is captured once and launched as one graph from then on, of which at most
+    eight are kept. A step that cannot be captured goes on as it is, with one warning that says why
+    and where; so does every step on CPUs, and between several ranks over another communicator than
+    ``nccl``.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As given to `shard`.
+    optimizer : torch.optim.Optimizer or iterable of them
+        Those that the function steps. Where they can be captured (``capturable``), their learning
+        rates become tensors on the device, so that schedules go on; others are captured anew
+        whenever a hyperparameter changes.
+
+    Returns
+    -------
+    callable
+        A decorator. The function calls ``zero_grad()`` itself, and has no effect that matters but
+        on tensors: its Python runs in the first calls only. Tensors among its arguments lie on the
+        device and are copied in; those that it returns are copies, detached, and safe to keep.
+
+    Examples
+    --------
+    >>> @penstock.step(model, optimizer)
+    ... def train_step(tokens, targets):
+    ...     loss = model(tokens, targets)
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    ...     return loss
+    """
+    engine = engine_of(model)
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+
+    def decorate(function: _Function) -> _Function:
+        return functools.wraps(function)(_Step(function, model, engine, optimizers))  # type: ignore[return-value]
+
+    return decorate
+
+
+class _Step:
+    """A decorated function: its graphs, by signature."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        model: nn.Module,
+        engine: Engine,
+        optimizers: list[torch.optim.Optimizer],
+    ) -> None:
+        self._function = function
+        self._model = model
+        self._engine = engine
+        self._optimizers = optimizers
+        self._rates = [_Rates(optimizer, engine.world.device) for optimizer in optimizers]
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._seen: set[Hashable] = set()
+        self._refused = _why_never(engine)
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+        if self._refused:
+            _logger.warning("penstock.step: %s is not captured: %s", self._name(), self._refused)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._refused is not None:
+            return self._function(*args, **kwargs)
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        for rates in self._rates:
+            rates.refresh()
+        signature = self._signature(leaves, structure)
+        graph = self._graphs.get(signature)
+        if graph is None and signature in self._seen and self._engine.native.is_steady():
+            graph = self._capture(leaves, structure, signature)
+        if graph is not None:
+            return graph.launch(self._engine, leaves)
+        self._seen.add(signature)
+        return self._function(*args, **kwargs)
+
+    def _name(self) -> str:
+        return getattr(self._function, "__qualname__", repr(self._function))
+
+    # ---- signatures ---------------------------------------------------------------------------
+
+    def _signature(self, leaves: list[Any], structure: pytree.TreeSpec) -> Hashable:
+        return (
+            structure,
+            tuple(map(_kind_of, leaves)),
+            tuple(module.training for module in self._model.modules()),
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+            tuple(rates.constants() for rates in self._rates),
+        )
+
+    # ---- capturing ----------------------------------------------------------------------------
+
+    def _capture(
+        self, leaves: list[Any], structure: pytree.TreeSpec, signature: Hashable
+    ) -> _Graph | None:
+        while len(self._graphs) >= _MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        graph, failure = None, None
+        before = [(p.sharded, p.sharded.grad) for p in self._engine.parameters()]
+        try:
+            graph = self._try(leaves, structure)
+        except Exception as error:  # whatever a step may raise under capture
+            failure = error
+        mine = torch.tensor([failure is None], dtype=torch.uint8)
+        if bool(self._engine.world.all_gather(mine).all()):
+            self._graphs[signature] = graph  # type: ignore[assignment]
+            return graph
+        self._refused = _reason_of(failure) if failure else "another rank could not capture it"
+        self._graphs.clear()
+        for parameter, gradient in before:
+            parameter.grad = gradient
+        _logger.warning("penstock.step: %s is not captured: %s", self._name(), self._refused)
+        return None
+
+    def _try(self, leaves: list[Any], structure: pytree.TreeSpec) -> _Graph:
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.device != self._engine.world.device:
+                raise PenstockError(
+                    "EUNSUPPORTED",
+                    f"an argument is a tensor of {leaf.device}: move it to "
+                    f"{self._engine.world.device} before the step",
+                )
+        self._engine.native.drain()
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        if self._stream is None:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.current_stream()
+            if self._stream == torch.cuda.default_stream():  # which cannot be captured
+                self._stream = torch.cuda.Stream()
+        graph = _Graph(leaves, structure)
+        graph.capture(self._function, self._engine, self._stream, self._pool)
+        return graph
+
+
+class _Graph:
+    """One captured step: the tensors that it reads and writes."""
+
+    def __init__(self, leaves: list[Any], structure: pytree.TreeSpec) -> None:
+        self._structure = structure
+        self._inputs = [
+            leaf.detach().clone().requires_grad_(leaf.requires_grad)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf in leaves
+        ]
+        self._graph = torch.cuda.CUDAGraph()
+        self._outputs: Any = None
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def capture(
+        self, function: Callable[..., Any], engine: Engine, stream: torch.cuda.Stream, pool: Any
+    ) -> None:
+        """Run the function under capture; nothing of it happens."""
+        args, kwargs = pytree.tree_unflatten(self._inputs, self._structure)
+        stream.wait_stream(torch.cuda.current_stream())
+        collects = gc.isenabled()
+        gc.disable()  # what it frees could end the capture
+        try:
+            with torch.cuda.stream(stream):
+                self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    with engine.captured(stream):
+                        self._outputs = function(*args, **kwargs)
+                except BaseException:
+                    with contextlib.suppress(RuntimeError):  # what broke it has been raised
+                        self._graph.capture_end()
+                    raise
+                self._graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
+        self._outputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, self._outputs)
+        self._gradients = [(p.sharded, p.sharded.grad) for p in engine.parameters()]
+
+    @torch.no_grad()
+    def launch(self, engine: Engine, leaves: list[Any]) -> Any:
+        """Train one step."""
+        engine.refuse_stream("is stepped")
+        for static, leaf in zip(self._inputs, leaves, strict=True):
+            if isinstance(leaf, torch.Tensor):
+                static.copy_(leaf)
+        engine.native.before_graph()
+        self._graph.replay()
+        engine.native.after_graph()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, self._outputs)
+
+
+class _Rates:
+    """The hyperparameters of an optimizer; learning rates on the device, if it can be captured."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self._optimizer = optimizer
+        self._device = device
+        self._tensors: list[torch.Tensor] = []
+        self._is_capturable = device.type == "cuda" and all(
+            "capturable" in group for group in optimizer.param_groups
+        )
+        if not self._is_capturable:
+            return
+        for group in optimizer.param_groups:
+            group["capturable"] = True
+        for state in optimizer.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].to(device, torch.float32)
+
+    def refresh(self) -> None:
+        """Take over what was assigned to the groups since."""
+        if not self._is_capturable:
+            return
+        for i, group in enumerate(self._optimizer.param_groups):
+            rate = group["lr"]
+            if i == len(self._tensors):
+                self._tensors.append(torch.tensor(float(rate), device=self._device))
+            elif rate is not self._tensors[i]:
+                self._tensors[i].fill_(rate)
+            group["lr"] = self._tensors[i]
+
+    def constants(self) -> Hashable:
+        """Return what a capture makes constants of the graph."""
+        return tuple(
+            tuple(
+                (name, id(value) if isinstance(value, torch.Tensor) else value)
+                for name, value in group.items()
+                if name != "params" and isinstance(value, Hashable)
+            )
+            + (len(group["params"]),)
+            for group in self._optimizer.param_groups
+        )
+
+
+def _kind_of(leaf: Any) -> Hashable:
+    if isinstance(leaf, torch.Tensor):
+        return (type(leaf), leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
+    return leaf if isinstance(leaf, Hashable) else id(leaf)
+
+
+def _why_never(engine: Engine) -> str | None:
+    """Return why no step of this model can be captured; None: steps can."""
+    if engine.world.device.type != "cuda":
+        return f"there are no CUDA graphs on {engine.world.device}"
+    communicator = engine.native.communicator()
+    if engine.world.size > 1 and communicator != "nccl":
+        return (
+            f"communicator {communicator!r} cannot be captured between several ranks: give "
+            "penstock.shard(..., communicator='nccl')"
+        )
+    return None
+
+
+def _reason_of(error: BaseException) -> str:
+    """Say what went wrong, and in which line of the user's."""
+    others = {Path(torch.__file__).parent, Path(__file__).parent, Path(contextlib.__file__)}
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not others & {Path(frame.filename), *Path(frame.filename).parents}
+    ]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    text = str(error).strip().splitlines()
+    return f"{text[0] if text else type(error).__name__}{where}"

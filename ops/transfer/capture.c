@@ -1,0 +1,90 @@
+/* Collectives as parts of a CUDA graph. The streams of the lanes fork from the captured stream when
+ * the capture begins and join it when it ends; between, whoever submits launches (operation.c). The
+ * graph is then one work of compute's stream, around which the lanes are put in order. */
+#include "ops/transfer/carrier.h"
+#include "ops/transfer/operation.h"
+
+/* Calls for each stream but compute's. */
+static pst_status each_stream(pst__carrier *carrier,
+                              pst_status (*call)(pst__carrier *carrier, pst_stream *stream)) {
+    pst_status status = PST_OK;
+    for (int lane = 0; lane < PST__LANE_COUNT; lane++) {
+        const pst__queue *queue = &carrier->queues[lane];
+        const pst_lane *lanes[] = {queue->lane, queue->sum_lane, queue->then_lane};
+        for (size_t i = 0; i < sizeof lanes / sizeof lanes[0]; i++)
+            if (status == PST_OK && lanes[i] != NULL)
+                status = call(carrier, pst_lane_stream(lanes[i]));
+    }
+    const pst__filling *filling = &carrier->filling;
+    return status == PST_OK && filling->own != NULL ? call(carrier, filling->own) : status;
+}
+
+static pst_status wait_for_compute(pst__carrier *carrier, pst_stream *stream) {
+    return carrier->device->ops->stream_wait(carrier->device, stream, carrier->reached);
+}
+
+static pst_status join_compute(pst__carrier *carrier, pst_stream *stream) {
+    const pst_device_ops *ops = carrier->device->ops;
+    pst_status status = ops->event_record(carrier->device, carrier->reached, stream);
+    if (status != PST_OK) return status;
+    return ops->stream_wait(carrier->device, carrier->compute, carrier->reached);
+}
+
+static pst_status fork_from_compute(pst__carrier *carrier) {
+    const pst_status status = pst__carrier_record(carrier, carrier->reached);
+    return status == PST_OK ? each_stream(carrier, wait_for_compute) : status;
+}
+
+static void use_stream(pst__carrier *carrier, pst_stream *stream) {
+    carrier->compute = carrier->stalls.compute = stream;
+}
+
+pst_status pst__carrier_begin_capture(pst__carrier *carrier, void *native) {
+    pst_device *device = carrier->device;
+    pst_stream *stream = NULL;
+    if (!carrier->asynchronous || device->ops->capture_begin == NULL)
+        return pst__carrier_fail(carrier, PST_EUNSUPPORTED, "device %s captures no graphs",
+                                 device->ops->name);
+    pst_status status = device->ops->stream_wrap(device, native, &stream);
+    if (status == PST_OK) status = device->ops->capture_begin(device, stream);
+    if (status != PST_OK) {
+        device->ops->stream_destroy(device, stream);
+        return pst__carrier_fail(carrier, status, "%s", "the capture could not begin");
+    }
+    carrier->outside = carrier->compute;
+    use_stream(carrier, stream);
+    status = fork_from_compute(carrier);
+    if (status == PST_OK) return PST_OK;
+    (void)pst__carrier_end_capture(carrier);
+    return pst__carrier_fail(carrier, status, "%s", "the lanes could not join the capture");
+}
+
+pst_status pst__carrier_end_capture(pst__carrier *carrier) {
+    pst_device *device = carrier->device;
+    pst_stream *captured = carrier->compute;
+    if (carrier->outside == NULL) return PST_OK;
+    const pst_status status = each_stream(carrier, join_compute);
+    device->ops->capture_end(device);
+    use_stream(carrier, carrier->outside);
+    carrier->outside = NULL;
+    device->ops->stream_destroy(device, captured);
+    pst__operation_end_captured(carrier);
+    if (status == PST_OK) return PST_OK;
+    return pst__carrier_fail(carrier, status, "%s", "the lanes could not join the end of a capture");
+}
+
+pst_status pst__carrier_before_graph(pst__carrier *carrier) {
+    if (!carrier->is_beside_graph) return PST_OK;
+    carrier->is_beside_graph = 0;
+    return each_stream(carrier, join_compute);
+}
+
+void pst__carrier_after_graph(pst__carrier *carrier) {
+    carrier->is_behind_graph = 1;
+}
+
+pst_status pst__carrier_join_graph(pst__carrier *carrier) {
+    if (!carrier->is_behind_graph || carrier->outside != NULL) return PST_OK;
+    carrier->is_behind_graph = 0;
+    return fork_from_compute(carrier);
+}

@@ -1,0 +1,257 @@
+"""penstock.step: captured steps equal eager ones bit for bit; what cannot be captured goes on."""
+
+import logging
+
+import penstock
+import pytest
+import torch
+from equality import whole, world
+from models import (
+    DEVICE,
+    Checkpointed,
+    CheckpointedReentrant,
+    Frozen,
+    Net,
+    Tied,
+    batch,
+    loss_of,
+    make,
+)
+from torch import nn
+
+on_gpus = pytest.mark.skipif(
+    DEVICE != "cuda", reason="CUDA graphs want a GPU: PENSTOCK_TEST_DEVICE=cuda"
+)
+STEPS = 12
+
+
+class Dropping(Net):
+    """Dropout in each block, so that each step draws other numbers."""
+
+    def run_blocks(self, x, rank):
+        for block in self.blocks:
+            x = nn.functional.dropout(block(x), 0.3, self.training)
+        return x
+
+
+class Trainer:
+    """A sharded model, its optimizer and schedule, and how a step goes."""
+
+    def __init__(self, model_class, *, is_captured, clips=False, pieces=1, compiles=False, **shard):
+        torch.manual_seed(7)
+        self.model = make(model_class)
+        if compiles:
+            for block in self.model.blocks:
+                block.compile()
+        if world()[1] > 1:
+            shard["communicator"] = "nccl"
+        penstock.shard(self.model, **shard)
+        rate = torch.tensor(0.01, device=DEVICE)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, capturable=True)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.clips, self.pieces = clips, pieces
+        self.runs = 0
+        self.step = self.run
+        if is_captured:
+            self.step = penstock.step(self.model, self.optimizer)(self.run)
+
+    def run(self, inputs):
+        self.runs += 1
+        for piece in inputs.chunk(self.pieces):
+            loss = self.model(piece).square().mean()
+            loss.backward()
+        if self.clips:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.05)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+    def train(self, steps=STEPS, first=0):
+        losses = []
+        for step in range(first, first + steps):
+            losses.append(self.step(batch(step, world()[0])).detach())
+            self.schedule.step()
+        return losses
+
+    def values(self):
+        return [whole(parameter) for parameter in self.model.parameters()]
+
+
+def both(model_class, **options):
+    """Train eagerly, then captured, from one seed."""
+    trained = []
+    for is_captured in (False, True):
+        trainer = Trainer(model_class, is_captured=is_captured, **options)
+        torch.manual_seed(11)
+        losses = trainer.train()
+        trained.append((losses, trainer.values(), trainer.runs))
+        penstock.close(trainer.model)
+    return trained
+
+
+def assert_equal(model_class, options):
+    (losses, values, runs), (captured_losses, captured_values, captured_runs) = both(
+        model_class, **options
+    )
+    assert runs == STEPS and 2 <= captured_runs <= STEPS // 2, "it was not captured"
+    assert [x.item() for x in losses] == [x.item() for x in captured_losses]
+    for one, other in zip(values, captured_values, strict=True):
+        assert torch.equal(one, other)
+
+
+WAYS = {
+    "plain": (Net, {}),
+    "stage1": (Net, {"stage": 1}),
+    "stage2": (Net, {"stage": 2}),
+    "dropout": (Dropping, {}),
+    "clipped": (Net, {"clips": True}),
+    "accumulated": (Net, {"pieces": 2}),
+    "compiled": (Net, {"compiles": True}),
+    "checkpointed": (Checkpointed, {}),
+    "reentrant": (CheckpointedReentrant, {}),
+    "frozen": (Frozen, {}),
+    "tied": (Tied, {}),
+    "bfloat16": (Net, {"param_dtype": torch.bfloat16}),
+}
+
+
+@on_gpus
+@pytest.mark.parametrize("size", [1, 2])
+def test_captured_steps_equal_eager_ones(worlds, size):
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"wants {size} GPUs")
+    worlds(size).run(check_all_ways)
+
+
+def check_all_ways():
+    failed = []
+    for name, (model_class, options) in WAYS.items():
+        try:
+            assert_equal(model_class, options)
+        except Exception as error:
+            failed.append(f"{name}: {type(error).__name__}: {error}")
+    assert not failed, "\n".join(failed)
+
+
+# ---- between captured steps ---------------------------------------------------------------------
+
+
+def mix():
+    """Evaluate, save, load and train eagerly between captured steps."""
+    values = []
+    for is_captured in (False, True):
+        trainer = Trainer(Net, is_captured=is_captured)
+        trainer.train(6)
+        trainer.model.eval()
+        with torch.no_grad():
+            values.append([trainer.model(batch(50, 0)).clone()])
+        trainer.model.train()
+        saved = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        trainer.train(2, 6)
+        trainer.run(batch(8, world()[0]))
+        trainer.train(2, 9)
+        trainer.model.load_state_dict(saved)
+        trainer.train(2, 11)
+        values[-1] += trainer.values()
+        penstock.close(trainer.model)
+    for one, other in zip(*values, strict=True):
+        assert torch.equal(one, other)
+
+
+@on_gpus
+def test_what_comes_between_captured_steps_sees_their_values(worlds):
+    worlds(1).run(mix)
+
+
+def change_shapes():
+    trainer = Trainer(Net, is_captured=True)
+    reference = Trainer(Net, is_captured=False)
+    for step in range(40):
+        inputs = batch(step, 0)[: 1 + step % 3]
+        assert trainer.step(inputs).item() == reference.step(inputs).item()
+    assert trainer.runs < 20
+    penstock.close(trainer.model)
+    penstock.close(reference.model)
+
+
+@on_gpus
+def test_each_shape_is_captured(worlds):
+    worlds(1).run(change_shapes)
+
+
+class Messages(logging.Handler):
+    """What is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def synchronize_within():
+    """A step that asks the device for a number cannot be captured, and trains all the same."""
+    messages = Messages()
+    logging.getLogger("penstock").addHandler(messages)
+    trainer = Trainer(Net, is_captured=False)
+    other = Trainer(Net, is_captured=False)
+
+    @penstock.step(trainer.model, trainer.optimizer)
+    def train_step(inputs):
+        loss = trainer.model(inputs).square().mean()
+        if loss.item() < 0:  # here
+            raise ValueError
+        loss.backward()
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+        return loss
+
+    for step in range(8):
+        assert train_step(batch(step, 0)).item() == other.run(batch(step, 0)).item()
+    for one, two in zip(trainer.values(), other.values(), strict=True):
+        assert torch.equal(one, two)
+    told = [line for line in messages.lines if "is not captured" in line]
+    assert len(told) == 1 and "test_step.py" in told[0] and "train_step" in told[0], told
+    penstock.close(trainer.model)
+    penstock.close(other.model)
+
+
+@on_gpus
+def test_what_cannot_be_captured_goes_on_with_one_warning(worlds):
+    worlds(1).run(synchronize_within)
+
+
+# ---- without a GPU ------------------------------------------------------------------------------
+
+
+def train_on_host():
+    messages = Messages()
+    logging.getLogger("penstock").addHandler(messages)
+    model, reference = penstock.shard(make(Net)), make(Net)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, reference)]
+    rank, size = world()
+
+    @penstock.step(model, optimizers[0])
+    def train_step(step):
+        loss = loss_of(model, step, rank)
+        loss.backward()
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+        return loss
+
+    for step in range(5):
+        train_step(step)
+        (sum(loss_of(reference, step, r) for r in range(size)) / size).backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(whole(one), other.detach(), rtol=1e-4, atol=1e-5)
+    assert train_step.__name__ == "train_step"
+    assert len([line for line in messages.lines if "is not captured" in line]) == 1
+    penstock.close(model)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="this is what CPUs do")
+def test_a_step_on_cpus_trains_as_it_is(worlds):
+    worlds(2).run(train_on_host)
