@@ -226,16 +226,16 @@ PST_API pst_status pst_zero_updated(pst_zero *engine);
 
 /* ---- passes as a CUDA graph ------------------------------------------------------------------ */
 
-/* Passes whose calls lie between begin_capture and end_capture become a part of the graph that their
- * compute is captured into. A launch of the graph is then that many passes, of which this engine is
- * told by before_graph and after_graph, on compute's stream:
+/* Passes whose calls lie between begin_capture and end_capture become a part of the graph that
+ * their compute is captured into. A launch of the graph is then that many passes, of which this
+ * engine is told by before_graph and after_graph, on compute's stream:
  *
  *     pst_zero_drain                   then the caller begins its capture of `stream`
  *     pst_zero_begin_capture, passes, pst_zero_end_capture             and ends it
  *     pst_zero_before_graph, the launch, pst_zero_after_graph          each time
  *
- * All ranks do so alike. The communicators are those whose work can be captured: `nccl`, and `ce` of
- * one rank. */
+ * All ranks do so alike. The communicators are those whose work can be captured: `nccl`, and `ce`
+ * of one rank. */
 
 /* 1: the last backward that reduced followed a plan and asked nothing of the host, so that one like
  * it can be captured. The same on all ranks. */

@@ -70,7 +70,8 @@ pst_status pst__carrier_end_capture(pst__carrier *carrier) {
     device->ops->stream_destroy(device, captured);
     pst__operation_end_captured(carrier);
     if (status == PST_OK) return PST_OK;
-    return pst__carrier_fail(carrier, status, "%s", "the lanes could not join the end of a capture");
+    return pst__carrier_fail(carrier, status, "%s",
+                             "the lanes could not join the end of a capture");
 }
 
 pst_status pst__carrier_before_graph(pst__carrier *carrier) {

@@ -103,7 +103,7 @@ typedef struct pst__carrier {
     int has_opened[PST_DTYPE_COUNT];
     pst__open_bucket open[PST_DTYPE_COUNT];
     pst__filling filling;
-    pst_event *reached; /* compute's position, for the host to wait for */
+    pst_event *reached;  /* compute's position, for the host to wait for */
     pst_stream *outside; /* compute's own stream while another one is captured; NULL: none is */
     int is_behind_graph; /* a graph has run that no lane was put in order with */
     int is_beside_graph; /* lanes have run what no graph was put in order with */
@@ -149,8 +149,8 @@ pst_status pst__carrier_drain(pst__carrier *carrier);
 pst_status pst__carrier_begin_capture(pst__carrier *carrier, void *native);
 /* Joins all streams to the captured one. Whatever it returns, compute's own stream is back. */
 pst_status pst__carrier_end_capture(pst__carrier *carrier);
-/* Around a launch of the graph on compute's stream: behind what the lanes have done, and before what
- * they will do, of which the first is told by pst__carrier_join_graph. */
+/* Around a launch of the graph on compute's stream: behind what the lanes have done, and before
+ * what they will do, of which the first is told by pst__carrier_join_graph. */
 pst_status pst__carrier_before_graph(pst__carrier *carrier);
 void pst__carrier_after_graph(pst__carrier *carrier);
 pst_status pst__carrier_join_graph(pst__carrier *carrier);

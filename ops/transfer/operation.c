@@ -352,15 +352,16 @@ static pst_status launch_captured(pst__operation *operation, pst_event *const *a
     pst_collective *collective = &operation->work.collective;
     pst_device *device = operation->carrier->device;
     collective->ticket = queue->tickets + 1;
-    operation->work.combine_apart = queue->sum_lane != NULL && collective->kind == PST_REDUCE_SCATTER;
+    operation->work.combine_apart =
+        queue->sum_lane != NULL && collective->kind == PST_REDUCE_SCATTER;
     pst_status status = launch_on(operation, queue->lane, start, after, after_count);
     if (status == PST_OK) queue->tickets++;
     if (status == PST_OK && has_second_part(operation)) {
         status = device->ops->event_record(device, operation->ready, pst_lane_stream(queue->lane));
         if (status == PST_OK)
-            status = launch_on(operation,
-                               operation->then != NULL ? queue->then_lane : queue->sum_lane,
-                               start_second, &operation->ready, 1);
+            status =
+                launch_on(operation, operation->then != NULL ? queue->then_lane : queue->sum_lane,
+                          start_second, &operation->ready, 1);
     }
     if (status == PST_OK) return PST_OK;
     return pst__carrier_fail(operation->carrier, status, "%s of '%s' could not be captured: %s",
@@ -542,10 +543,9 @@ pst_status pst__operation_wait(pst__operation *operation) {
     const pst__stall *stall =
         carrier->outside != NULL
             ? NULL
-            : pst__stall_begin(&carrier->stalls, operation->wait_name,
-                               operation->work.collective.ticket,
-                               is_gather(operation) ? &waits->device_gather_ns
-                                                    : &waits->device_reduce_ns);
+            : pst__stall_begin(
+                  &carrier->stalls, operation->wait_name, operation->work.collective.ticket,
+                  is_gather(operation) ? &waits->device_gather_ns : &waits->device_reduce_ns);
     /* What the stream waits, if that is timed, and else what the host waits for it. */
     pst_status status =
         on_stream ? wait_on_stream(operation) : wait_on_host(operation, stall == NULL);

@@ -30,9 +30,9 @@ pst_status pst_zero_begin_capture(pst_zero *engine, void *stream) {
     if (status != PST_OK) return status;
     if (!engine->sealed || engine->pass.kind != PST__NO_PASS || engine->carrier.outside != NULL)
         return pst__zero_fail(engine, PST_ESTATE, "begin_capture %s",
-                              !engine->sealed                    ? "before seal"
+                              !engine->sealed                   ? "before seal"
                               : engine->carrier.outside != NULL ? "within a capture"
-                                                                 : "within a pass");
+                                                                : "within a pass");
     status = pst__carrier_begin_capture(&engine->carrier, stream);
     if (status == PST_OK) mark_stale(engine);
     return status;
@@ -43,7 +43,8 @@ pst_status pst_zero_end_capture(pst_zero *engine) {
     const pst_status status = engine->pass.kind == PST__NO_PASS ? PST_OK : PST_ESTATE;
     const pst_status joined = pst__carrier_end_capture(&engine->carrier);
     if (status == PST_OK) return joined;
-    return pst__zero_fail(engine, status, "%s", "end_capture within a pass: the graph is of no use");
+    return pst__zero_fail(engine, status, "%s",
+                          "end_capture within a pass: the graph is of no use");
 }
 
 pst_status pst_zero_before_graph(pst_zero *engine) {

@@ -86,12 +86,17 @@ static pst_status take_memory(pst_zero *engine, pst__group *group, size_t offset
     return status;
 }
 
+/* What the peers read; of one rank alone, what is gathered. */
+static const void *source_of(const pst__group *group) {
+    return has_copy(group) ? group->copy.memory : group->shard;
+}
+
 /* All but where it goes. */
 static void describe(const pst__group *group, pst_collective *collective) {
     collective->kind = PST_ALL_GATHER;
     collective->name = group->name;
     collective->dtype = group->gather_dtype;
-    collective->source = has_copy(group) ? group->copy.memory : group->shard;
+    collective->source = source_of(group);
     collective->source_bytes = group->layout.shard_elements * group->layout.gather_element_bytes;
     collective->segments = group->layout.segments;
     collective->segment_count = group->layout.segment_count;
@@ -133,6 +138,10 @@ static pst_status issue(pst_zero *engine, uint32_t index, size_t offset) {
     pst__group *group = &engine->groups[index];
     pst_status status = put_aside(engine, group);
     if (status == PST_OK) status = refresh_copy(engine, group);
+    if (status == PST_OK && !group->layout.moves) {
+        group->gathered.lease.memory = (void *)(uintptr_t)source_of(group);
+        return pst__gather_state_step(&group->gathered.state, PST__STEP_ISSUE);
+    }
     int fresh = group->gathered.state == PST__SHARDED;
     if (status == PST_OK && fresh) status = take_memory(engine, group, offset);
     if (status != PST_OK) return status;
@@ -204,6 +213,10 @@ pst_status pst__gather_wait(pst_zero *engine, pst__group *group) {
 }
 
 pst_status pst__gather_drop(pst_zero *engine, pst__group *group) {
+    if (!group->layout.moves) {
+        group->gathered.lease.memory = NULL;
+        return pst__gather_state_step(&group->gathered.state, PST__STEP_DROP);
+    }
     return pst__gathered_drop(&engine->carrier, engine->carrier.gathered, &group->gathered);
 }
 

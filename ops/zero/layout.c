@@ -71,9 +71,11 @@ static void add_segments(pst__layout *layout, const pst__member *member, size_t 
     for (size_t rank = 0; rank < world; rank++) {
         pst__rows rows = pst__rows_of(member->rows, world, rank);
         if (rows.count * row_bytes == 0) continue;
-        layout->segments[layout->segment_count++] =
-            (pst_segment){(uint32_t)rank, member->shard_element * layout->gather_element_bytes,
-                          member->gathered_offset + rows.first * row_bytes, rows.count * row_bytes};
+        const pst_segment segment = {
+            (uint32_t)rank, member->shard_element * layout->gather_element_bytes,
+            member->gathered_offset + rows.first * row_bytes, rows.count * row_bytes};
+        layout->moves |= world > 1 || segment.source != segment.destination;
+        layout->segments[layout->segment_count++] = segment;
     }
 }
 

@@ -36,7 +36,8 @@ typedef struct pst__layout {
     size_t shard_elements, gradient_elements;
     size_t gathered_bytes;
     size_t gradient_bytes_whole; /* of the whole trainable parameters, as they travel */
-    pst_segment *segments;       /* of the group's all-gather */
+    int moves; /* what is gathered lies otherwise than in a shard: always, but for one rank alone */
+    pst_segment *segments; /* of the group's all-gather */
     size_t segment_count, segment_capacity;
 } pst__layout;
 

@@ -132,8 +132,7 @@ pst_status pst__cuda_event_record(pst_device *device, pst_event *event, pst_stre
 /* The thread that captures may ask the driver for no event; this asks for it all the same. */
 static pst_status query_beside_capture(pst__cuda *cuda, const pst_event *event) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    pst_status status =
-        pst__cuda_call(cuda, cuThreadExchangeStreamCaptureMode, (&mode), "relaxed");
+    pst_status status = pst__cuda_call(cuda, cuThreadExchangeStreamCaptureMode, (&mode), "relaxed");
     if (status != PST_OK) return status;
     status = pst__cuda_call(cuda, cuEventQuery, (event->native), "event %p", (void *)event->native);
     (void)cuda->driver.cuThreadExchangeStreamCaptureMode(&mode);

@@ -2,7 +2,8 @@
 #include "fixture.h"
 
 enum { ROWS = 8, COLUMNS = 16, PAUSE_NS = 5000000 };
-enum { SHARD = 8192 }; /* where its shard lies in a rank's memory */
+enum { GROUPS = 2, APART = 2048 };
+enum { SHARD = 8192 }; /* where the shards lie in a rank's memory, APART bytes from each other */
 
 typedef struct engine_rank {
     nccl_rank *rank;
@@ -16,8 +17,7 @@ static engine_rank engines[RANKS];
 static int time_waits;
 
 static pst_status give_target(void *context, uint32_t group, void **memory, int *accumulate) {
-    (void)group;
-    *memory = ((engine_rank *)context)->rank->memory + AREA / 2;
+    *memory = ((engine_rank *)context)->rank->memory + AREA / 2 + group * APART;
     *accumulate = 0;
     return PST_OK;
 }
@@ -53,24 +53,28 @@ static pst_status create_engine(engine_rank *self) {
     return status;
 }
 
-static void *build(void *argument) {
-    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
+static pst_status add_block(engine_rank *self) {
     const pst_parameter_options weight = {.size = sizeof weight,
                                           .name = "weight",
                                           .rows = ROWS,
                                           .row_elements = COLUMNS,
                                           .trainable = 1};
-    uint32_t index = 0;
+    uint32_t parameter = 0, index = 0;
     const pst_group_options group = {
-        .size = sizeof group, .name = "block", .parameters = &index, .parameter_count = 1};
+        .size = sizeof group, .name = "block", .parameters = &parameter, .parameter_count = 1};
+    const pst_status status = pst_zero_add_parameter(self->engine, &weight, &parameter);
+    return status == PST_OK ? pst_zero_add_group(self->engine, &group, &index) : status;
+}
+
+static void *build(void *argument) {
+    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
     self->rank = argument;
     self->status = create_engine(self);
-    if (self->status == PST_OK)
-        self->status = pst_zero_add_parameter(self->engine, &weight, &index);
-    if (self->status == PST_OK) self->status = pst_zero_add_group(self->engine, &group, &index);
+    for (int i = 0; i < GROUPS && self->status == PST_OK; i++)
+        self->status = add_block(self);
     if (self->status == PST_OK) self->status = pst_zero_seal(self->engine);
-    if (self->status == PST_OK)
-        self->status = pst_zero_bind_shard(self->engine, 0, self->rank->memory + SHARD);
+    for (uint32_t i = 0; i < GROUPS && self->status == PST_OK; i++)
+        self->status = pst_zero_bind_shard(self->engine, i, self->rank->memory + SHARD + i * APART);
     return NULL;
 }
 
@@ -142,6 +146,158 @@ static void hooks_under_capture_are_refused(void **state) {
     on_ranks(world, RANKS, destroy);
 }
 
+/* ---- a step as a graph ----------------------------------------------------------------------- */
+
+enum { SOURCE = 16384 }; /* where the gradients lie in a rank's memory */
+enum { VALUES = ROWS * COLUMNS, OWN = VALUES / RANKS };
+
+/* Compute's work, which is captured where its stream is. */
+static pst_status scale(const engine_rank *self, void *to, const void *from, size_t count,
+                        double by) {
+    const pst_cast all = {to, from, count, PST_FLOAT32, PST_FLOAT32};
+    pst_device *device = self->rank->device;
+    return device->ops->cast_scale_copy(device, self->rank->stream, &all, 1, by);
+}
+
+static pst_status use(engine_rank *self, uint32_t group, void *to) {
+    void *memory = NULL;
+    pst_status status = pst_zero_gather(self->engine, group);
+    if (status == PST_OK) status = pst_zero_wait(self->engine, group, &memory);
+    return status == PST_OK ? scale(self, to, memory, VALUES, 1.0) : status;
+}
+
+/* The gradient is the parameter, and the optimizer sets the shard to half of it. */
+static pst_status backward(engine_rank *self) {
+    char *memory = self->rank->memory;
+    pst_status status = pst_zero_begin_backward(self->engine, 1);
+    for (uint32_t i = GROUPS; i-- > 0 && status == PST_OK;) {
+        const void *source = memory + SOURCE + i * APART;
+        status = use(self, i, memory + SOURCE + i * APART);
+        if (status == PST_OK) status = pst_zero_gradients(self->engine, i, &source, PST_FLOAT32);
+        if (status == PST_OK) status = pst_zero_release(self->engine, i);
+    }
+    if (status == PST_OK) status = pst_zero_end_backward(self->engine);
+    for (uint32_t i = 0; i < GROUPS && status == PST_OK; i++)
+        status = scale(self, memory + SHARD + i * APART, memory + AREA / 2 + i * APART, OWN, 0.5);
+    return status == PST_OK ? pst_zero_updated(self->engine) : status;
+}
+
+static pst_status train(engine_rank *self) {
+    pst_status status = pst_zero_begin_forward(self->engine, 1);
+    for (uint32_t i = 0; i < GROUPS && status == PST_OK; i++) {
+        status = use(self, i, self->rank->memory);
+        if (status == PST_OK) status = pst_zero_release(self->engine, i);
+    }
+    if (status == PST_OK) status = pst_zero_end_forward(self->engine);
+    return status == PST_OK ? backward(self) : status;
+}
+
+static pst_status train_as_graph(engine_rank *self) {
+    const CUstream native = pst_cuda_stream(self->wrapped);
+    fake_graph *graph = NULL;
+    pst_status status = pst_zero_drain(self->engine);
+    if (status != PST_OK) return status;
+    fake_cuda_begin_capture(native);
+    status = pst_zero_begin_capture(self->engine, native);
+    if (status == PST_OK) status = train(self);
+    const pst_status ended = pst_zero_end_capture(self->engine);
+    const CUresult joined = fake_cuda_end_capture(native, &graph);
+    if (status == PST_OK) status = ended;
+    if (status == PST_OK && joined != CUDA_SUCCESS) status = PST_EDEVICE;
+    if (status == PST_OK) status = pst_zero_before_graph(self->engine);
+    fake_cuda_launch(graph, native);
+    return status == PST_OK ? pst_zero_after_graph(self->engine) : status;
+}
+
+/* Eager until a step can be captured; then by turns. */
+static void *train_by_turns(void *argument) {
+    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
+    for (int i = 0; i < 8 && self->status == PST_OK; i++)
+        self->status = train(self);
+    if (self->status == PST_OK && !pst_zero_is_steady(self->engine)) self->status = PST_ESTATE;
+    for (int i = 0; i < 8 && self->status == PST_OK; i++)
+        self->status = i % 4 == 3 ? train(self) : train_as_graph(self);
+    if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
+    return NULL;
+}
+
+static float *shard_of(const nccl_rank *rank, int group) {
+    return (float *)(void *)(rank->memory + SHARD + group * APART);
+}
+
+static float first_value(int rank, int group, int element) {
+    return (float)(((rank * GROUPS + group) * OWN + element + 1) << 10);
+}
+
+static void set_shards(const nccl_world *world) {
+    for (int i = 0; i < RANKS; i++)
+        for (int group = 0; group < GROUPS; group++)
+            for (int k = 0; k < OWN; k++)
+                shard_of(&world->ranks[i], group)[k] = first_value(i, group, k);
+}
+
+static void check_halved(const nccl_world *world, int times) {
+    for (int i = 0; i < RANKS; i++)
+        for (int group = 0; group < GROUPS; group++)
+            for (int k = 0; k < OWN; k++)
+                assert_true(shard_of(&world->ranks[i], group)[k] ==
+                            first_value(i, group, k) / (float)(1 << times));
+}
+
+static void steps_as_graphs_are_steps(void **state) {
+    nccl_world *world = *state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        time_waits = 0;
+        fake_cuda_seed(seed);
+        create_comms(world);
+        on_ranks(world, RANKS, build);
+        all_are_well();
+        set_shards(world);
+        on_ranks(world, RANKS, train_by_turns);
+        all_are_well();
+        check_halved(world, 16);
+        on_ranks(world, RANKS, destroy);
+        for (int i = 0; i < RANKS; i++) {
+            world->ranks[i].comm->ops->destroy(world->ranks[i].comm);
+            world->ranks[i].comm = NULL;
+        }
+    }
+}
+
+/* What the host would have to wait in is refused, and so is what has no plan yet; nothing breaks.
+ */
+static void *capture_too_early(void *argument) {
+    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
+    const CUstream native = pst_cuda_stream(self->wrapped);
+    fake_graph *graph = NULL;
+    char text[256];
+    self->status = pst_zero_drain(self->engine);
+    fake_cuda_begin_capture(native);
+    if (self->status == PST_OK) self->status = pst_zero_begin_capture(self->engine, native);
+    if (self->status == PST_OK) self->status = train(self);
+    (void)pst_runtime_error(self->rank->runtime, text, sizeof text);
+    const int is_right = self->status == PST_ESTATE && strstr(text, "train some steps") != NULL;
+    (void)pst_zero_end_capture(self->engine);
+    (void)fake_cuda_end_capture(native, &graph);
+    self->status = is_right ? pst_zero_drain(self->engine) : PST_EINVAL;
+    if (self->status == PST_OK) self->status = train(self);
+    return NULL;
+}
+
+static void a_step_without_a_plan_is_not_captured(void **state) {
+    nccl_world *world = *state;
+    create_comms(world);
+    on_ranks(world, RANKS, build);
+    all_are_well();
+    on_ranks(world, RANKS, capture_too_early);
+    all_are_well();
+    on_ranks(world, RANKS, train_by_turns);
+    all_are_well();
+    on_ranks(world, RANKS, destroy);
+}
+
+/* ---- waits of the compute stream ------------------------------------------------------------- */
+
 /* Until the device has passed all that the rank's stream was given. */
 static void pass_stream(nccl_rank *rank) {
     assert_int_equal(until_over(rank), PST_OK);
@@ -205,6 +361,8 @@ static void waits_are_timed_where_that_is_asked_for_alone(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(hooks_under_capture_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(steps_as_graphs_are_steps, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_step_without_a_plan_is_not_captured, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waits_of_the_compute_stream_are_timed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waits_are_timed_where_that_is_asked_for_alone, set_up,
                                         tear_down),

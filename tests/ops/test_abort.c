@@ -133,8 +133,8 @@ static void stopping_one_rank_ends_all(void **unused) {
 
 #define NEVER_NS 3600000000000u /* the test looks itself, so that no clock decides */
 
-/* Each lane's thread has come back since the last look: one that is off its core for nine looks in a
- * row would be reported in place of the task. */
+/* Each lane's thread has come back since the last look: one that is off its core for nine looks in
+ * a row would be reported in place of the task. */
 static void let_threads_come_back(pst_runtime *runtime) {
     for (pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next) {
         while (!pst__lane_try_own(lane->leader))

@@ -327,7 +327,9 @@ static void watch_order(rank_state *state) {
     CHECK_FINE();
     finish_compute(state);
     CHECK_FINE();
+    meet(&state->course->arrived, state->world);
     const size_t before = state->boards[0].count;
+    meet(&state->course->left, state->world);
     backward(state, 1);
     CHECK_FINE();
     finish_compute(state);
@@ -343,7 +345,7 @@ static void reductions_go_out_between_the_gathers(void **unused) {
     model.one_comm = 1;
     model.prefetch_ahead = 1;
     model.bucket_bytes = 128; /* one group each */
-    run_ranks_on_boards(1, &model, watch_order, NULL);
+    run_ranks_on_boards(2, &model, watch_order, NULL);
 }
 
 /* Each rank leaves out another group in each step, so that one's turn comes when it is needed. */

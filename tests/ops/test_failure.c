@@ -233,7 +233,7 @@ static void give_segment(void *context, void *memory, size_t bytes) {
 }
 
 /* The engines that are not freed: kept in sight of the leak checker. */
-static pst_zero *volatile left_alive[2];
+static pst_zero *volatile left_alive[2][2];
 
 /* What it answers from some point on, how many aborts come too early, and the wait's status. */
 typedef struct deafness {
@@ -251,7 +251,7 @@ static void go_deaf(rank_state *state) {
                               .test = deaf_test,
                               .abort = deaf_abort,
                               .error_text = deaf_text};
-    deaf.comm = (pst_comm){&deaf.ops, &deaf, 0, 1};
+    deaf.comm = (pst_comm){&deaf.ops, &deaf, state->rank, state->world};
     pst_zero_options options = {.size = sizeof options,
                                 .stage = 3,
                                 .gather_comm = &deaf.comm,
@@ -272,7 +272,7 @@ static void go_deaf(rank_state *state) {
     CHECK_OK(pst_zero_begin_forward(state->engine, 0));
     CHECK_OK(pst_zero_gather(state->engine, state->groups[0]));
     CHECK(pst_zero_wait(state->engine, state->groups[0], &memory) == given->waited);
-    if (given->busy < 0) left_alive[given->answer != PST_PENDING] = state->engine;
+    if (given->busy < 0) left_alive[given->answer != PST_PENDING][state->rank] = state->engine;
     pst_zero_destroy(state->engine);
     state->engine = NULL;
     size_t freed = deaf.freed;
@@ -289,7 +289,7 @@ static void go_deaf(rank_state *state) {
 static void run_deaf(const deafness *given) {
     model model = odd_model(3);
     model.deadline_ns = SHORT_DEADLINE_NS;
-    run_ranks_on_device(1, &model, go_deaf, (void *)(uintptr_t)given);
+    run_ranks_on_device(2, &model, go_deaf, (void *)(uintptr_t)given);
 }
 
 static void memory_that_a_communicator_may_still_write_is_not_freed(void **unused) {

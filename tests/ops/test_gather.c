@@ -187,7 +187,7 @@ static void waits_show_in_trace_and_stats(void **unused) {
     (void)unused;
     model model = odd_model(3);
     model.pumped = 1;
-    run_ranks(1, &model, trace_waits, NULL);
+    run_ranks(2, &model, trace_waits, NULL);
 }
 
 int main(void) {

@@ -197,8 +197,7 @@ class _Graph:
                     with engine.captured(stream):
                         self._outputs = function(*args, **kwargs)
                 except BaseException:
-                    with contextlib.suppress(RuntimeError):  # what broke it has been raised
-                        self._graph.capture_end()
+                    self._abandon(engine.world.device, pool)
                     raise
                 self._graph.capture_end()
         finally:
@@ -206,6 +205,21 @@ class _Graph:
                 gc.enable()
         self._outputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, self._outputs)
         self._gradients = [(p.sharded, p.sharded.grad) for p in engine.parameters()]
+
+    def _abandon(self, device: torch.device, pool: Any) -> None:
+        """End a capture that is broken.
+
+        Where the driver has invalidated it, torch leaves its allocator and its generators within
+        it: the allocator is told, and an empty capture brings the generators out.
+        """
+        with contextlib.suppress(RuntimeError):
+            self._graph.capture_end()
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device.index, pool)
+        empty = torch.cuda.CUDAGraph()
+        empty.capture_begin(capture_error_mode="thread_local")
+        torch.zeros(1, device=device)
+        empty.capture_end()
 
     @torch.no_grad()
     def launch(self, engine: Engine, leaves: list[Any]) -> Any:

@@ -37,6 +37,7 @@ CUresult fake_cuMemcpyBatchAsync(CUdeviceptr *destinations, CUdeviceptr *sources
                                  size_t attribute_count, size_t *failed, CUstream stream) {
     CALL(cuMemcpyBatchAsync, stream);
     CUresult result = CUDA_SUCCESS;
+    if (fake_is_captured(stream)) return fake_end(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     if (count == 0 || stream == NULL || stream == CU_STREAM_LEGACY || attribute_count != 1 ||
         indices[0] != 0 || attributes->srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
         result = CUDA_ERROR_INVALID_VALUE;

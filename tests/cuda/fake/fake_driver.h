@@ -47,5 +47,12 @@ FAKE_API void fake_cuda_pace(size_t operations);
 FAKE_API void fake_cuda_seed(uint64_t seed);
 /* Is `stream` under capture, as cuStreamIsCapturing tells it? */
 FAKE_API void fake_cuda_capture(CUstream stream, int on);
+/* Captures `stream`, and those that wait for its events, as the driver does: the rules of events
+ * are its own. The graph is launched once, its nodes in a seeded order that its edges allow. The
+ * end answers CUDA_ERROR_STREAM_CAPTURE_UNJOINED where a stream has not joined. */
+typedef struct fake_graph fake_graph;
+FAKE_API void fake_cuda_begin_capture(CUstream stream);
+FAKE_API CUresult fake_cuda_end_capture(CUstream stream, fake_graph **graph);
+FAKE_API void fake_cuda_launch(fake_graph *graph, CUstream stream);
 
 #endif

@@ -70,8 +70,30 @@ typedef struct operation {
     } of;
 } operation;
 
+int fake_is_captured(CUstream stream);
+
 /* A copy of `made` at the end of the stream's queue. */
 CUresult fake_enqueue(CUstream stream, const operation *made);
+
+/* ---- graph.c: under the lock -------------------------------------------------------- */
+
+#define FAKE_PENDING 64
+
+/* What a stream has in the graph that it is captured into. */
+typedef struct fake_branch {
+    fake_graph *graph;                        /* NULL: it is not captured */
+    int last;                                 /* its latest node; -1: none */
+    int pending[FAKE_PENDING], pending_count; /* nodes that its next one comes behind */
+} fake_branch;
+
+void fake_branch_begin(fake_branch *branch, fake_graph *graph);
+CUresult fake_branch_add(fake_branch *branch, const operation *made);
+CUresult fake_branch_wait(fake_branch *branch, int node);
+fake_graph *fake_graph_create(void);
+/* CUDA_ERROR_STREAM_CAPTURE_UNJOINED: a node is not before the end of this branch. */
+CUresult fake_graph_end(const fake_branch *origin);
+/* Calls for each node, in a random order that its edges allow; then the graph is gone. */
+void fake_graph_consume(fake_graph *graph, CUstream stream, size_t (*random_below)(size_t limit));
 
 /* ---- memory.c: under the lock ------------------------------------------------------- */
 

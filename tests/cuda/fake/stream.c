@@ -7,6 +7,7 @@
 struct CUstream_st {
     CUstream next;
     operation *first, **end;
+    fake_branch branch;
     int captures, destroyed;
 };
 
@@ -16,6 +17,8 @@ struct CUevent_st {
     uint64_t asked, reached;
     uint64_t time_ns;
     unsigned flags;
+    fake_graph *graph; /* that its latest record is in, and where; NULL: in none */
+    int node;
     int destroyed; /* kept: an operation may know it */
 };
 
@@ -45,10 +48,15 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+int fake_is_captured(CUstream stream) {
+    return resolve(stream)->branch.graph != NULL;
+}
+
 /* ---- running: under the lock -------------------------------------------------------- */
 
 CUresult fake_enqueue(CUstream stream, const operation *made) {
     CUstream queue = resolve(stream);
+    if (queue->branch.graph != NULL) return fake_branch_add(&queue->branch, made);
     if (queue->captures) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     operation *added = zeroed(sizeof *added);
     *added = *made;
@@ -151,8 +159,8 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream stream) {
 
 CUresult CUDAAPI cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
     CALL(cuStreamIsCapturing, stream);
-    *status =
-        resolve(stream)->captures ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    const int captures = resolve(stream)->captures || resolve(stream)->branch.graph != NULL;
+    *status = captures ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
     return fake_end(CUDA_SUCCESS);
 }
 
@@ -165,6 +173,44 @@ CUresult CUDAAPI cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argu
     CALL(cuLaunchHostFunc, stream);
     const operation made = {.run = call_host, .of.host = {function, argument}};
     return fake_end(fake_enqueue(stream, &made));
+}
+
+/* ---- graphs ------------------------------------------------------------------------- */
+
+static fake_graph *open_graphs[8]; /* those that streams are captured into now */
+
+static int is_open(const fake_graph *graph) {
+    for (size_t i = 0; i < 8; i++)
+        if (open_graphs[i] == graph) return 1;
+    return 0;
+}
+
+void fake_cuda_begin_capture(CUstream stream) {
+    CUresult result = fake_enter("begin capture", stream, 0);
+    size_t place = 0;
+    while (open_graphs[place] != NULL)
+        place++;
+    open_graphs[place] = fake_graph_create();
+    fake_branch_begin(&stream->branch, open_graphs[place]);
+    if (result == CUDA_SUCCESS) fake_leave();
+}
+
+CUresult fake_cuda_end_capture(CUstream stream, fake_graph **graph) {
+    CUresult result = fake_enter("end capture", stream, 0);
+    if (result != CUDA_SUCCESS) return result;
+    *graph = stream->branch.graph;
+    result = fake_graph_end(&stream->branch);
+    for (size_t i = 0; i < 8; i++)
+        if (open_graphs[i] == *graph) open_graphs[i] = NULL;
+    for (CUstream at = streams; at != NULL; at = at->next)
+        if (at->branch.graph == *graph) at->branch.graph = NULL;
+    return fake_end(result);
+}
+
+void fake_cuda_launch(fake_graph *graph, CUstream stream) {
+    CUresult result = fake_enter("launch", stream, 0);
+    fake_graph_consume(graph, stream, random_below);
+    if (result == CUDA_SUCCESS) fake_leave();
 }
 
 /* ---- events ------------------------------------------------------------------------- */
@@ -197,6 +243,14 @@ static int reach(operation *self) {
 
 CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream) {
     CALL(cuEventRecord, stream);
+    fake_branch *branch = &resolve(stream)->branch;
+    event->graph = branch->graph;
+    if (branch->graph != NULL) {
+        const operation nothing = {.run = NULL};
+        const CUresult result = fake_branch_add(branch, &nothing);
+        event->node = branch->last;
+        return fake_end(result);
+    }
     const operation made = {.run = reach, .of.event = {event, ++event->asked}};
     return fake_end(fake_enqueue(stream, &made));
 }
@@ -208,12 +262,21 @@ static int has_reached(operation *self) {
 CUresult CUDAAPI cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     CALL(cuStreamWaitEvent, stream);
     (void)flags;
+    fake_branch *branch = &resolve(stream)->branch;
+    if (event->graph != NULL) {
+        if (!is_open(event->graph)) return fake_end(CUDA_ERROR_CAPTURED_EVENT);
+        if (branch->graph == NULL) fake_branch_begin(branch, event->graph);
+        if (branch->graph != event->graph) return fake_end(CUDA_ERROR_STREAM_CAPTURE_MERGE);
+        return fake_end(fake_branch_wait(branch, event->node));
+    }
+    if (branch->graph != NULL) return fake_end(CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
     const operation made = {.run = has_reached, .of.event = {event, event->asked}};
     return fake_end(fake_enqueue(stream, &made));
 }
 
 CUresult CUDAAPI cuEventQuery(CUevent event) {
     CALL(cuEventQuery, NULL);
+    if (event->graph != NULL) return fake_end(CUDA_ERROR_CAPTURED_EVENT);
     run();
     return fake_end(event->reached >= event->asked ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
