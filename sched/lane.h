@@ -3,6 +3,7 @@
 #define PST_SCHED_LANE_H
 
 #include "sched/budget.h"
+#include "sched/device/device.h"
 #include "sched/queue.h"
 #include "sched/runtime.h"
 
@@ -162,13 +163,6 @@ void pst__lane_notify(pst_lane *lane);
 /* 1 when a stream of this lane can wait for events of `device`. */
 static inline int pst__lane_waits_on(const pst_lane *lane, const pst_device *device) {
     return lane != NULL && lane->asynchronous && lane->device == device;
-}
-
-/* What the device has said to the calling thread about its latest failure; "" if it says nothing.
- */
-static inline const char *pst__device_text(pst_device *device) {
-    const char *text = device->ops->error_text == NULL ? NULL : device->ops->error_text(device);
-    return text == NULL ? "" : text;
 }
 
 /* Wakes those who wait, if the lane's turns have done something since the last time. The owner's,

@@ -149,8 +149,8 @@ pst_status pst__carrier_drain(pst__carrier *carrier);
 pst_status pst__carrier_begin_capture(pst__carrier *carrier, void *native);
 /* Joins all streams to the captured one. Whatever it returns, compute's own stream is back. */
 pst_status pst__carrier_end_capture(pst__carrier *carrier);
-/* Around a launch of the graph on compute's stream: behind what the lanes have done, and before
- * what they will do, of which the first is told by pst__carrier_join_graph. */
+/* Around a launch of the graph on compute's stream: what the lanes have done comes before it. What
+ * they do next comes behind it, and begins with pst__carrier_join_graph. */
 pst_status pst__carrier_before_graph(pst__carrier *carrier);
 void pst__carrier_after_graph(pst__carrier *carrier);
 pst_status pst__carrier_join_graph(pst__carrier *carrier);

@@ -4,7 +4,7 @@
  * communicator, or a device on which one collective may wait for another, the two are merged into
  * one: reduction k has its turn behind the first reduce_after[k] gathers, and a gather behind all
  * reductions that come before it. A backward that follows a plan takes these places from what the
- * ranks told each other of an earlier backward: where the last of them reported the group. Without
+ * ranks agreed on in an earlier backward: where the last of them reported the group. Without
  * a plan all reductions come behind all gathers.
  *
  * A group that was used several times is gathered several times, each in its turn, by all ranks:

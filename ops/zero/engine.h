@@ -25,10 +25,10 @@ typedef struct pst__parameter {
  * PST__REPORTED_FIRST on. */
 enum { PST__NOT_AGREED = 0, PST__NOT_REPORTED, PST__REPORTED_FIRST };
 
-/* What the ranks told each other of a backward: see presence.c. */
+/* What the ranks agreed on in a backward: see presence.c. */
 typedef struct pst__agreed_group {
     uint32_t after; /* where the last rank reported it: see above */
-    uint32_t late;  /* further reports, the most over all ranks */
+    uint32_t extra; /* further reports, the most over all ranks */
 } pst__agreed_group;
 
 typedef struct pst__agreement {
@@ -61,18 +61,18 @@ typedef struct pst__group {
     int reduced;             /* its turn in this backward is over */
     int is_filled;           /* a part of it is in a bucket that has not gone out */
     int is_written;          /* a bucket with a part of it has gone out in this backward */
-    uint32_t late;           /* further reports in this backward */
+    uint32_t extra_reports;  /* in this backward, behind the first one */
     uint32_t reported_after; /* where it was reported: see above */
     void *target;            /* of its reduced gradient in this backward */
 } pst__group;
 
 /* A second report of a group's gradients in one backward. */
-typedef struct pst__late {
+typedef struct pst__extra {
     uint32_t group, round;
     const void **sources;
     size_t source_count;
     pst_dtype dtype;
-} pst__late;
+} pst__extra;
 
 typedef enum pst__pass_kind { PST__NO_PASS = 0, PST__FORWARD, PST__BACKWARD } pst__pass_kind;
 
@@ -115,7 +115,7 @@ typedef struct pst__pass {
     uint64_t clock;           /* counts uses and releases */
 } pst__pass;
 
-/* What the ranks tell one another at the end of a backward: see presence.c. */
+/* What the ranks exchange at the end of a backward: see presence.c. */
 #define PST__PRESENCE_SLOTS 3u
 
 typedef struct pst__presence {
@@ -136,8 +136,8 @@ struct pst_zero {
     pst_arena *places;       /* of shards */
     size_t bucket_count;     /* of a dtype, on asynchronous devices */
     pst_event *shards_ready; /* compute's last write to shards or communication copies */
-    uint32_t copied;         /* the group whose gradients were copied last, and whose caller has not
-                                been told yet; or PST__NO_GROUP */
+    uint32_t copied;         /* the group whose gradients were copied last, and whose caller was not
+                                called yet; or PST__NO_GROUP */
 
     pst__parameter *parameters;
     size_t parameter_count, parameter_capacity;
@@ -165,13 +165,13 @@ struct pst_zero {
 
     size_t reduced; /* positions of the reduce order that are behind us */
     int is_steady;  /* the last backward that reduced followed a plan, and was not: */
-    int careful;    /* the host reads what the ranks tell before the backward ends */
+    int careful;    /* the host reads the ranks' presence before the backward ends */
     int is_broken;  /* this backward was broken off */
     char bucket_names[PST_DTYPE_COUNT][32];
     pst_cast *casts;
     size_t cast_capacity;
-    pst__late *late;
-    size_t late_count, late_capacity;
+    pst__extra *extra;
+    size_t extra_count, extra_capacity;
 
     pst__presence presence[PST__PRESENCE_SLOTS];
     size_t presence_words;
@@ -259,7 +259,7 @@ void pst__presence_free(pst_zero *engine);
  * count. All the same on all ranks. */
 void pst__presence_begin(pst_zero *engine);
 void pst__agreement_copy(const pst_zero *engine, pst__agreement *to, const pst__agreement *from);
-/* Tells the others what this rank had, and asks for theirs. */
+/* Sends what this rank had, and asks for what the others had. */
 pst_status pst__presence_exchange(pst_zero *engine);
 /* The largest of the ranks' values. Blocks. */
 pst_status pst__presence_ask(pst_zero *engine, int32_t own, int32_t *largest);

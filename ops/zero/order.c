@@ -101,7 +101,8 @@ pst_status pst__backward_build(const pst__heap *heap, pst__backward *backward,
     return PST_OK;
 }
 
-/* With what the step before has: a budget holds for a caller that releases late, too. */
+/* With what the step before has: a budget holds for a caller that releases only behind its next
+ * use, too. */
 static size_t alive_at(const pst__backward *backward, const size_t *bytes, size_t position) {
     size_t alive = 0;
     for (size_t i = 0; i <= position; i++)

@@ -193,7 +193,7 @@ static size_t alive_at(const simulation *sim, uint64_t now) {
 
 /* The gathers of the backward's next step come right behind a release, and would wait for what
  * compute still does with that memory: they get other memory where there is some. */
-static void leave_alone(simulation *sim) {
+static void delay_reuse(simulation *sim) {
     size_t most = 0;
     for (size_t i = 0; i < sim->interval_count; i++) {
         size_t alive = alive_at(sim, sim->intervals[i].first);
@@ -283,7 +283,7 @@ static pst_status offsets_of(simulation *sim, pst_plan_result *result) {
     return pst_plan_offsets(sim->input->runtime, sim->intervals, sim->interval_count, result);
 }
 
-/* With released memory left alone for a step, if that takes no more. */
+/* Released memory is used again a step later, if that takes no more. */
 static pst_status find_offsets(simulation *sim, pst_plan_result *result) {
     const size_t bytes = sim->interval_count * sizeof *sim->intervals;
     pst_plan_result loose;
@@ -293,7 +293,7 @@ static pst_status find_offsets(simulation *sim, pst_plan_result *result) {
     pst_interval *tight = pst__heap_alloc(sim->input->heap, bytes);
     if (tight == NULL) return PST_ENOMEM;
     memcpy(tight, sim->intervals, bytes);
-    leave_alone(sim);
+    delay_reuse(sim);
     status = offsets_of(sim, &loose);
     if (status == PST_OK && loose.peak <= result->peak)
         *result = loose;

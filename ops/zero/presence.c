@@ -111,7 +111,7 @@ static int is_group_in_doubt(const pst_zero *engine, size_t group) {
 static int is_in_doubt(const pst_zero *engine) {
     if (!engine->carrier.asynchronous || engine->expected == NULL) return 1;
     for (size_t i = 0; i < engine->group_count; i++) {
-        if (engine->expected->groups[i].late > 0) return 1;
+        if (engine->expected->groups[i].extra > 0) return 1;
         if (is_used(engine, i) && is_group_in_doubt(engine, i)) return 1;
     }
     return 0;
@@ -126,7 +126,7 @@ void pst__presence_begin(pst_zero *engine) {
     engine->careful = is_in_doubt(engine);
 }
 
-/* ---- telling --------------------------------------------------------------------------------- */
+/* ---- what this rank sends -------------------------------------------------------------------- */
 
 /* By maxima alone all are seen to be equal if this and its complement are. */
 static void write_hash(int32_t *words, uint64_t hash) {
@@ -158,7 +158,7 @@ static void write_words(pst_zero *engine, int32_t *words, uint64_t hash) {
         const pst__group *group = &engine->groups[i];
         int is_in_order = engine->order.gathers.position[i] != PST__NO_POSITION;
         *words++ = engine->needed_here[i] ? PRESENT : is_in_order ? ABSENT : NOT_HERE;
-        *words++ = (int32_t)group->late;
+        *words++ = (int32_t)group->extra_reports;
         *words++ = is_used(engine, i) ? (int32_t)group->reported_after : NOT_HERE;
         engine->needed_here[i] = 0;
     }
@@ -166,7 +166,7 @@ static void write_words(pst_zero *engine, int32_t *words, uint64_t hash) {
     words[HASH_WORDS] = engine->is_broken ? (int32_t)engine->carrier.rank + 1 : 0;
 }
 
-/* ---- hearing --------------------------------------------------------------------------------- */
+/* ---- what it learns -------------------------------------------------------------------------- */
 
 /* Frozen groups of a backward's order that no rank needed leave it; who was needed once stays. A
  * group with trainable parameters never leaves: the next backward may reach it on one rank alone.
@@ -191,7 +191,7 @@ static void learn(pst_zero *engine, const pst__presence *slot) {
     for (size_t i = 0; i < engine->group_count; i++, words += WORDS_A_GROUP) {
         learn_need(engine, i, words[0]);
         agreement->groups[i] =
-            (pst__agreed_group){.late = (uint32_t)words[1], .after = (uint32_t)words[2]};
+            (pst__agreed_group){.extra = (uint32_t)words[1], .after = (uint32_t)words[2]};
     }
 }
 

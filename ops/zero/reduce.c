@@ -1,4 +1,4 @@
-/* Reductions of a backward: what is reported, whose turn it is, what comes late. */
+/* Reductions of a backward: what is reported, whose turn it is, what is reported again. */
 #include "ops/zero/engine.h"
 
 #include "sched/runtime.h"
@@ -92,8 +92,8 @@ static pst_status fill_part(pst_zero *engine, pst__group *group, pst__part part,
     return send_bucket(engine, travels);
 }
 
-/* The caller is told that this group's gradients are not needed any more. */
-static void tell_consumed(const pst_zero *engine, uint32_t group) {
+/* The caller may free this group's gradients. */
+static void call_consumed(const pst_zero *engine, uint32_t group) {
     if (engine->options.gradients_consumed != NULL)
         engine->options.gradients_consumed(engine->options.callback_context, group);
 }
@@ -103,7 +103,7 @@ static pst_status join_copies(pst_zero *engine) {
     const uint32_t copied = engine->copied;
     const pst_status status = pst__fill_join(&engine->carrier);
     engine->copied = PST__NO_GROUP;
-    if (copied != PST__NO_GROUP) tell_consumed(engine, copied);
+    if (copied != PST__NO_GROUP) call_consumed(engine, copied);
     return status;
 }
 
@@ -112,7 +112,7 @@ static void consumed(pst_zero *engine, uint32_t group) {
     if (engine->carrier.filling.is_apart)
         engine->copied = group;
     else
-        tell_consumed(engine, group);
+        call_consumed(engine, group);
 }
 
 /* One rank alone has the sum: what would be rounded in a bucket as it is, and not added to. */
@@ -200,39 +200,39 @@ static void note_presence(pst_zero *engine, const pst__group *group, const void 
     }
 }
 
-static pst_status keep_late(pst_zero *engine, uint32_t index, const void *const *sources,
-                            pst_dtype dtype) {
+static pst_status keep_extra(pst_zero *engine, uint32_t index, const void *const *sources,
+                             pst_dtype dtype) {
     pst__group *group = &engine->groups[index];
     size_t bytes = group->layout.member_count * sizeof *sources;
     pst_status status =
-        pst__heap_grow(engine->carrier.heap, (void **)&engine->late, &engine->late_capacity,
-                       engine->late_count + 1, sizeof *engine->late);
+        pst__heap_grow(engine->carrier.heap, (void **)&engine->extra, &engine->extra_capacity,
+                       engine->extra_count + 1, sizeof *engine->extra);
     const void **copy = status == PST_OK ? pst__heap_alloc(engine->carrier.heap, bytes) : NULL;
     if (copy == NULL)
         return pst__zero_fail(engine, PST_ENOMEM, "group '%s': no memory for its gradients",
                               group->name);
     memcpy(copy, sources, bytes);
-    engine->late[engine->late_count++] =
-        (pst__late){index, group->late++, copy, group->layout.member_count, dtype};
+    engine->extra[engine->extra_count++] =
+        (pst__extra){index, group->extra_reports++, copy, group->layout.member_count, dtype};
     return PST_OK;
 }
 
-static const char *why_late(const pst__group *group) {
+static const char *why_extra(const pst__group *group) {
     if (group->reported) return "twice in one backward";
     if (group->reduced) return "after groups that follow them were needed";
     return "without a use in a forward since they were reduced last";
 }
 
-/* Other ranks hear of it only where the host waits for what they all tell. */
-static pst_status report_late(pst_zero *engine, uint32_t index, const void *const *sources,
-                              pst_dtype dtype) {
+/* Other ranks know of it only where the host waits for all ranks' presence. */
+static pst_status report_extra(pst_zero *engine, uint32_t index, const void *const *sources,
+                               pst_dtype dtype) {
     const pst__group *group = &engine->groups[index];
-    if (engine->careful) return keep_late(engine, index, sources, dtype);
+    if (engine->careful) return keep_extra(engine, index, sources, dtype);
     pst_status status = pst__zero_fail(
         engine, PST_EMISMATCH,
         "group '%s': its gradients were reported %s, unlike in the pass that was recorded; call "
         "pst_zero_set_replay(engine, 0) on all ranks if passes differ that much",
-        group->name, why_late(group));
+        group->name, why_extra(group));
     return pst__carrier_give_up(&engine->carrier, status);
 }
 
@@ -251,7 +251,7 @@ pst_status pst__reduce_report(pst_zero *engine, uint32_t index, const void *cons
     pst__group *group = &engine->groups[index];
     if (group->layout.gradient_elements == 0) { /* nothing to send, but to be known */
         note_presence(engine, group, sources);
-        tell_consumed(engine, index);
+        call_consumed(engine, index);
         return PST_OK;
     }
     if (!group->was_used)
@@ -264,7 +264,7 @@ pst_status pst__reduce_report(pst_zero *engine, uint32_t index, const void *cons
     /* What only graphs of before the last reduction have used has no place in the order. */
     int has_place = engine->order.first_uses[index] != 0;
     if (!has_place || group->reported || group->reduced)
-        return report_late(engine, index, sources, dtype);
+        return report_extra(engine, index, sources, dtype);
     memcpy(group->sources, sources, group->layout.member_count * sizeof *sources);
     group->sources_dtype = dtype;
     group->reported = 1;
@@ -278,7 +278,7 @@ void pst__reduce_begin(pst_zero *engine) {
         pst__group *group = &engine->groups[i];
         group->reported = group->reduced = group->is_filled = group->is_written = 0;
         group->reported_after = PST__NOT_REPORTED;
-        group->late = 0;
+        group->extra_reports = 0;
         group->target = NULL;
         if (order->first_uses[i] != 0 && group->layout.gradient_elements > 0)
             order->reduces[order->reduce_count++] = (uint32_t)i;
@@ -289,16 +289,16 @@ void pst__reduce_begin(pst_zero *engine) {
     pst__presence_begin(engine);
 }
 
-/* ---- what came late -------------------------------------------------------------------------- */
+/* ---- further reports ------------------------------------------------------------------------- */
 
-static const pst__late *find_late(const pst_zero *engine, uint32_t group, uint32_t round) {
-    for (size_t i = 0; i < engine->late_count; i++)
-        if (engine->late[i].group == group && engine->late[i].round == round)
-            return &engine->late[i];
+static const pst__extra *find_extra(const pst_zero *engine, uint32_t group, uint32_t round) {
+    for (size_t i = 0; i < engine->extra_count; i++)
+        if (engine->extra[i].group == group && engine->extra[i].round == round)
+            return &engine->extra[i];
     return NULL;
 }
 
-static pst_status reduce_late_group(pst_zero *engine, uint32_t index, const pst__late *own) {
+static pst_status reduce_extra_group(pst_zero *engine, uint32_t index, const pst__extra *own) {
     const pst__group *group = &engine->groups[index];
     int accumulate = 1;
     pst_status status = PST_OK;
@@ -310,23 +310,23 @@ static pst_status reduce_late_group(pst_zero *engine, uint32_t index, const pst_
     return status;
 }
 
-/* Every rank takes part for every group that came late anywhere. */
+/* Every rank takes part for every group that was reported again anywhere. */
 static pst_status reduce_round(pst_zero *engine, uint32_t round) {
     pst_status status = PST_OK;
     for (uint32_t i = 0; status == PST_OK && i < engine->group_count; i++)
-        if (engine->agreed->groups[i].late > round)
-            status = reduce_late_group(engine, i, find_late(engine, i, round));
+        if (engine->agreed->groups[i].extra > round)
+            status = reduce_extra_group(engine, i, find_extra(engine, i, round));
     return status;
 }
 
 static uint32_t count_rounds(const pst_zero *engine) {
     uint32_t rounds = 0;
     for (size_t i = 0; i < engine->group_count; i++)
-        if (engine->agreed->groups[i].late > rounds) rounds = engine->agreed->groups[i].late;
+        if (engine->agreed->groups[i].extra > rounds) rounds = engine->agreed->groups[i].extra;
     return rounds;
 }
 
-static pst_status reduce_late(pst_zero *engine) {
+static pst_status reduce_extra(pst_zero *engine) {
     pst_status status = PST_OK;
     uint32_t rounds = count_rounds(engine);
     for (uint32_t round = 0; status == PST_OK && round < rounds; round++)
@@ -336,11 +336,11 @@ static pst_status reduce_late(pst_zero *engine) {
     return pst__carrier_give_up(&engine->carrier, status);
 }
 
-static void forget_late(pst_zero *engine) {
-    for (size_t i = 0; i < engine->late_count; i++)
-        pst__heap_free(engine->carrier.heap, engine->late[i].sources,
-                       engine->late[i].source_count * sizeof(void *));
-    engine->late_count = 0;
+static void forget_extra(pst_zero *engine) {
+    for (size_t i = 0; i < engine->extra_count; i++)
+        pst__heap_free(engine->carrier.heap, engine->extra[i].sources,
+                       engine->extra[i].source_count * sizeof(void *));
+    engine->extra_count = 0;
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -353,9 +353,9 @@ pst_status pst__reduce_end(pst_zero *engine) {
     if (status == PST_OK && engine->careful)
         status = pst__operation_wait_reductions(&engine->carrier);
     if (status == PST_OK) status = pst__presence_read(engine);
-    if (status == PST_OK && engine->careful) status = reduce_late(engine);
+    if (status == PST_OK && engine->careful) status = reduce_extra(engine);
     if (status == PST_OK) status = pst__operation_wait_reductions(&engine->carrier);
-    forget_late(engine);
+    forget_extra(engine);
     pst__operation_reap(&engine->carrier);
     if (status == PST_OK) pst_buckets_trim(engine->carrier.buckets);
     return status;
@@ -371,7 +371,7 @@ void pst__reduce_abandon(pst_zero *engine) {
         uint32_t index = engine->order.reduces[engine->reduced];
         if (engine->groups[index].reported) consumed(engine, index);
     }
-    for (size_t i = 0; i < engine->late_count; i++)
-        consumed(engine, engine->late[i].group);
-    forget_late(engine);
+    for (size_t i = 0; i < engine->extra_count; i++)
+        consumed(engine, engine->extra[i].group);
+    forget_extra(engine);
 }

@@ -1,4 +1,4 @@
-/* Parameters and groups: what the engine was told before it was sealed. */
+/* Parameters and groups, which are added before the engine is sealed. */
 #include "ops/zero/engine.h"
 
 #include "base/options.h"

@@ -4,6 +4,8 @@
 #include "base/options.h"
 #include "sched/runtime.h"
 
+#include <string.h>
+
 #define DEFAULT_BUCKET_BYTES ((size_t)8 << 20)
 
 /* Before a hook changes anything. */
@@ -83,7 +85,7 @@ static void zero_free(const pst__heap *heap, pst_zero *engine) {
         pst_arena_destroy(engine->places);
         pst__registry_free(engine);
         if (engine->shards_ready != NULL) device->ops->event_destroy(device, engine->shards_ready);
-        pst__heap_free(heap, engine->late, engine->late_capacity * sizeof *engine->late);
+        pst__heap_free(heap, engine->extra, engine->extra_capacity * sizeof *engine->extra);
     }
     pst__heap_free(heap, engine, sizeof *engine);
 }
@@ -126,7 +128,7 @@ pst_status pst_zero_shard_place(pst_zero *engine, uint32_t index, void **memory)
 }
 
 /* A part of its place that is copied to all of it would spoil itself. */
-static int is_askew(const pst__group *group, const void *shard) {
+static int is_part_of_place(const pst__group *group, const void *shard) {
     const uintptr_t place = (uintptr_t)group->copy.memory, begin = (uintptr_t)shard;
     const size_t bytes = group->layout.shard_elements * group->layout.element_bytes;
     return pst__has_place(group) && begin != place && begin < place + bytes &&
@@ -139,7 +141,7 @@ pst_status pst_zero_bind_shard(pst_zero *engine, uint32_t index, void *shard) {
     pst__group *group = &engine->groups[index];
     if (shard == NULL && group->layout.shard_elements > 0)
         return pst__zero_fail(engine, PST_EINVAL, "group '%s': its shard is NULL", group->name);
-    if (is_askew(group, shard))
+    if (is_part_of_place(group, shard))
         return pst__zero_fail(engine, PST_EINVAL,
                               "group '%s': its shard overlaps its place %p: bind it there, or "
                               "outside of it",
@@ -162,6 +164,48 @@ pst_status pst_zero_updated(pst_zero *engine) {
     status = pst__gather_sources_written(engine);
     return status == PST_OK ? pst__gather_refresh(engine) : status;
 }
+
+/* ---- figures --------------------------------------------------------------------------------- */
+
+static size_t reserved_by(const pst_arena *arena) {
+    pst_arena_stats stats = {.size = sizeof stats};
+    pst_arena_get_stats(arena, &stats);
+    return stats.reserved;
+}
+
+void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *given) {
+    pst__stalls_collect(&engine->carrier.stalls);
+    pst_zero_stats stats = engine->stats;
+    stats.timed_waits = engine->carrier.stalls.measured;
+    stats.untimed_waits = engine->carrier.stalls.missed;
+    const pst__waits *waits = &engine->carrier.waits;
+    stats.exposed_gather_ns = waits->exposed_gather_ns;
+    stats.exposed_reduce_ns = waits->exposed_reduce_ns;
+    stats.exposed_ns = stats.exposed_gather_ns + stats.exposed_reduce_ns;
+    stats.device_gather_ns = waits->device_gather_ns;
+    stats.device_reduce_ns = waits->device_reduce_ns;
+    stats.late_launches = waits->late_launches;
+    pst_arena_stats arena = {.size = sizeof arena};
+    pst_arena_get_stats(engine->carrier.gathered, &arena);
+    stats.arena_peak = arena.peak;
+    stats.arena_reserved = arena.reserved;
+    stats.places_reserved = reserved_by(engine->places);
+    stats.sources_reserved = reserved_by(engine->carrier.sources);
+    stats.staging_reserved = reserved_by(engine->carrier.staging);
+    pst__write_sized(given, &stats, sizeof stats);
+}
+
+void pst_zero_reset_stats(pst_zero *engine) {
+    size_t peak = engine->stats.plan_peak, bound = engine->stats.plan_lower_bound;
+    memset(&engine->stats, 0, sizeof engine->stats);
+    engine->stats.plan_peak = peak;
+    engine->stats.plan_lower_bound = bound;
+    engine->carrier.waits = (pst__waits){0};
+    engine->carrier.stalls.measured = engine->carrier.stalls.missed = 0;
+    pst_arena_reset_peak(engine->carrier.gathered);
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
 
 void pst_zero_destroy(pst_zero *engine) {
     if (engine == NULL) return;

@@ -15,4 +15,11 @@ typedef enum pst__device_needs {
  * library's interface version. */
 const char *pst__device_lacks(const pst_device *device, unsigned needs);
 
+/* What the device has said to the calling thread about its latest failure; "" if it says nothing.
+ */
+static inline const char *pst__device_text(pst_device *device) {
+    const char *text = device->ops->error_text == NULL ? NULL : device->ops->error_text(device);
+    return text == NULL ? "" : text;
+}
+
 #endif

@@ -3,6 +3,7 @@
 #include "base/options.h"
 
 #include "base/atomic.h"
+#include "sched/device/device.h"
 #include "sched/runtime.h"
 
 #include <stdarg.h>
@@ -41,12 +42,10 @@ pst_status pst__ce_fail(pst__ce *ce, pst_status status, const char *format, ...)
 }
 
 static pst_status fail_device(pst__ce *ce, pst_status status, const pst_collective *collective) {
-    pst_device *device = ce->device;
-    return pst__ce_fail(ce, status, "%s '%s' (ticket %llu): %s %s",
-                        pst_collective_name(collective->kind),
-                        collective->name == NULL ? "" : collective->name,
-                        (unsigned long long)collective->ticket, pst_status_text(status),
-                        device->ops->error_text == NULL ? "" : device->ops->error_text(device));
+    return pst__ce_fail(
+        ce, status, "%s '%s' (ticket %llu): %s %s", pst_collective_name(collective->kind),
+        collective->name == NULL ? "" : collective->name, (unsigned long long)collective->ticket,
+        pst_status_text(status), pst__device_text(ce->device));
 }
 
 /* A peer that has failed makes this rank fail: what it has sent since is of no use. */

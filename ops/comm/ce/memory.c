@@ -1,14 +1,11 @@
 #include "ops/comm/ce/memory.h"
 
 #include "base/atomic.h"
+#include "sched/device/device.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-static const char *text_of(pst_device *device) {
-    return device->ops->error_text == NULL ? "" : device->ops->error_text(device);
-}
 
 static void unmap(pst__regions *regions, pst__region *region, size_t bytes) {
     for (int rank = 0; rank < regions->link->size; rank++) {
@@ -65,7 +62,7 @@ static pst_status import(pst__regions *regions, pst__region *region, size_t byte
         pst_status status = device->ops->memory_import(device, descriptors[rank], bytes, &view);
         if (status != PST_OK) {
             (void)snprintf(text, size, "the memory of rank %d cannot be mapped: %s (%s)", rank,
-                           pst_status_text(status), text_of(device));
+                           pst_status_text(status), pst__device_text(device));
             return status;
         }
         region->views[rank] = view;
@@ -100,7 +97,7 @@ static pst_status export(const pst__regions *regions, void *memory, uint32_t ind
     pst_status status = device->ops->memory_export(device, memory, descriptor);
     if (status != PST_OK)
         (void)snprintf(text, size, "memory %p cannot be exported: %s (%s)", memory,
-                       pst_status_text(status), text_of(device));
+                       pst_status_text(status), pst__device_text(device));
     return status;
 }
 

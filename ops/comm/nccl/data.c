@@ -1,5 +1,6 @@
 /* Collectives as calls of NCCL. What is called depends on what is the same on all ranks alone. */
 #include "ops/comm/nccl/nccl.h"
+#include "sched/device/device.h"
 #include "sched/runtime.h"
 
 #include <penstock/cuda.h>
@@ -117,14 +118,11 @@ static const char *chunk_of(const pst_collective *collective, int rank) {
 }
 
 static pst_status device_failed(const batch *batch, pst_status status) {
-    const pst_device *device = batch->own->device;
-    const char *text =
-        device->ops->error_text == NULL ? "" : device->ops->error_text(batch->own->device);
     return pst__fail(pst__runtime_error(batch->own->runtime), status,
                      "rank %d, communicator '%s': %s '%.80s': %s: %s", batch->own->comm.rank,
                      batch->own->name, pst_collective_name(batch->collective->kind),
                      batch->collective->name == NULL ? "" : batch->collective->name,
-                     pst_status_text(status), text);
+                     pst_status_text(status), pst__device_text(batch->own->device));
 }
 
 static pst_status sum(const batch *batch, const pst_reduce_piece *piece, const void *const *sources,
