@@ -457,7 +457,7 @@ def test_a_trace_is_written_when_what_it_records_fails(tmp_path):
     with pytest.raises(ValueError, match="once"), penstock.trace(model, path):
         loss_of(model, 0, 0).backward()
         raise ValueError("once")
-    assert "blocks.1" in path.read_text()
+    assert "presence" in path.read_text()  # what the ranks compare behind a backward
     penstock.close(model)
 
 
