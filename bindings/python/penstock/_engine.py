@@ -6,7 +6,7 @@ import atexit
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -127,16 +127,14 @@ class Engine:
             )
 
     def enter(self, unit: Unit) -> None:
-        """Note that a unit's forward begins; the outermost one begins a pass."""
+        """Begin a unit's forward, and hold the unit; the outermost forward begins a pass."""
         if unit is self.root or self.depth == 0:
             self._begin_forward()
-        self.depth += 1
+        unit.hold()
+        self.depth += 1  # last: a forward that failed to begin does not end
 
-    def leave(self) -> None:
-        """Note that a unit's forward has ended."""
-        self.depth -= 1
-        if self.depth > 0:
-            return
+    def end_pass(self) -> None:
+        """End the forward of a pass: the outermost unit's has ended."""
         self.native.end_forward()
         if self._versions() != self._known_versions:
             raise PenstockError(
@@ -607,8 +605,9 @@ def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: A
 
 
 def _close_all() -> None:
-    for engine in list(_live):
-        engine.close()
+    with ExitStack() as engines:  # closes all of them, also where one raises
+        for engine in _live:
+            engines.callback(engine.close)
 
 
 register_optimizer_step_post_hook(_after_optimizer_step)

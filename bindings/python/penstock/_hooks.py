@@ -121,7 +121,6 @@ def _before_forward(
         engine.backward.hold(unit)
     else:
         engine.enter(unit)
-        unit.hold()
     unit.calls.append(use)
     if engine.input_dtype is not None:
         args, kwargs = _map_tensors(partial(_cast, engine.input_dtype), (args, kwargs))
@@ -193,6 +192,9 @@ def _after_forward(
 
 
 def _end_forward(engine: Engine, unit: Unit, output: Any) -> None:
+    engine.depth -= 1  # first: what follows may raise
+    if output is None and engine.depth == 0:
+        _explain(engine, sys.exc_info()[1])
     if unit is engine.root:
         if output is not None:
             # The root is used at both ends of a pass: so its backward comes first, and its
@@ -201,9 +203,8 @@ def _end_forward(engine: Engine, unit: Unit, output: Any) -> None:
             unit.drop()
         engine.drop_read()
     unit.drop()
-    if output is None and engine.depth == 1:
-        _explain(engine, sys.exc_info()[1])
-    engine.leave()
+    if engine.depth == 0:
+        engine.end_pass()
 
 
 def _explain(engine: Engine, failure: BaseException | None) -> None:
