@@ -385,34 +385,6 @@ def add_a_bias(model):
     model.head.bias = nn.Parameter(torch.zeros(3))
 
 
-def write_to_its_weight(module, arguments, output):
-    with torch.no_grad():
-        module.weight.mul_(1)
-
-
-def test_a_block_runs_alone_after_a_forward_that_failed_at_its_end():
-    model = penstock.shard(make(Net))
-    hook = model.blocks[1].down.register_forward_hook(write_to_its_weight)
-    refuses("ESTATE", "'blocks.1' were written", loss_of, model, 0, 0)
-    hook.remove()
-    model.blocks[0](torch.ones(2, models.WIDTH)).sum().backward()
-    assert model.blocks[0].scale.grad is not None
-    penstock.close(model)
-
-
-def test_the_end_of_the_process_closes_all_engines_also_where_one_fails(monkeypatch):
-    sharded = [penstock.shard(make(Net)) for _ in range(3)]
-    engines = [penstock._engine.engine_of(model) for model in sharded]
-
-    def fail():
-        raise PenstockError("ETIMEDOUT", "a thread did not come back")
-
-    for engine in engines:
-        monkeypatch.setattr(engine, "close", lambda close=engine.close: (close(), fail()))
-    refuses("ETIMEDOUT", "did not come back", penstock._engine._close_all)
-    assert all(engine.closed for engine in engines)
-
-
 @pytest.mark.parametrize(
     ("add", "name"),
     [
@@ -481,17 +453,6 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_recorded(t
     for path in (tmp_path / "no" / "such" / "folder.json", "nul\0in folder.json"):
         with pytest.raises(PenstockError, match="folder.json"), penstock.trace(model, path):
             pytest.fail("it was recorded")
-    penstock.close(model)
-
-
-def test_a_trace_within_a_trace_is_refused_and_the_outer_one_goes_on(tmp_path):
-    model = penstock.shard(make(models.Frozen))
-    with penstock.trace(model, tmp_path / "outer.json"):
-        with pytest.raises(PenstockError, match="recording already"):
-            penstock.trace(model, tmp_path / "inner.json").__enter__()
-        for parameter in model.parameters():
-            parameter.requires_grad_(True)
-        refuses("ESTATE", "was unfrozen within penstock.trace", loss_of, model, 0, 0)
     penstock.close(model)
 
 

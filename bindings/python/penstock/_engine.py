@@ -16,7 +16,7 @@ from torch.autograd.variable import Variable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from penstock import _C
-from penstock._arguments import check_model
+from penstock._arguments import Options, check_model
 from penstock._errors import PenstockError
 from penstock._gradients import (
     call_hooks,
@@ -26,7 +26,6 @@ from penstock._gradients import (
     show_gradient,
 )
 from penstock._native import move_shard, open_native
-from penstock._options import Options
 from penstock._structure import Structure
 from penstock._units import Group, Parameter, Unit, Use
 from penstock._world import World, local_of, stream_of

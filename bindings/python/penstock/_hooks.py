@@ -65,6 +65,7 @@ def install(engine: Engine) -> None:
         )
         unit.module.register_forward_hook(partial(_after_forward, engine, unit), always_call=True)
     _watch_root(engine)
+    _watch_reads(engine)
     for group in engine.groups():
         # Weakly: the garbage collector does not see what such a hook holds.
         all_are_there = partial(_got_gradients, weakref.ref(engine), weakref.ref(group))
@@ -259,6 +260,49 @@ def _behind_view(use: Use, output: Any) -> torch.Tensor:
         return output
     is_older = use.begin is not None and base.grad_fn._sequence_nr() <= use.begin._sequence_nr()
     return output if is_older else base
+
+
+# ---- reads by the root ---------------------------------------------------------------------------
+#
+# The modules beside the blocks are units of their own, gathered while they run. The model's own
+# forward may use their parameters without calling them (logits from an embedding's weight, a loss
+# that takes the head's): the unit is then held until the model's forward, and its backward, end.
+
+
+class _Reads(dict[str, Any]):
+    """A module's parameters; reading one while its unit is not whole tells the engine."""
+
+    def __init__(self, parameters: dict[str, Any], engine: Engine, unit: Unit) -> None:
+        super().__init__(parameters)
+        self._engine = engine
+        self._unit = unit
+
+    def __getitem__(self, name: str) -> Any:
+        if not self._unit.whole:
+            _read(self._engine, self._unit)
+        return super().__getitem__(name)
+
+
+def _watch_reads(engine: Engine) -> None:
+    """Detect reads of parameters of the units beside the blocks."""
+    for unit in engine.units:
+        if unit.beside_blocks:
+            for module in _holders(unit):
+                module._parameters = _Reads(module._parameters, engine, unit)
+
+
+def _holders(unit: Unit) -> set[nn.Module]:
+    parameters = (parameter for group in unit.groups for parameter in group.parameters)
+    return {module for parameter in parameters for module, _ in parameter.places}
+
+
+@_disable_dynamo
+def _read(engine: Engine, unit: Unit) -> None:
+    if engine.root.in_backward:  # the model's forward is run anew
+        unit.read_by_root = True
+        engine.backward.hold(unit)
+    else:
+        engine.hold_for_root(unit)
 
 
 # ---- backward -----------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import torch
 
 from penstock import _C
 from penstock._agree import fail_together
+from penstock._arguments import Options
 from penstock._memory import segment_maker
-from penstock._options import Options
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World, stream_of
 

@@ -9,9 +9,11 @@ others, and asks the system after those on the same machine.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -23,7 +25,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from penstock._errors import PenstockError
-from penstock._nodes import this_host
 
 Place = tuple[str, str, int]  # lane, task, ticket
 Answer = TypeVar("Answer")
@@ -100,7 +101,7 @@ class Roll:
 
     def _meet(self, over: threading.Event) -> str:
         """Wait for the others until it is over; say who has not come."""
-        self._store.set(f"here/{self.rank}", f"{this_host()} {_namespace()} {os.getpid()}")
+        self._store.set(f"here/{self.rank}", f"{_this_host()} {_namespace()} {os.getpid()}")
         if self._store.add("come", 1) > len(self._others):
             self._store.set("all", "here")
         pause = 0.001
@@ -375,8 +376,15 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"
 
 
+def _this_host() -> str:
+    """Return an identifier of this machine."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    text = boot.read_text() if boot.exists() else ""
+    return hashlib.sha256(f"{socket.gethostname()} {text}".encode()).hexdigest()
+
+
 def _namespace() -> str:
-    """Return what tells this process's numbers of processes from those of others."""
+    """Return an identifier of the PID namespace."""
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return "-"
