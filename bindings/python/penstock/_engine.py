@@ -20,10 +20,10 @@ from penstock._arguments import Options, check_model
 from penstock._errors import PenstockError
 from penstock._gradients import (
     call_hooks,
-    give_back,
     give_up,
-    offer_old_gradient,
-    show_gradient,
+    offer_old_gradients,
+    restore_gradients,
+    show_gradients,
 )
 from penstock._native import move_shard, open_native
 from penstock._structure import Structure
@@ -328,13 +328,14 @@ class Backward:
         self._running = True
         self._refuse_in_forward()
         self._reduces = self._engine.sync
+        groups = self._engine.groups()
         with self._breaking_off(), _outside_transforms():
-            for group in self._engine.groups():
+            for group in groups:
                 group.arrived.expected = sum(p.full.requires_grad for p in group.trainable)
-                if self._reduces:
-                    offer_old_gradient(self._engine.native, group)
-                else:
+                if not self._reduces:
                     group.keep_gradients()
+            if self._reduces:
+                offer_old_gradients(self._engine.native, groups)
             self._engine.native.begin_backward(self._reduces)
         ending = _Ending(self._end)
         self._ending = weakref.ref(ending, self._dropped)
@@ -367,11 +368,9 @@ class Backward:
             return
         self._is_broken = True
         self._engine.broken_backwards += 1
-        lost = [
-            p.name for group in self._engine.groups() for p in give_up(self._engine.native, group)
-        ]
-        for group in self._engine.groups():
-            give_back(group)
+        groups = self._engine.groups()
+        lost = [p.name for group in groups for p in give_up(self._engine.native, group)]
+        restore_gradients(groups)
         if lost:
             _warn_of_lost(self._engine.name, lost)
 
@@ -503,8 +502,7 @@ class Backward:
             self._release(unit)
         self._engine.native.end_backward()
         if self._reduces:
-            for group in groups:
-                show_gradient(self._engine.native, group)
+            show_gradients(self._engine.native, groups)
         self._running = False
 
 

@@ -149,6 +149,8 @@ class Group:
 
     Attributes
     ----------
+    trainable : list of Parameter
+        Those that get gradients.
     index : int
         Its number in the engine.
     gather_dtype, reduce_dtype : torch.dtype
@@ -180,6 +182,7 @@ class Group:
         self.name = name
         self.unit = unit
         self.parameters: list[Parameter] = []
+        self.trainable: list[Parameter] = []  # once the unit is sealed
         self.dtype = dtype
         self.gather_dtype = gather_dtype
         self.reduce_dtype = reduce_dtype
@@ -191,11 +194,6 @@ class Group:
         self.complete = False
         self.old: dict[Parameter, torch.Tensor] = {}
         self.keeps = False
-
-    @property
-    def trainable(self) -> list[Parameter]:
-        """The parameters that get gradients."""
-        return [parameter for parameter in self.parameters if parameter.trainable]
 
     def keep_gradients(self) -> None:
         """Let gradients stay here, and add up in the more precise of their dtypes."""
@@ -298,6 +296,8 @@ class Unit:
     def seal(self, native: _C.Engine) -> None:
         """Note where its parameters show, and who gathers them: its groups have their shards."""
         self.native = native
+        for group in self.groups:
+            group.trainable = [p for p in group.parameters if p.trainable]
         self._shown = [
             (module, attribute, parameter.full, parameter.sharded)
             for group in self.groups
