@@ -9,8 +9,8 @@ the peak holds beside the others, activations above all. Then all are resident, 
 their steps alternate; a time is the host's around a step that ends with a synchronisation of the
 device (or around `--together` steps that end with one, a step of them), the longest of all ranks';
 medians, with the first and last decile. `host` is what of that the host took to issue a step, where
-it matters on the slowest rank. With `--time-waits` penstock's own figures tell how long its compute
-stood still at waits, which costs a little.
+it matters on the slowest rank. With `--time-waits` penstock's own figures show how long its compute
+waited, which costs a little.
 """
 
 from __future__ import annotations

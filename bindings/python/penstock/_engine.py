@@ -170,10 +170,10 @@ class Engine:
             unit.refuse_replaced()
         self.native.refuse_written()
         self._structure.refuse_added()
-        self._look_at_shards()
+        self._check_shards()
         self.native.begin_forward(torch.is_grad_enabled())
 
-    def _look_at_shards(self) -> None:
+    def _check_shards(self) -> None:
         changed = []
         for parameter in self._parameters:
             sharded = parameter.sharded
@@ -193,12 +193,12 @@ class Engine:
     def _follow_requires_grad(self, changed: list[Parameter]) -> None:
         thawed = [p for p in changed if p.sharded.requires_grad and not p.trainable]
         if thawed:
-            self._make_room(thawed)
+            self._reopen(thawed)
         for parameter in changed:
             parameter.full.requires_grad_(parameter.sharded.requires_grad)
 
-    def _make_room(self, thawed: list[Parameter]) -> None:
-        """Open another engine, which has room for the gradients of parameters that were frozen.
+    def _reopen(self, thawed: list[Parameter]) -> None:
+        """Open another engine, with memory for the gradients of parameters that were frozen.
 
         All ranks come here alike: they have the same parameters to train.
         """

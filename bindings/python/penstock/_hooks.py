@@ -1,4 +1,4 @@
-"""Hooks on modules: they tell when a unit is used, forward and backward.
+"""Hooks on modules: they detect when a unit is used, in the forward and in the backward.
 
 A unit is held while its forward runs, and again from the moment its outputs' gradients are there
 until its own gradients are done. Inside a backward (a checkpointed forward is run anew there, and
@@ -180,7 +180,7 @@ def _after_forward(
         tensors = _tensors_of(output)
     if use.marked is not None:
         marked, version = use.marked
-        # Changed in place, it has another node, and nothing tells when the backward gets there:
+        # Changed in place, it has another node, and no hook runs when the backward reaches it:
         # what has frozen parameters is held until the end, as its last gradients are not its end.
         use.has_inputs = marked._version == version or unit.has_frozen
         use.marked = None
@@ -235,7 +235,7 @@ def _is_any_parameter(engine: Engine, tensors: list[torch.Tensor]) -> bool:
 
 
 def _copy_parameter(engine: Engine, tensor: torch.Tensor) -> torch.Tensor:
-    """Copy what a forward gives away of its parameters: they are not there when it is used."""
+    """Copy a parameter that a forward returns: its memory is released when the forward ends."""
     return tensor.clone() if _is_any_parameter(engine, [tensor]) else tensor
 
 
@@ -270,7 +270,7 @@ def _behind_view(use: Use, output: Any) -> torch.Tensor:
 
 
 class _Reads(dict[str, Any]):
-    """A module's parameters; reading one while its unit is not whole tells the engine."""
+    """A module's parameters; reading one while its unit is not gathered holds the unit."""
 
     def __init__(self, parameters: dict[str, Any], engine: Engine, unit: Unit) -> None:
         super().__init__(parameters)

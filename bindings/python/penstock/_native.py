@@ -115,7 +115,7 @@ def fill_shard(world: World, group: Group) -> None:
     for parameter in group.parameters:
         parameter.local.copy_(parameter.rows_of(parameter.original))
         parameter.show(parameter.sharded)
-        parameter.give_up_original(world)
+        parameter.drop_original(world)
 
 
 @torch.no_grad()

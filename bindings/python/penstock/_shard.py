@@ -113,7 +113,7 @@ def shard(
         after. Without it, ranks that take different paths through the model may crash or mix up
         data.
     time_waits : bool
-        On GPUs: whether `penstock.stats` has how long the compute stream stands still for
+        On GPUs: whether `penstock.stats` has how long the compute stream waits for
         communication, which costs two events a wait. In a `penstock.trace` they are taken anyway.
     broadcast : bool
         Whether all ranks begin with the parameters and buffers of rank 0. Without it parameters
