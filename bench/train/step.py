@@ -11,8 +11,7 @@ device (or around `--together` steps that end with one, a step of them), the lon
 medians, with the first and last decile. `host` is what of that the host took to issue a step, where
 it matters on the slowest rank. `captured` is penstock with penstock.step, whose graph holds what
 torch's allocator does not count as allocated: what it takes is the device's count. With
-`--time-waits` penstock's own figures tell how long its compute stood still at waits, which costs a
-little.
+`--time-waits` penstock's own figures show how long its compute waited, which costs a little.
 """
 
 from __future__ import annotations

@@ -144,8 +144,8 @@ std::string failure_of(const Request &request) {
 }
 
 pst_status status_of_failure(const std::string &text) {
-    const bool late = text.find("imed out") != std::string::npos;
-    return late ? PST_ETIMEDOUT : PST_EPEER;
+    const bool timed_out = text.find("imed out") != std::string::npos;
+    return timed_out ? PST_ETIMEDOUT : PST_EPEER;
 }
 
 std::string describe(const Comm &comm, const pst_collective &collective) {
@@ -444,7 +444,7 @@ pst_status comm_test(pst_comm *base, void *handle) {
     return status;
 }
 
-// A torch group cannot be told to stop: what is in flight there ends by itself, at the latest by
+// A torch group cannot be cancelled: what is in flight there ends by itself, at the latest by
 // the group's own time-out.
 pst_status comm_abort(pst_comm *base, pst_status status) {
     Comm &comm = comm_of(base);

@@ -1,5 +1,5 @@
-// What the library has logged, until Python can be told: it logs on any thread, perhaps with locks
-// held, where nobody may wait for the interpreter.
+// A queue of the lines that the library logs, until Python can take them: it logs on any thread,
+// perhaps with locks held, where nobody may wait for the interpreter.
 #pragma once
 
 #include <penstock/runtime.h>

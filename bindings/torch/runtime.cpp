@@ -15,8 +15,8 @@ namespace {
 constexpr uint64_t longest_watch_ns = 60'000'000'000;
 constexpr size_t most_recent = 64;
 
-// The host's waits end at the deadline by themselves, and the watchdog tells of what is late. A GPU
-// is waited for by torch, too, for ever: there the watchdog ends that.
+// The host's waits end at the deadline by themselves, and the watchdog reports tasks that take
+// too long. Torch waits for a GPU, too, without a limit: there the watchdog ends the wait.
 void set_watchdog(pst_runtime_options &options, bool on_gpu) {
     options.watchdog_poisons = on_gpu;
     options.watchdog_ns =
@@ -41,7 +41,7 @@ Runtime::Runtime(int rank, int world_size, double deadline_seconds, c10::Device 
     };
     options.log_context = log_.get();
     options.waiting = [](void *self, const pst_waiting *waiting) {
-        static_cast<Runtime *>(self)->look_about(*waiting);
+        static_cast<Runtime *>(self)->on_waiting(*waiting);
     };
     options.waiting_context = this;
     pst_status status = pst_runtime_create(&options, &runtime_);
@@ -91,7 +91,8 @@ void Runtime::end() noexcept {
     try {
         destroy();
     } catch (...) {
-        if (runtime_ != nullptr) (void)log_.release(); // the thread that is late will log to it
+        if (runtime_ != nullptr)
+            (void)log_.release(); // the thread that has not ended may log to it
     }
 }
 
@@ -103,7 +104,7 @@ Runtime::~Runtime() {
     }
     const pybind11::gil_scoped_acquire gil;
     try {
-        if (log_) hand_on_lines();
+        if (log_) forward_log();
     } catch (pybind11::error_already_set &error) {
         error.discard_as_unraisable("penstock's log");
     }
@@ -148,7 +149,7 @@ std::string Runtime::lost(pst_status status, const std::string &text) {
 }
 
 void Runtime::check(pst_status status) {
-    if (log_->has_lines()) hand_on_lines();
+    if (log_->has_lines()) forward_log();
     if (raised_) {
         (void)lost(PST_ECANCELED, runtime_error_text(runtime_));
         std::rethrow_exception(std::exchange(raised_, nullptr));
@@ -177,18 +178,19 @@ std::vector<std::tuple<std::string, std::string, uint64_t>> recent_launches(pst_
 
 // On the thread that waits, which poisons without the interpreter: others may hold the library's
 // locks and want that.
-void Runtime::look_about(const pst_waiting &waiting) {
+void Runtime::on_waiting(const pst_waiting &waiting) {
     if (ignores_signals_ || raised_) return;
-    const auto [status, why] = ask_python(waiting);
+    const auto [status, why] = call_python(waiting);
     if (status != PST_OK) pst_runtime_poison(runtime_, status, why.c_str());
 }
 
-// Whether to give up, and why. A signal's handler in Python runs when the main thread looks for it.
-std::pair<pst_status, std::string> Runtime::ask_python(const pst_waiting &waiting) {
+// Returns whether to give up, and why. A signal's handler in Python runs when the main thread looks
+// for it.
+std::pair<pst_status, std::string> Runtime::call_python(const pst_waiting &waiting) {
     const pybind11::gil_scoped_acquire gil;
     try {
         if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
-        hand_on_lines();
+        forward_log();
         const double seconds = static_cast<double>(waiting.waited_ns) / 1e9;
         auto why =
             roll_.attr("waits")(seconds, waiting.lane, waiting.ticket, recent_launches(runtime_))
@@ -205,7 +207,7 @@ std::pair<pst_status, std::string> Runtime::ask_python(const pst_waiting &waitin
 
 // ---- the log ----------------------------------------------------------------------------------
 
-void Runtime::hand_on_lines() {
+void Runtime::forward_log() {
     const std::vector<std::unique_ptr<Log::Line>> lines = log_->take();
     if (lines.empty()) return;
     const pybind11::gil_scoped_acquire gil;

@@ -23,7 +23,7 @@ namespace penstock {
 class Runtime {
   public:
     // `stream`: on a GPU the native handle of the stream to train on (0: the default stream).
-    // `roll`: a penstock._roll.Roll, which is told who waits for what, and what was lost.
+    // `roll`: a penstock._roll.Roll, which learns of waits and of failures.
     Runtime(int rank, int world_size, double deadline_seconds, c10::Device device, uintptr_t stream,
             pybind11::object roll);
     ~Runtime();
@@ -33,7 +33,7 @@ class Runtime {
     // Ends its threads; what works on it has ended before. Throws if one does not come back by the
     // deadline. Nothing in a child of fork.
     void destroy();
-    // From now on waits do not look for signals: what their handlers raise could not be told.
+    // From now on waits do not look for signals: what their handlers raise could not be reported.
     void ignore_signals() {
         ignores_signals_ = true;
     }
@@ -70,9 +70,9 @@ class Runtime {
     void open_gpu(uintptr_t stream);
     void end() noexcept;
     pst_runtime *open();
-    void look_about(const pst_waiting &waiting);
-    std::pair<pst_status, std::string> ask_python(const pst_waiting &waiting);
-    void hand_on_lines();
+    void on_waiting(const pst_waiting &waiting);
+    std::pair<pst_status, std::string> call_python(const pst_waiting &waiting);
+    void forward_log();
     std::string lost(pst_status status, const std::string &text);
 
     pst_runtime *runtime_ = nullptr;

@@ -149,7 +149,7 @@ def _check_flows(events: list[Event]) -> list[str]:
 
 
 class _OpenSlices:
-    """Tells at which times a track has an open slice."""
+    """Finds the times at which a track has an open slice."""
 
     def __init__(self, slices: list[Event]):
         self.begins = [event["ts"] for event in slices]

@@ -20,11 +20,11 @@ ROOT = -1  # the number of the model itself
 
 
 class StopError(Exception):
-    """What a node raises that is told to fail."""
+    """The error of a node that the program makes fail."""
 
 
 class Control:
-    """What a program tells the nodes of a model.
+    """The commands of a program to the nodes of a model.
 
     Attributes
     ----------

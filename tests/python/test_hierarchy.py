@@ -5,7 +5,7 @@ import pytest
 from equality import train_both
 from models import DEVICE, Net, make
 from penstock import PenstockError
-from penstock._nodes import Nodes, nodes_of
+from penstock._world import Nodes, nodes_of
 
 # ---- nodes ------------------------------------------------------------------------------------
 

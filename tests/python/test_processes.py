@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import penstock
+import pytest
 import torch.distributed as dist
 from deepcompile_job import Job
 from equality import sgd, world
@@ -349,3 +350,17 @@ def test_an_exception_that_ends_a_rank_is_named_by_the_others(tmp_path):
     assert [out for out, _ in told] == ["child 7\n"] * 2, told
     assert [process.returncode for process in ranks] == [1, 1]
     assert "rank 1 failed: ValueError: boom" in told[0][1], told[0][1]
+
+
+def test_the_end_of_the_process_closes_all_engines_also_where_one_fails(monkeypatch):
+    sharded = [penstock.shard(make(Net)) for _ in range(3)]
+    engines = [penstock._engine.engine_of(model) for model in sharded]
+
+    def fail():
+        raise penstock.PenstockError("ETIMEDOUT", "a thread did not come back")
+
+    for engine in engines:
+        monkeypatch.setattr(engine, "close", lambda close=engine.close: (close(), fail()))
+    with pytest.raises(penstock.PenstockError, match="did not come back"):
+        penstock._engine._close_all()
+    assert all(engine.closed for engine in engines)

@@ -658,3 +658,31 @@ def train_alone_in_a_group():
 
 def test_a_process_group_of_one_rank_equals_unsharded(worlds):
     worlds(1).run(train_alone_in_a_group)
+
+
+def write_to_its_weight(module, arguments, output):
+    with torch.no_grad():
+        module.weight.mul_(1)
+
+
+def test_a_block_runs_alone_after_a_forward_that_failed_at_its_end():
+    model = penstock.shard(make(Net))
+    hook = model.blocks[1].down.register_forward_hook(write_to_its_weight)
+    with pytest.raises(penstock.PenstockError, match="'blocks.1' were written"):
+        loss_of(model, 0, 0)
+    hook.remove()
+    model.blocks[0](torch.ones(2, models.WIDTH)).sum().backward()
+    assert model.blocks[0].scale.grad is not None
+    penstock.close(model)
+
+
+def test_a_trace_within_a_trace_is_refused_and_the_outer_one_goes_on(tmp_path):
+    model = penstock.shard(make(models.Frozen))
+    with penstock.trace(model, tmp_path / "outer.json"):
+        with pytest.raises(penstock.PenstockError, match="recording already"):
+            penstock.trace(model, tmp_path / "inner.json").__enter__()
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+        with pytest.raises(penstock.PenstockError, match="was unfrozen within penstock.trace"):
+            loss_of(model, 0, 0)
+    penstock.close(model)

@@ -1,9 +1,10 @@
-"""What arguments may be: one that may not is named, with what was given and what is allowed."""
+"""Checks of arguments; an error names the argument, its value and the values allowed."""
 
 from __future__ import annotations
 
 import math
 import operator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -97,3 +98,50 @@ def _is_whole(value: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `shard`, as its docstring describes them."""
+
+    stage: int
+    communicator: str
+    ranks_per_node: int | None
+    param_dtype: torch.dtype | None
+    reduce_dtype: torch.dtype | None
+    prefetch_ahead: int
+    prefetch_bytes: int | None
+    bucket_bytes: int
+    part_bytes: int | None
+    timeout: float | timedelta
+    verify: bool
+    time_waits: bool
+    broadcast: bool
+
+    def check(self, device: torch.device) -> None:
+        """Raise PenstockError (EINVAL) that names the first option that is not what it may be.
+
+        Parameters
+        ----------
+        device : torch.device
+            Where the model is.
+        """
+        check_stage("stage", self.stage)
+        check_communicator(self.communicator, device)
+        if self.ranks_per_node is not None:
+            check_count("ranks_per_node", self.ranks_per_node, 1)
+        check_dtype("param_dtype", self.param_dtype)
+        check_dtype("reduce_dtype", self.reduce_dtype)
+        check_count("prefetch_ahead", self.prefetch_ahead, 0)
+        check_bytes("prefetch_bytes", self.prefetch_bytes)
+        check_bytes("bucket_bytes", self.bucket_bytes, or_none=False)
+        check_bytes("part_bytes", self.part_bytes)
+        check_seconds(self.timeout)
+        check_flag("verify", self.verify)
+        check_flag("time_waits", self.time_waits)
+        check_flag("broadcast", self.broadcast)
+
+    @property
+    def seconds(self) -> float:
+        """The time-out."""
+        return check_seconds(self.timeout)

@@ -6,7 +6,7 @@ import atexit
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
 import torch
@@ -16,17 +16,16 @@ from torch.autograd.variable import Variable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from penstock import _C
-from penstock._arguments import check_model
+from penstock._arguments import Options, check_model
 from penstock._errors import PenstockError
 from penstock._gradients import (
     call_hooks,
-    give_back,
     give_up,
-    offer_old_gradient,
-    show_gradient,
+    offer_old_gradients,
+    restore_gradients,
+    show_gradients,
 )
 from penstock._native import move_shard, open_native
-from penstock._options import Options
 from penstock._structure import Structure
 from penstock._units import Group, Parameter, Unit, Use
 from penstock._world import World, local_of, stream_of
@@ -149,16 +148,14 @@ class Engine:
                 self.native.end_capture()
 
     def enter(self, unit: Unit) -> None:
-        """Note that a unit's forward begins; the outermost one begins a pass."""
+        """Begin a unit's forward, and hold the unit; the outermost forward begins a pass."""
         if unit is self.root or self.depth == 0:
             self._begin_forward()
-        self.depth += 1
+        unit.hold()
+        self.depth += 1  # last: a forward that failed to begin does not end
 
-    def leave(self) -> None:
-        """Note that a unit's forward has ended."""
-        self.depth -= 1
-        if self.depth > 0:
-            return
+    def end_pass(self) -> None:
+        """End the forward of a pass: the outermost unit's has ended."""
         self.native.end_forward()
         if self._versions() != self._known_versions:
             raise PenstockError(
@@ -195,10 +192,10 @@ class Engine:
             unit.refuse_replaced()
         self.native.refuse_written()
         self._structure.refuse_added()
-        self._look_at_shards()
+        self._check_shards()
         self.native.begin_forward(torch.is_grad_enabled())
 
-    def _look_at_shards(self) -> None:
+    def _check_shards(self) -> None:
         changed = []
         for parameter in self._parameters:
             sharded = parameter.sharded
@@ -218,12 +215,12 @@ class Engine:
     def _follow_requires_grad(self, changed: list[Parameter]) -> None:
         thawed = [p for p in changed if p.sharded.requires_grad and not p.trainable]
         if thawed:
-            self._make_room(thawed)
+            self._reopen(thawed)
         for parameter in changed:
             parameter.full.requires_grad_(parameter.sharded.requires_grad)
 
-    def _make_room(self, thawed: list[Parameter]) -> None:
-        """Open another engine, which has room for the gradients of parameters that were frozen.
+    def _reopen(self, thawed: list[Parameter]) -> None:
+        """Open another engine, with memory for the gradients of parameters that were frozen.
 
         All ranks come here alike: they have the same parameters to train.
         """
@@ -354,13 +351,14 @@ class Backward:
         self._refuse_in_forward()
         self._refuse_gradients_before()
         self._reduces = self._engine.sync
+        groups = self._engine.groups()
         with self._breaking_off(), _outside_transforms():
-            for group in self._engine.groups():
+            for group in groups:
                 group.arrived.expected = sum(p.full.requires_grad for p in group.trainable)
-                if self._reduces:
-                    offer_old_gradient(self._engine.native, group)
-                else:
+                if not self._reduces:
                     group.keep_gradients()
+            if self._reduces:
+                offer_old_gradients(self._engine.native, groups)
             self._engine.native.begin_backward(self._reduces)
         ending = _Ending(self._end)
         self._ending = weakref.ref(ending, self._dropped)
@@ -393,11 +391,9 @@ class Backward:
             return
         self._is_broken = True
         self._engine.broken_backwards += 1
-        lost = [
-            p.name for group in self._engine.groups() for p in give_up(self._engine.native, group)
-        ]
-        for group in self._engine.groups():
-            give_back(group)
+        groups = self._engine.groups()
+        lost = [p.name for group in groups for p in give_up(self._engine.native, group)]
+        restore_gradients(groups)
         if lost:
             _warn_of_lost(self._engine.name, lost)
 
@@ -537,8 +533,7 @@ class Backward:
             self._release(unit)
         self._engine.native.end_backward()
         if self._reduces:
-            for group in groups:
-                show_gradient(self._engine.native, group)
+            show_gradients(self._engine.native, groups)
         self._running = False
 
 
@@ -638,8 +633,9 @@ def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: A
 
 
 def _close_all() -> None:
-    for engine in list(_live):
-        engine.close()
+    with ExitStack() as engines:  # closes all of them, also where one raises
+        for engine in _live:
+            engines.callback(engine.close)
 
 
 register_optimizer_step_post_hook(_after_optimizer_step)

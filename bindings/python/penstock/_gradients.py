@@ -21,17 +21,17 @@ from penstock._world import as_sharded, local_of
 # ---- before a backward --------------------------------------------------------------------------
 
 
-def offer_old_gradient(native: _C.Engine, group: Group) -> None:
-    """Let the next reduction add to the gradients that the parameters have, if any."""
-    group.old = {p: p.sharded.grad for p in group.trainable if p.sharded.grad is not None}
-    if not group.old:
-        return
-    _add_to(native, group, [(p, local_of(gradient)) for p, gradient in group.old.items()])
-    for parameter in group.old:
-        parameter.sharded.grad = None
-
-
 @torch.no_grad()
+def offer_old_gradients(native: _C.Engine, groups: Iterable[Group]) -> None:
+    """Let the next reductions add to the gradients that the parameters have, if any."""
+    for group in groups:
+        group.old = {p: p.sharded.grad for p in group.trainable if p.sharded.grad is not None}
+        if group.old:
+            _add_to(native, group, [(p, local_of(gradient)) for p, gradient in group.old.items()])
+        for parameter in group.old:
+            parameter.sharded.grad = None
+
+
 def _add_to(native: _C.Engine, group: Group, old: list[tuple[Parameter, torch.Tensor]]) -> None:
     flat = _flat_of(group, [gradient for _, gradient in old])
     if flat is None:
@@ -63,8 +63,14 @@ def _flat_of(group: Group, gradients: list[torch.Tensor]) -> torch.Tensor | None
 
 
 @torch.no_grad()
-def show_gradient(native: _C.Engine, group: Group) -> None:
-    """Show each parameter its part of what the backward has reduced."""
+def show_gradients(native: _C.Engine, groups: Iterable[Group]) -> None:
+    """Make each parameter's .grad its part of what the backward has reduced."""
+    for group in groups:
+        _show_gradient(native, group)
+        _restore(group)
+
+
+def _show_gradient(native: _C.Engine, group: Group) -> None:
     flat = native.take_gradient(group.index)
     if flat is not None:
         group.gradient = StorageWeakRef(flat.untyped_storage())
@@ -74,7 +80,6 @@ def show_gradient(native: _C.Engine, group: Group) -> None:
                 rows = flat.as_strided(*parameter.rows)
                 like = local_of(parameter.sharded)
                 _add_and_set(parameter, as_sharded(rows, parameter.layout, like))
-    give_back(group)
 
 
 @torch.no_grad()
@@ -98,8 +103,13 @@ def give_up(native: _C.Engine, group: Group) -> list[Parameter]:
 
 
 @torch.no_grad()
-def give_back(group: Group) -> None:
-    """Show what was there before the backward, where it has brought nothing else."""
+def restore_gradients(groups: Iterable[Group]) -> None:
+    """Make each .grad what it was before the backward, for parameters without a new gradient."""
+    for group in groups:
+        _restore(group)
+
+
+def _restore(group: Group) -> None:
     for parameter, gradient in group.old.items():
         _add_and_set(parameter, gradient)
     group.old.clear()

@@ -1,4 +1,4 @@
-"""Hooks on modules: they tell when a unit is used, forward and backward.
+"""Hooks on modules: they detect when a unit is used, in the forward and in the backward.
 
 A unit is held while its forward runs, and again from the moment its outputs' gradients are there
 until its own gradients are done. Inside a backward (a checkpointed forward is run anew there, and
@@ -65,6 +65,7 @@ def install(engine: Engine) -> None:
         )
         unit.module.register_forward_hook(partial(_after_forward, engine, unit), always_call=True)
     _watch_root(engine)
+    _watch_reads(engine)
     for group in engine.groups():
         # Weakly: the garbage collector does not see what such a hook holds.
         all_are_there = partial(_got_gradients, weakref.ref(engine), weakref.ref(group))
@@ -121,7 +122,6 @@ def _before_forward(
         engine.backward.hold(unit)
     else:
         engine.enter(unit)
-        unit.hold()
     unit.calls.append(use)
     if engine.input_dtype is not None:
         args, kwargs = _map_tensors(partial(_cast, engine.input_dtype), (args, kwargs))
@@ -180,7 +180,7 @@ def _after_forward(
         tensors = _tensors_of(output)
     if use.marked is not None:
         marked, version = use.marked
-        # Changed in place, it has another node, and nothing tells when the backward gets there:
+        # Changed in place, it has another node, and no hook runs when the backward reaches it:
         # what has frozen parameters is held until the end, as its last gradients are not its end.
         use.has_inputs = marked._version == version or unit.has_frozen
         use.marked = None
@@ -193,6 +193,9 @@ def _after_forward(
 
 
 def _end_forward(engine: Engine, unit: Unit, output: Any) -> None:
+    engine.depth -= 1  # first: what follows may raise
+    if output is None and engine.depth == 0:
+        _explain(engine, sys.exc_info()[1])
     if unit is engine.root:
         if output is not None:
             # The root is used at both ends of a pass: so its backward comes first, and its
@@ -201,9 +204,8 @@ def _end_forward(engine: Engine, unit: Unit, output: Any) -> None:
             unit.drop()
         engine.drop_read()
     unit.drop()
-    if output is None and engine.depth == 1:
-        _explain(engine, sys.exc_info()[1])
-    engine.leave()
+    if engine.depth == 0:
+        engine.end_pass()
 
 
 def _explain(engine: Engine, failure: BaseException | None) -> None:
@@ -233,7 +235,7 @@ def _is_any_parameter(engine: Engine, tensors: list[torch.Tensor]) -> bool:
 
 
 def _copy_parameter(engine: Engine, tensor: torch.Tensor) -> torch.Tensor:
-    """Copy what a forward gives away of its parameters: they are not there when it is used."""
+    """Copy a parameter that a forward returns: its memory is released when the forward ends."""
     return tensor.clone() if _is_any_parameter(engine, [tensor]) else tensor
 
 
@@ -258,6 +260,49 @@ def _behind_view(use: Use, output: Any) -> torch.Tensor:
         return output
     is_older = use.begin is not None and base.grad_fn._sequence_nr() <= use.begin._sequence_nr()
     return output if is_older else base
+
+
+# ---- reads by the root ---------------------------------------------------------------------------
+#
+# The modules beside the blocks are units of their own, gathered while they run. The model's own
+# forward may use their parameters without calling them (logits from an embedding's weight, a loss
+# that takes the head's): the unit is then held until the model's forward, and its backward, end.
+
+
+class _Reads(dict[str, Any]):
+    """A module's parameters; reading one while its unit is not gathered holds the unit."""
+
+    def __init__(self, parameters: dict[str, Any], engine: Engine, unit: Unit) -> None:
+        super().__init__(parameters)
+        self._engine = engine
+        self._unit = unit
+
+    def __getitem__(self, name: str) -> Any:
+        if not self._unit.whole:
+            _read(self._engine, self._unit)
+        return super().__getitem__(name)
+
+
+def _watch_reads(engine: Engine) -> None:
+    """Detect reads of parameters of the units beside the blocks."""
+    for unit in engine.units:
+        if unit.beside_blocks:
+            for module in _holders(unit):
+                module._parameters = _Reads(module._parameters, engine, unit)
+
+
+def _holders(unit: Unit) -> set[nn.Module]:
+    parameters = (parameter for group in unit.groups for parameter in group.parameters)
+    return {module for parameter in parameters for module, _ in parameter.places}
+
+
+@_disable_dynamo
+def _read(engine: Engine, unit: Unit) -> None:
+    if engine.root.in_backward:  # the model's forward is run anew
+        unit.read_by_root = True
+        engine.backward.hold(unit)
+    else:
+        engine.hold_for_root(unit)
 
 
 # ---- backward -----------------------------------------------------------------------------------

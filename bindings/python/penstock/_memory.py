@@ -15,7 +15,7 @@ def segment_maker(device: torch.device) -> Callable[[int], torch.Tensor] | None:
     """Make what makes an engine's segments: tensors of a pool that the engine has for itself.
 
     They are in torch's figures (``torch.cuda.memory_allocated`` and its kin), and other processes
-    can map them. What torch has cached is freed for one that finds no room. The pool's memory goes
+    can map them. Where memory runs out, torch's cache is freed first. The pool's memory goes
     back to the GPU when the last tensor and the maker are gone.
 
     Parameters

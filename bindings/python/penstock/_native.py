@@ -8,8 +8,8 @@ import torch
 
 from penstock import _C
 from penstock._agree import fail_together
+from penstock._arguments import Options
 from penstock._memory import segment_maker
-from penstock._options import Options
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World, stream_of
 
@@ -115,7 +115,7 @@ def fill_shard(world: World, group: Group) -> None:
     for parameter in group.parameters:
         parameter.local.copy_(parameter.rows_of(parameter.original))
         parameter.show(parameter.sharded)
-        parameter.give_up_original(world)
+        parameter.drop_original(world)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The roll of an engine's ranks: what they tell each other past their communicators.
+"""The roll of an engine's ranks: what they report to each other beside their communicators.
 
 A rank that does not come to a collective cannot say so, and the collective does not know who it is.
 So the ranks meet in the store of ``torch.distributed`` when an engine is made; who waits for long
@@ -9,9 +9,11 @@ others, and asks the system after those on the same machine.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import logging
 import os
+import socket
 import sys
 import threading
 import time
@@ -23,12 +25,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from penstock._errors import PenstockError
-from penstock._nodes import this_host
 
 Place = tuple[str, str, int]  # lane, task, ticket
 Answer = TypeVar("Answer")
 
-_PATIENCE = 2.0  # seconds: with the store, and with lines that may still come
+_PATIENCE = 2.0  # seconds to wait for the store, and for lines of other ranks
 _MOST = 8  # named in one text
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO)  # by the library's numbers
 _logger = logging.getLogger("penstock")
@@ -52,7 +53,7 @@ class Roll:
     rank, size, timeout
         As given.
     hosts : list of str
-        What tells each rank's machine from others; empty before they have met.
+        An identifier of each rank's machine; empty before the ranks have met.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
@@ -100,7 +101,7 @@ class Roll:
 
     def _meet(self, over: threading.Event) -> str:
         """Wait for the others until it is over; say who has not come."""
-        self._store.set(f"here/{self.rank}", f"{this_host()} {_namespace()} {os.getpid()}")
+        self._store.set(f"here/{self.rank}", f"{_this_host()} {_namespace()} {os.getpid()}")
         if self._store.add("come", 1) > len(self._others):
             self._store.set("all", "here")
         pause = 0.001
@@ -149,8 +150,8 @@ class Roll:
 
     # ---- waiting --------------------------------------------------------------------------------
 
-    def waits(self, seconds: float, lane: str, ticket: int, recent: list[Place]) -> str:
-        """Look after the others, now and then; the engine calls it about every 50 ms of a wait.
+    def waits(self, seconds: float, lane: str, ticket: int, launches: list[Place]) -> str:
+        """Check the other ranks from time to time; the engine calls it about every 50 ms of a wait.
 
         Parameters
         ----------
@@ -158,7 +159,7 @@ class Roll:
             Since the wait began.
         lane, ticket
             Of what is waited for.
-        recent : list of (str, str, int)
+        launches : list of (str, str, int)
             Lane, task and ticket of the last launches, the latest of each lane first.
 
         Returns
@@ -171,9 +172,9 @@ class Roll:
         if not self._others or seconds - self._looked < min(1.0, self.timeout / 4):
             return ""
         self._looked = seconds
-        launched = [place for place in recent if place[0] == lane and 0 < place[2] <= ticket]
-        self._place, self._before = [*launched, None, None][:2]
-        failure = self._ask(self._tell, {"tickets": _latest(recent)}) or ""
+        own = [place for place in launches if place[0] == lane and 0 < place[2] <= ticket]
+        self._place, self._before = [*own, None, None][:2]
+        failure = self._ask(self._report, {"tickets": _latest(launches)}) or ""
         if seconds >= min(30.0, self.timeout / 2) and not self._is_logged and not failure:
             self._is_logged = True
             _logger.warning("%s", self._describe_wait(seconds))
@@ -181,9 +182,9 @@ class Roll:
 
     def _describe_wait(self, seconds: float) -> str:
         what = "" if self._place is None else f" for {self._place[1]!r} (ticket {self._place[2]})"
-        return f"rank {self.rank} has waited {seconds:.0f} s{what}{self._who()}"
+        return f"rank {self.rank} has waited {seconds:.0f} s{what}{self._describe_others()}"
 
-    def _tell(self, line: dict[str, Any]) -> str:
+    def _report(self, line: dict[str, Any]) -> str:
         """Leave a line; return which rank has failed, and of what."""
         if line != self._line:
             self._store.set(f"rank/{self.rank}", json.dumps(line))
@@ -212,7 +213,7 @@ class Roll:
     # ---- failing --------------------------------------------------------------------------------
 
     def lost(self, status: str, text: str) -> str:
-        """Tell the others that this rank's engine has failed; return the text with what is known.
+        """Report to the others that this engine has failed; return the text with what is known.
 
         Parameters
         ----------
@@ -228,19 +229,19 @@ class Roll:
             return text
         is_theirs = status in ("EPEER", "ETIMEDOUT")
         if is_theirs and not self._knows:
-            text += self._who(_PATIENCE, until_one=status == "EPEER")
-        self._ask(self._tell_failure, text, is_theirs)
+            text += self._describe_others(_PATIENCE, until_one=status == "EPEER")
+        self._ask(self._report_failure, text, is_theirs)
         return text
 
     def leave(self) -> None:
-        """Tell the others, if an exception ends this process; not in a child of fork."""
+        """Report to the other ranks an exception that ends this process; not in a child of fork."""
         cause = getattr(sys, "last_value", None)
         if cause is None or os.getpid() != self._pid or not self._others:
             return
         first = next(iter(str(cause).splitlines()), "")
-        self._ask(self._tell_failure, f"{type(cause).__name__}: {first}", False)
+        self._ask(self._report_failure, f"{type(cause).__name__}: {first}", False)
 
-    def _tell_failure(self, text: str, is_theirs: bool) -> bool:
+    def _report_failure(self, text: str, is_theirs: bool) -> bool:
         """Leave why this rank fails; `is_theirs`: because of another one."""
         self._line = {"failed": text[:600], "is_theirs": is_theirs}
         self._store.set(f"rank/{self.rank}", json.dumps(self._line))
@@ -248,21 +249,21 @@ class Roll:
             self._store.set("failed", str(self.rank))
         return True
 
-    def _who(self, patience: float = 0.0, *, until_one: bool = False) -> str:
+    def _describe_others(self, patience: float = 0.0, *, until_one: bool = False) -> str:
         """Say who is not where this rank is.
 
         Parameters
         ----------
         patience : float
-            Seconds in which a rank may still tell that it is there.
+            Seconds to wait for a rank to report that it has come.
         until_one : bool
             Whether one that is to blame is enough.
         """
         until = time.monotonic() + patience
-        found = self._look_around()
+        found = self._inspect_others()
         while found.missing and not (until_one and found.to_blame) and time.monotonic() < until:
             time.sleep(0.1)
-            found = self._look_around()
+            found = self._inspect_others()
         texts = list(found.to_blame)
         if found.missing and not (until_one and found.to_blame):
             texts.append(f"{_ranks(found.missing)} did not come")
@@ -275,7 +276,7 @@ class Roll:
             texts.append("the store of torch.distributed does not answer")
         return "".join(f"; {text}" for text in texts)
 
-    def _look_around(self) -> _Found:
+    def _inspect_others(self) -> _Found:
         lines = self._ask(self._read_lines) or {}
         found = _Found()
         for rank in self._others:
@@ -302,7 +303,7 @@ class Roll:
     # ---- the log --------------------------------------------------------------------------------
 
     def log(self, level: int, is_raised: bool, text: str) -> None:
-        """Hand on what the library has logged; what is raised as well is only for debugging."""
+        """Forward a line of the library's log; one that is raised as well has the level DEBUG."""
         _logger.log(logging.DEBUG if is_raised else _LEVELS[level], "%s", text)
 
 
@@ -315,7 +316,7 @@ class _Found:
     to_blame : list of str
         Those that have failed by themselves, have ended, or are stopped.
     missing : list of int
-        Those that have not told that they are where this rank is.
+        Those that have not reported that they have come to where this rank is.
     victims : list of str
         Those that have failed because of others.
     """
@@ -361,10 +362,10 @@ class _Aside(Generic[Answer]):
         return self._answer
 
 
-def _latest(recent: Iterable[Place]) -> dict[str, int]:
+def _latest(launches: Iterable[Place]) -> dict[str, int]:
     """Return the ticket of each lane's last collective."""
     latest: dict[str, int] = {}
-    for lane, _, ticket in recent:
+    for lane, _, ticket in launches:
         if ticket > 0:
             latest.setdefault(lane, ticket)
     return latest
@@ -375,8 +376,15 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"
 
 
+def _this_host() -> str:
+    """Return an identifier of this machine."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    text = boot.read_text() if boot.exists() else ""
+    return hashlib.sha256(f"{socket.gethostname()} {text}".encode()).hexdigest()
+
+
 def _namespace() -> str:
-    """Return what tells this process's numbers of processes from those of others."""
+    """Return an identifier of the PID namespace."""
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return "-"

@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from penstock import _agree, _arguments, _checks, _hooks, _state
+from penstock import _agree, _checks, _hooks, _state
+from penstock._arguments import Options, check_model
 from penstock._blocks import Blocks, find_beside, find_blocks
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
 from penstock._native import fill_shard, make_shards, open_native
-from penstock._options import Options
-from penstock._reads import watch
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World
 
@@ -114,7 +113,7 @@ def shard(
         after. Without it, ranks that take different paths through the model may crash or mix up
         data.
     time_waits : bool
-        On GPUs: whether `penstock.stats` has how long the compute stream stands still for
+        On GPUs: whether `penstock.stats` has how long the compute stream waits for
         communication, which costs two events a wait. In a `penstock.trace` they are taken anyway.
     broadcast : bool
         Whether all ranks begin with the parameters and buffers of rank 0. Without it parameters
@@ -133,7 +132,7 @@ def shard(
         differ, in their values too. ENOMEM: a rank has no memory. The model is as it was before,
         unless the text says that it is lost.
     """
-    _arguments.check_model(model)
+    check_model(model)
     options = Options(
         stage=stage,
         communicator=communicator,
@@ -179,7 +178,6 @@ def shard(
     )
     _hooks.install(engine)
     _state.install(engine)
-    watch(engine)
     reason = native.why_not_ce() or world.why_no_nodes
     because = f", as copy engines cannot serve: {reason}" if reason else ""
     _logger.info("%s: %d ranks, by %s%s", engine.name, world.size, native.communicator(), because)

@@ -31,8 +31,8 @@ class Stats:
         Nanoseconds in which the calling thread waited for communication: on the CPU this is what
         the compute waited. On GPUs it is a wait for launches alone.
     device_gather_ns, device_reduce_ns : int
-        On GPUs, with ``time_waits`` or in a trace: nanoseconds in which the compute stream stood
-        still for communication, by the GPU's clock, as far as the GPU has come. A wait for what is
+        On GPUs, with ``time_waits`` or in a trace: nanoseconds in which the compute stream
+        waited for communication, by the GPU's clock, as far as the GPU has come. A wait for what is
         there already counts with the few microseconds between two events.
     timed_waits, untimed_waits : int
         Waits that these are the sum of, and waits that could not be timed.

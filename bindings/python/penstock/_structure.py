@@ -43,24 +43,22 @@ class Structure:
         self._note()
 
     def _note(self) -> None:
-        modules = list(self._model.modules())
-        self._children = [module._modules for module in modules]
-        self._noted_children = [dict(children) for children in self._children]
-        self._parameters = [module._parameters for module in modules]
-        self._noted_counts = [len(parameters) for parameters in self._parameters]
+        self._modules = list(self._model.modules())
+        self._children = [dict(module._modules) for module in self._modules]
+        self._counts = [len(module._parameters) for module in self._modules]
         self._absent = [
-            (parameters, attribute)
-            for parameters in self._parameters
-            for attribute, parameter in parameters.items()
+            (module, attribute)
+            for module in self._modules
+            for attribute, parameter in module._parameters.items()
             if parameter is None
         ]
 
     def _is_as_noted(self) -> bool:
         """Compare without a walk, which would take longer than all else at the begin of a pass."""
         return (
-            self._children == self._noted_children
-            and [len(parameters) for parameters in self._parameters] == self._noted_counts
-            and all(parameters.get(attribute) is None for parameters, attribute in self._absent)
+            [module._modules for module in self._modules] == self._children
+            and [len(module._parameters) for module in self._modules] == self._counts
+            and all(module._parameters.get(name) is None for module, name in self._absent)
         )
 
     def _look(self, prefix: str, module: nn.Module) -> None:

@@ -58,12 +58,12 @@ def trace(model: nn.Module | PathLike | None = None, path: PathLike | None = Non
             engine.native.stats()  # reads what was timed
 
     own = own_path(path, engine.world.rank, engine.world.size)
-    engine.is_traced = True
-    try:
-        with recorded(engine.runtime, own, finish):
+    with recorded(engine.runtime, own, finish):
+        engine.is_traced = True
+        try:
             yield own
-    finally:
-        engine.is_traced = False
+        finally:
+            engine.is_traced = False
 
 
 def own_path(path: PathLike, rank: int, size: int) -> str:

@@ -1,4 +1,4 @@
-"""Parameters, groups and units: what is gathered together, and where the gathered tensors show."""
+"""Parameters, groups and units: what is gathered together, and the modules that hold it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from penstock._errors import PenstockError
 from penstock._sharded import make_sharded_parameter
 from penstock._world import Layout, World, local_of
 
-# Parameters that shards have replaced, while somebody else still has them.
+# Original parameters that shards have replaced and that are referenced elsewhere.
 _sharded_in: Any = WeakTensorKeyDictionary()
 
 
 def is_shared(original: nn.Parameter) -> bool:
-    """Whether a parameter is one that another model had when it was sharded, which still trains."""
+    """Whether a parameter was replaced by its shard in another model that is not closed."""
     world = _sharded_in.get(original, lambda: None)()
     return world is not None and not world.closed
 
@@ -83,13 +83,13 @@ class Parameter:
         self.local = local_of(self.sharded)
         self.address = self.local.data_ptr()
 
-    def give_up_original(self, world: World) -> None:
-        """Let go of what the model had; somebody else may still have it."""
+    def drop_original(self, world: World) -> None:
+        """Drop the reference to the original parameter; others may hold theirs."""
         _sharded_in[self.original] = weakref.ref(world)
         del self.original
 
     def move(self, rows: torch.Tensor) -> None:
-        """Have this rank's rows elsewhere; who has the old ones is told so."""
+        """Move this rank's rows to other memory; any use of the old memory raises from now on."""
         before = self.local.detach()
         if isinstance(self.sharded, DTensor):
             self.sharded._local_tensor = rows
@@ -121,18 +121,18 @@ class Parameter:
         return whole[self.own]
 
     def show(self, tensor: nn.Parameter) -> None:
-        """Make every module that has the parameter have this tensor."""
+        """Set this tensor in every module that has the parameter."""
         for module, attribute in self.places:
             module._parameters[attribute] = tensor
 
 
 class Arrived:
-    """The gradients of a group that are there; hooks of tensors may hold it, as it holds none.
+    """The computed gradients of a group; without tensors, so that hooks of tensors may hold it.
 
     Attributes
     ----------
     indices : set of int
-        The parameters that have theirs.
+        The parameters whose gradients are computed.
     expected : int
         How many there will be; 0 while no backward runs.
     """
@@ -149,6 +149,8 @@ class Group:
 
     Attributes
     ----------
+    trainable : list of Parameter
+        Those that get gradients.
     index : int
         Its number in the engine.
     gather_dtype, reduce_dtype : torch.dtype
@@ -160,7 +162,7 @@ class Group:
     gradient : StorageWeakRef or None
         The storage of the flat gradient that ``parameter.grad`` shows.
     arrived : Arrived
-        Which of its gradients are there and not reported yet, in this backward.
+        Which of its gradients have been computed and not been reported, in this backward.
     complete : bool
         Whether all gradients of this use in the backward were reported.
     old : dict of Parameter and torch.Tensor
@@ -180,6 +182,7 @@ class Group:
         self.name = name
         self.unit = unit
         self.parameters: list[Parameter] = []
+        self.trainable: list[Parameter] = []  # once the unit is sealed
         self.dtype = dtype
         self.gather_dtype = gather_dtype
         self.reduce_dtype = reduce_dtype
@@ -191,11 +194,6 @@ class Group:
         self.complete = False
         self.old: dict[Parameter, torch.Tensor] = {}
         self.keeps = False
-
-    @property
-    def trainable(self) -> list[Parameter]:
-        """The parameters that get gradients."""
-        return [parameter for parameter in self.parameters if parameter.trainable]
 
     def keep_gradients(self) -> None:
         """Let gradients stay here, and add up in the more precise of their dtypes."""
@@ -298,6 +296,8 @@ class Unit:
     def seal(self, native: _C.Engine) -> None:
         """Note where its parameters show, and who gathers them: its groups have their shards."""
         self.native = native
+        for group in self.groups:
+            group.trainable = [p for p in group.parameters if p.trainable]
         self._shown = [
             (module, attribute, parameter.full, parameter.sharded)
             for group in self.groups

@@ -1,12 +1,14 @@
-"""Ranks: process groups for the engine's own use, and DTensors on the caller's."""
+"""Ranks: the private process groups of an engine, and DTensors on the caller's group."""
 
 from __future__ import annotations
 
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from penstock._arguments import refuse
 from penstock._errors import PenstockError
 from penstock._fork import groups_of_parent
-from penstock._nodes import Nodes, nodes_of
+from penstock._memory import segment_maker
 from penstock._roll import Roll
 
 if dist.is_available():
@@ -131,6 +133,39 @@ class World:
             return None
         stride = torch.empty(shape, device="meta").stride()
         return DTensorSpec(self.mesh, (Shard(0),), tensor_meta=TensorMeta(shape, stride, dtype))
+
+
+@dataclass
+class Nodes:
+    """Nodes of equally many ranks, which count from node to node."""
+
+    ranks_per_node: int
+    count: int
+
+
+def nodes_of(hosts: list[str], ranks_per_node: int | None) -> Nodes:
+    """Make nodes of the ranks' hosts, or of so many ranks each, where these are given.
+
+    Raises
+    ------
+    PenstockError
+        EINVAL where ranks cannot be divided so.
+    """
+    size = len(hosts)
+    if ranks_per_node is not None:
+        if ranks_per_node < 1 or size % ranks_per_node != 0:
+            raise PenstockError(
+                "EINVAL", f"ranks_per_node={ranks_per_node!r} does not divide {size} ranks"
+            )
+        return Nodes(ranks_per_node, size // ranks_per_node)
+    runs = [len(list(run)) for _, run in groupby(hosts)]
+    if len(set(runs)) > 1 or len(runs) != len(set(hosts)):
+        raise PenstockError(
+            "EINVAL",
+            f"ranks stand in runs of {runs} on {len(set(hosts))} hosts: a hierarchy wants equally "
+            "many on each, which count from host to host",
+        )
+    return Nodes(runs[0], len(runs))
 
 
 def _joins_default() -> bool:
@@ -263,3 +298,51 @@ def _gloo_options(timeout: float) -> Any:
     # group cannot be started, the first one ends the process.
     options._threads = 1
     return options
+
+
+# ---- DeepCompile ---------------------------------------------------------------------------------
+
+
+@dataclass
+class DeepCompileWorld:
+    """Ranks of a DeepCompile runtime: device, private process groups, memory that peers can map."""
+
+    rank: int
+    size: int
+    device: torch.device
+    stream: int
+    timeout: float
+    gather: Any
+    reduce: Any
+    questions: Any
+    segments: Callable[[int], torch.Tensor] | None
+    roll: Roll
+
+
+def world_of(group: Any, timeout: float = 600.0) -> DeepCompileWorld:
+    """Make private process groups of the ranks of `group` (None: all, or this process alone)."""
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        device = _device(("cpu",))
+        segments = segment_maker(device)
+        roll = Roll(None, 0, 1, timeout)
+        return DeepCompileWorld(
+            0, 1, device, stream_of(device), timeout, None, None, None, segments, roll
+        )
+    group = group if group is not None else dist.group.WORLD
+    rank, size = group.rank(), group.size()
+    if rank < 0:
+        raise PenstockError("EINVAL", "this process is not a rank of the process group given")
+    device = _device(tuple(kind.type for kind in group._device_types))
+    name, roll = meet(group, rank, size, timeout)
+    gather, reduce, questions = private_groups(name, roll, ("gather", "reduce", "questions"))
+    segments = segment_maker(device)
+    return DeepCompileWorld(
+        rank, size, device, stream_of(device), timeout, gather, reduce, questions, segments, roll
+    )
+
+
+def _device(kinds: tuple[str, ...]) -> torch.device:
+    """Return this rank's GPU where the group serves GPUs, else the CPU."""
+    if "cuda" in kinds and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

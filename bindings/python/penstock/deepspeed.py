@@ -211,9 +211,9 @@ def _wrap_all(native: Any) -> None:
         **{(engine, name): _at_work() for name in _ENTRY_POINTS},
         (engine, "compile"): _around_compile,
         (engine, "_backward_epilogue"): _at_work(_finish_gradients),
-        (engine, "step"): _at_work(_tell_of_step),
-        (engine, "load_checkpoint"): _at_work(_tell_of_writes),  # behind torch's back
-        (engine, "reload_states"): _at_work(_tell_of_moves),
+        (engine, "step"): _at_work(_report_step),
+        (engine, "load_checkpoint"): _at_work(_report_writes),  # behind torch's back
+        (engine, "reload_states"): _at_work(_report_moves),
         (engine, "destroy"): _around_destroy,
         (zero.GatheredParameters, "__exit__"): _around_modification,
         (runtime, "deepcompile_backward_prologue"): _once_a_backward,
@@ -265,10 +265,10 @@ def _leave_partitioned(engine: Any) -> None:
         engine.optimizer.persistent_parameters = []
 
 
-def _at_work(news: Callable[[Any, Any], None] | None = None) -> Callable[..., Any]:
-    """Wrap so that a compiled engine is the one at work, and ``news(engine, native)`` comes behind.
+def _at_work(report: Callable[[Any, Any], None] | None = None) -> Callable[..., Any]:
+    """Wrap so that a compiled engine is the one at work, and ``report(engine, native)`` runs after.
 
-    News tell the runtime, or DeepSpeed's optimizer, of what has changed.
+    `report` passes on what has changed to the runtime, or to DeepSpeed's optimizer.
     """
 
     def around(original: Callable[..., Any], native: Any) -> Callable[..., Any]:
@@ -278,8 +278,8 @@ def _at_work(news: Callable[[Any, Any], None] | None = None) -> Callable[..., An
                 return original(engine, *args, **kwargs)
             _activate(engine, native)
             result = original(engine, *args, **kwargs)
-            if news is not None:
-                news(engine, native)
+            if report is not None:
+                report(engine, native)
             return result
 
         return entry_point
@@ -325,15 +325,15 @@ def _hand_over(optimizer: Any) -> None:
     _host_optimizer.deliver(optimizer)
 
 
-def _tell_of_step(engine: Any, native: Any) -> None:
+def _report_step(engine: Any, native: Any) -> None:
     native.step_ends()
 
 
-def _tell_of_writes(engine: Any, native: Any) -> None:
+def _report_writes(engine: Any, native: Any) -> None:
     native.shards_written()
 
 
-def _tell_of_moves(engine: Any, native: Any) -> None:
+def _report_moves(engine: Any, native: Any) -> None:
     native.shards_written()
     partitions = getattr(engine.optimizer, _host_optimizer.GRADIENT_PARTITIONS, {})
     for number, partition in partitions.items():
@@ -368,7 +368,7 @@ def _around_destroy(original: Callable[..., Any], native: Any) -> Callable[..., 
 
 
 def _forget(engine: Any) -> None:
-    """Let the engine's hooks and schedule go, and its context, which has ended or never began."""
+    """Drop the engine's hooks and schedule, and its context, which has ended or never began."""
     del engine.__dict__[_ATTRIBUTE]
     _installed.active = None
     _put_shared({})

@@ -45,7 +45,7 @@ Config config_of(const py::object &object, int64_t bucket_elements) {
 // Blocks until all ranks of the group are here.
 void init(const py::object &group, const py::object &object, int64_t bucket_elements) {
     const Config config = config_of(object, bucket_elements);
-    const py::object world = py::module_::import("penstock._dc_world").attr("world_of")(group);
+    const py::object world = py::module_::import("penstock._world").attr("world_of")(group);
     auto ranks = std::make_unique<Ranks>();
     ranks->rank = world.attr("rank").cast<int>();
     ranks->size = world.attr("size").cast<int>();
