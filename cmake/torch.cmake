@@ -58,10 +58,6 @@ target_compile_definitions(penstock_torch PRIVATE TORCH_EXTENSION_NAME=_C
 file(GLOB sources CONFIGURE_DEPENDS bindings/torch/deepcompile/*.cpp)
 Python_add_library(penstock_deepcompile MODULE WITH_SOABI ${sources})
 target_include_directories(penstock_deepcompile PRIVATE bindings/torch)
-# Both define for themselves what other files define too (let_go, most_bucket_bytes).
-set_source_files_properties(
-  bindings/torch/deepcompile/zero12.cpp bindings/torch/deepcompile/zero3.cpp
-  PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 target_compile_definitions(penstock_deepcompile PRIVATE TORCH_EXTENSION_NAME=_dc)
 
 foreach(extension penstock_torch penstock_deepcompile)

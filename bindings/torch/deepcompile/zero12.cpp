@@ -13,12 +13,12 @@ namespace penstock::dc {
 namespace {
 
 // NCCL's all-reduce gains bandwidth up to here; more would only hold memory.
-constexpr size_t most_bucket_bytes = size_t{256} << 20;
+constexpr size_t most_all_reduce_bytes = size_t{256} << 20;
 
 size_t bucket_limit(const Config &config) {
-    if (config.bucket_elements <= 0) return most_bucket_bytes;
+    if (config.bucket_elements <= 0) return most_all_reduce_bytes;
     const auto elements = static_cast<size_t>(config.bucket_elements);
-    return std::min(elements, most_bucket_bytes / sizeof(float)) * sizeof(float);
+    return std::min(elements, most_all_reduce_bytes / sizeof(float)) * sizeof(float);
 }
 
 bool is_in_autograd() {
