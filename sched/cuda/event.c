@@ -47,9 +47,7 @@ static pst_status create(pst__cuda *cuda, pst__cuda_pool *pool, pst_event **crea
 /* What is in a pool is done, so that it looks like one that was never recorded. */
 static pst_status take(pst__cuda *cuda, pst__cuda_pool *pool, pst_event **event) {
     *event = pop(pool);
-    if (*event == NULL) return create(cuda, pool, event);
-    pst__store_relaxed(&(*event)->capture, 0);
-    return PST_OK;
+    return *event != NULL ? PST_OK : create(cuda, pool, event);
 }
 
 static void free_pool(pst__cuda *cuda, pst__cuda_pool *pool) {

@@ -152,6 +152,12 @@ def mix():
         trainer.train(2, 9)
         trainer.model.load_state_dict(saved)
         trainer.train(2, 11)
+        trainer.optimizer.load_state_dict(trainer.optimizer.state_dict())
+        trainer.train(4, 13)
+        trainer.model.norm.weight.requires_grad_(False)
+        trainer.train(6, 17)
+        trainer.model.norm.weight.requires_grad_(True)
+        trainer.train(6, 23)
         values[-1] += trainer.values()
         penstock.close(trainer.model)
     for one, other in zip(*values, strict=True):

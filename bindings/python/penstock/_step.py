@@ -83,6 +83,7 @@ class _Step:
         self._engine = engine
         self._optimizers = optimizers
         self._rates = [_Rates(optimizer, engine.world.device) for optimizer in optimizers]
+        self._native = engine.native  # that the graphs are of
         self._graphs: dict[Hashable, _Graph] = {}
         self._seen: set[Hashable] = set()
         self._refused = _why_never(engine)
@@ -95,6 +96,9 @@ class _Step:
         if self._refused is not None:
             return self._function(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
+        if self._engine.native is not self._native:  # a parameter was unfrozen
+            self._native = self._engine.native
+            self._graphs.clear()
         for rates in self._rates:
             rates.refresh()
         signature = self._signature(leaves, structure)
@@ -116,6 +120,7 @@ class _Step:
             structure,
             tuple(map(_kind_of, leaves)),
             tuple(module.training for module in self._model.modules()),
+            tuple(parameter.sharded.requires_grad for parameter in self._engine.parameters()),
             torch.is_grad_enabled(),
             torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
             tuple(rates.constants() for rates in self._rates),
@@ -246,19 +251,20 @@ class _Rates:
         self._is_capturable = device.type == "cuda" and all(
             "capturable" in group for group in optimizer.param_groups
         )
-        if not self._is_capturable:
-            return
-        for group in optimizer.param_groups:
-            group["capturable"] = True
-        for state in optimizer.state.values():
-            if isinstance(state.get("step"), torch.Tensor):
-                state["step"] = state["step"].to(device, torch.float32)
+        self._state: Any = None
+        self._loads = 0
 
     def refresh(self) -> None:
-        """Take over what was assigned to the groups since."""
+        """Take over what was assigned to the optimizer, or loaded, since."""
+        if self._optimizer.state is not self._state:
+            self._state = self._optimizer.state
+            self._loads += 1
+            if self._is_capturable:
+                self._move_counts()
         if not self._is_capturable:
             return
         for i, group in enumerate(self._optimizer.param_groups):
+            group["capturable"] = True
             rate = group["lr"]
             if i == len(self._tensors):
                 self._tensors.append(torch.tensor(float(rate), device=self._device))
@@ -266,9 +272,14 @@ class _Rates:
                 self._tensors[i].fill_(rate)
             group["lr"] = self._tensors[i]
 
+    def _move_counts(self) -> None:
+        for state in self._state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].to(self._device, torch.float32)
+
     def constants(self) -> Hashable:
-        """Return what a capture makes constants of the graph."""
-        return tuple(
+        """Return what a capture makes constants of the graph, its tensors of state among them."""
+        return self._loads, tuple(
             tuple(
                 (name, id(value) if isinstance(value, torch.Tensor) else value)
                 for name, value in group.items()
