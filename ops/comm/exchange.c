@@ -7,8 +7,10 @@
 #include <sched.h>
 #include <string.h>
 
-pst_status pst__exchange_check(const pst__meeting_place *place) {
-    const pst_exchange *exchange = place->exchange;
+pst_status pst__exchange_begin(pst_runtime *runtime, const pst_exchange *exchange, const char *what,
+                               pst__meeting_place *place) {
+    *place = (pst__meeting_place){exchange, pst__runtime_heap(runtime), pst__runtime_error(runtime),
+                                  what};
     if (exchange == NULL || exchange->all_gather == NULL)
         return pst__fail(place->error, PST_EINVAL, "%s: an exchange between the ranks is needed",
                          place->what);

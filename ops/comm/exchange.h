@@ -18,8 +18,10 @@ typedef struct pst__meeting_place {
     const char *what;
 } pst__meeting_place;
 
-/* PST_EINVAL with a text if the exchange cannot be used. Does not talk to anybody. */
-pst_status pst__exchange_check(const pst__meeting_place *place);
+/* Makes the place where the ranks meet. PST_EINVAL with a text if the exchange cannot be used. Does
+ * not talk to anybody. `what` has to outlive the place. */
+pst_status pst__exchange_begin(pst_runtime *runtime, const pst_exchange *exchange, const char *what,
+                               pst__meeting_place *place);
 
 /* `bytes` of every rank into `all`, by rank; what the exchange returns, with a text. */
 pst_status pst__exchange_all_gather(const pst__meeting_place *place, const void *mine, size_t bytes,

@@ -87,7 +87,7 @@ static void *gather_and_broadcast(void *argument) {
     rank_state *rank = argument;
     uint64_t mine = 100 + (uint64_t)rank->rank;
     rank->word = mine;
-    rank->status[0] = pst__exchange_check(&rank->place);
+    rank->status[0] = pst__exchange_begin(rank->runtime, &rank->exchange, "a test", &rank->place);
     rank->status[1] = pst__exchange_all_gather(&rank->place, &mine, sizeof mine, rank->words);
     rank->status[2] = pst__exchange_broadcast(&rank->place, 1, &rank->word, sizeof rank->word);
     rank->status[3] = pst__exchange_agree(&rank->place, "sizes", 7);
@@ -164,16 +164,15 @@ static void a_rank_that_gives_up_does_not_wait_for_the_deadline(void **state) {
 
 static void an_exchange_that_cannot_be_is_refused(void **state) {
     fixture *f = *state;
-    pst__meeting_place place = f->ranks[0].place;
+    pst__meeting_place place;
+    pst_runtime *runtime = f->ranks[0].runtime;
     pst_exchange exchange = f->ranks[0].exchange;
-    place.exchange = NULL;
-    assert_int_equal(pst__exchange_check(&place), PST_EINVAL);
-    place.exchange = &exchange;
+    assert_int_equal(pst__exchange_begin(runtime, NULL, "a test", &place), PST_EINVAL);
     exchange.rank = RANKS;
-    assert_int_equal(pst__exchange_check(&place), PST_EINVAL);
+    assert_int_equal(pst__exchange_begin(runtime, &exchange, "a test", &place), PST_EINVAL);
     exchange = f->ranks[0].exchange;
     exchange.all_gather = NULL;
-    assert_int_equal(pst__exchange_check(&place), PST_EINVAL);
+    assert_int_equal(pst__exchange_begin(runtime, &exchange, "a test", &place), PST_EINVAL);
 }
 
 int main(void) {

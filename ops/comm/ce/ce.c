@@ -345,11 +345,10 @@ pst_status pst_ce_create(pst_runtime *runtime, pst_device *device, const pst_exc
                          const pst_ce_options *given, pst_comm **comm) {
     pst_ce_options options;
     pst__read_optional(&options, sizeof options, given);
-    const pst__meeting_place place = {exchange, pst__runtime_heap(runtime),
-                                      pst__runtime_error(runtime),
-                                      options.name == NULL ? "ce" : options.name};
+    pst__meeting_place place;
     *comm = NULL;
-    pst_status status = pst__exchange_check(&place);
+    pst_status status =
+        pst__exchange_begin(runtime, exchange, options.name == NULL ? "ce" : options.name, &place);
     if (status != PST_OK) return status;
     status = check(&place, device, &options);
     pst__ce *ce = status == PST_OK ? ce_create(&place, device, &options) : NULL;

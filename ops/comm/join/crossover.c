@@ -189,12 +189,11 @@ pst_status pst_crossover_create(pst_runtime *runtime, pst_comm *large, pst_comm 
                                 pst_comm **comm) {
     pst_crossover_options options;
     pst__read_optional(&options, sizeof options, given);
-    const pst__meeting_place place = {exchange, pst__runtime_heap(runtime),
-                                      pst__runtime_error(runtime),
-                                      options.name == NULL ? "crossover" : options.name};
+    pst__meeting_place place;
     crossover *own = NULL;
     *comm = NULL;
-    pst_status status = pst__exchange_check(&place);
+    pst_status status = pst__exchange_begin(
+        runtime, exchange, options.name == NULL ? "crossover" : options.name, &place);
     if (status != PST_OK) return status;
     status = check(&place, large, small, &options);
     if (status == PST_OK) status = allocate(&place, large, small, &options, &own);

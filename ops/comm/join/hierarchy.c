@@ -336,12 +336,11 @@ pst_status pst_hierarchy_create(pst_runtime *runtime, pst_device *device, pst_co
                                 const pst_hierarchy_options *given, pst_comm **comm) {
     pst_hierarchy_options options;
     pst__read_optional(&options, sizeof options, given);
-    const pst__meeting_place place = {exchange, pst__runtime_heap(runtime),
-                                      pst__runtime_error(runtime),
-                                      options.name == NULL ? "hierarchy" : options.name};
+    pst__meeting_place place;
     pst__hierarchy *own = NULL;
     *comm = NULL;
-    pst_status status = pst__exchange_check(&place);
+    pst_status status = pst__exchange_begin(
+        runtime, exchange, options.name == NULL ? "hierarchy" : options.name, &place);
     if (status == PST_OK) status = create(&place, device, inner, outer, &options, &own);
     if (status != PST_OK) {
         if (own != NULL) hierarchy_free(own);

@@ -354,8 +354,8 @@ pst_status pst_nccl_comm_create(pst_runtime *runtime, pst_device *device,
     pst__read_optional(&options, sizeof options, given);
     *comm = NULL;
     pst__error *error = pst__runtime_error(runtime);
-    pst__meeting_place place = {exchange, pst__runtime_heap(runtime), error, "communicator nccl"};
-    pst_status status = pst__exchange_check(&place);
+    pst__meeting_place place;
+    pst_status status = pst__exchange_begin(runtime, exchange, "communicator nccl", &place);
     if (status == PST_OK) status = check_arguments(error, device, exchange, &options);
     if (status != PST_OK) return status;
     pst__nccl *own = NULL;
