@@ -231,9 +231,9 @@ pst_status pst__backward_finish(pst_zero *engine);
 /* After a backward that was broken off, and at different places on different ranks: the rest of its
  * collectives for the others' sake, with nothing to give and to take. */
 pst_status pst__backward_break_off(pst_zero *engine);
-/* Of what this backward gathers and reduces, in which orders. */
+/* A hash of what this backward gathers and reduces, in which orders. */
 uint64_t pst__backward_order(const pst_zero *engine);
-/* With their turns, for comparing. */
+/* `order` and the turns behind which reductions go, for comparing ranks. */
 uint64_t pst__backward_hash(const pst_zero *engine, uint64_t order);
 
 /* ---- reduce.c -------------------------------------------------------------------------------- */

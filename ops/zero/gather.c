@@ -61,7 +61,7 @@ pst_status pst__gather_refresh(pst_zero *engine) {
     return count == 0 ? PST_OK : cast_copies(engine, count);
 }
 
-/* Of one group, right before its gather. */
+/* Refreshes one group's copy, right before its gather. */
 static pst_status refresh_copy(pst_zero *engine, pst__group *group) {
     if (!is_due(group) || copy_piece(group, engine->casts) == 0) return PST_OK;
     return cast_copies(engine, 1);

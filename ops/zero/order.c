@@ -183,7 +183,7 @@ void pst__order_forget_uses(pst__order *order) {
     order->period_count = 0;
 }
 
-/* Of a group, on an average. */
+/* The average number of periods a group that are kept at most. */
 #define MOST_PERIODS 32u
 
 void pst__order_bound_uses(pst__order *order) {

@@ -61,8 +61,9 @@ void pst__order_bound_uses(pst__order *order);
 
 pst_status pst__backward_alloc(const pst__heap *heap, pst__backward *backward, size_t group_count);
 void pst__backward_free(const pst__heap *heap, pst__backward *backward, size_t group_count);
-/* Of the periods of groups that somebody needs. A period has no turn of its own where the group is
- * gathered at most `ahead` turns before, or right before. PST_ENOMEM. */
+/* Makes the turns of a backward from the periods of groups that some rank needs. A period has no
+ * turn of its own where the group is gathered at most `ahead` turns before, or right before.
+ * PST_ENOMEM. */
 pst_status pst__backward_build(const pst__heap *heap, pst__backward *backward,
                                const pst__period *periods, size_t period_count, size_t group_count,
                                const pst__need *need, uint32_t ahead);

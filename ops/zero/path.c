@@ -94,7 +94,7 @@ static pst__path *place_for(pst__history *history, const pst__plan *plan) {
     return oldest;
 }
 
-/* Others may still foresee it, and are wrong then once. */
+/* Other paths may name the replaced one as their successor: their next prediction is wrong once. */
 void pst__path_add(pst_zero *engine, int grad, pst__plan *plan) {
     pst__history *history = &engine->history[grad];
     pst__path *path = place_for(history, plan);

@@ -23,7 +23,7 @@ static size_t gradient_chunk(const pst__group *group) {
     return group->layout.gradient_elements * group->layout.reduce_element_bytes;
 }
 
-/* Of all groups whose chunks are so large at most. */
+/* The gradient bytes of all groups whose chunks have at most `most` bytes. */
 static size_t gradients_within(const pst_zero *engine, size_t most) {
     size_t bytes = 0;
     for (size_t i = 0; i < engine->group_count; i++)
@@ -105,7 +105,7 @@ static size_t copy_bytes(const pst_zero *engine, const pst__group *group) {
     return group->layout.shard_elements * group->layout.gather_element_bytes;
 }
 
-/* Of all groups whose copies lie in this arena. */
+/* The bytes of all copies that lie in this arena. */
 static size_t arena_bytes(const pst_zero *engine, const pst_arena *arena) {
     size_t bytes = 0;
     for (size_t i = 0; i < engine->group_count; i++)
@@ -181,8 +181,7 @@ static pst_status alloc_resident(pst_zero *engine) {
     size_t bytes = 0;
     if (engine->options.stage == 3) return PST_OK;
     for (size_t i = 0; i < engine->group_count; i++) {
-        size_t more = (engine->order.bytes[i] + PST_ARENA_ALIGNMENT - 1) / PST_ARENA_ALIGNMENT *
-                      PST_ARENA_ALIGNMENT;
+        size_t more = pst__round_up(engine->order.bytes[i], PST_ARENA_ALIGNMENT);
         bytes = more > SIZE_MAX - bytes ? SIZE_MAX : bytes + more;
     }
     return bytes == 0 ? PST_OK : pst_arena_add_segment(engine->carrier.gathered, bytes);
