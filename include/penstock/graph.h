@@ -193,6 +193,18 @@ typedef struct pst_launch {
  * may be NULL. One thread at a time. */
 PST_API pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch);
 
+/* Makes a sealed graph a part of what the caller captures: `stream` is a native stream of `device`
+ * under capture (a CUDA graph's), and gets the tasks behind what it was given so far and before
+ * what it is given next. The calling thread calls each task's `start` once, and no worker: a launch
+ * of the captured graph is then a run of this one. It can still be launched by itself, not at the
+ * same time. after_events count as done. PST_EUNSUPPORTED names what cannot be captured (a gate, a
+ * task with a callback or on a lane of another device; a device that captures nothing), PST_ESTATE
+ * (not sealed; in a task's start, test or callback), PST_EBUSY (a launch has not ended; another
+ * capture on the device), PST_ETIMEDOUT (a lane's task does not come back from its start),
+ * PST_ENOMEM, and what tasks and device return; then the caller gives its capture up. One thread at
+ * a time. */
+PST_API pst_status pst_graph_capture(pst_graph *graph, pst_device *device, void *stream);
+
 /* Opens a gate of the current launch (or of a growing graph). `borrowed`: what must come first on
  * the caller's side: an event is recorded on that lane's stream and the gate's successors wait for
  * it; NULL: what the calling thread has done so far. PST_EINVAL (no gate of this graph, no borrowed

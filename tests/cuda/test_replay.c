@@ -346,6 +346,90 @@ static void a_lost_context_ends_every_wait_with_its_name(void **state) {
     fake_cuda_hold(0);
 }
 
+/* ---- as a part of a CUDA graph ------------------------------------------------------ */
+
+static void run_to_the_end(replay *r) {
+    finish(r->f, r->f->a);
+    for (size_t i = 0; i < LANES; i++)
+        finish(r->f, pst_lane_stream(r->lanes[i]));
+}
+
+static void check_order(const replay *r, size_t before) {
+    for (size_t i = 0; i < TASKS; i++) {
+        assert_true(r->nodes[i].ran_at > before);
+        for (size_t k = i + 1; k < TASKS; k++)
+            if (r->edges[i][k]) assert_true(r->nodes[i].ran_at < r->nodes[k].ran_at);
+    }
+}
+
+/* Between two tasks of the caller's stream; by turns with launches by workers. */
+static void a_captured_graph_runs_as_a_launch(void **state) {
+    replay *r = *state;
+    uint64_t seed = random_seed("capture");
+    const CUstream native = pst_cuda_stream(r->f->a);
+    node first = {.replay = r}, last = {.replay = r};
+    add_random_tasks(r, &seed);
+    assert_ok(pst_graph_seal(r->graph));
+    for (size_t round = 0; round < 20; round++) {
+        const size_t before = r->ran;
+        fake_graph *graph = NULL;
+        fake_cuda_seed(seed + round);
+        fake_cuda_begin_capture(native);
+        assert_ok(start(&first, r->f->a));
+        assert_ok(pst_graph_capture(r->graph, r->f->device, native));
+        assert_ok(start(&last, r->f->a));
+        assert_int_equal(fake_cuda_end_capture(native, &graph), CUDA_SUCCESS);
+        assert_int_equal(r->ran, before);
+        fake_cuda_launch(graph, native);
+        run_to_the_end(r);
+        assert_int_equal(r->ran, before + TASKS + 2);
+        assert_int_equal(first.ran_at, before + 1);
+        assert_int_equal(last.ran_at, r->ran);
+        check_order(r, before);
+        assert_ok(pst_graph_launch(r->graph, &r->launch));
+        assert_ok(pst_launch_wait(r->launch));
+        run_to_the_end(r);
+        check_order(r, before + TASKS + 2);
+    }
+}
+
+static void assert_not_captured(replay *r, const char *part) {
+    const CUstream native = pst_cuda_stream(r->f->a);
+    fake_graph *graph = NULL;
+    fake_cuda_begin_capture(native);
+    assert_status(pst_graph_capture(r->graph, r->f->device, native), PST_EUNSUPPORTED);
+    assert_error(r->f->runtime, "graph step", "cannot be captured", part);
+    assert_int_equal(fake_cuda_end_capture(native, &graph), CUDA_SUCCESS);
+    fake_cuda_launch(graph, native);
+}
+
+static void called(void *argument, pst_status status) {
+    (void)argument, (void)status;
+}
+
+static void what_no_graph_can_hold_is_named(void **state) {
+    replay *r = *state;
+    pst_task gate;
+    assert_status(pst_graph_capture(r->graph, r->f->device, NULL), PST_ESTATE);
+    const pst_task_options options = {
+        .size = sizeof options, .name = "loud", .lane = r->lanes[0], .done = called};
+    assert_ok(pst_graph_add(r->graph, &options, NULL));
+    assert_ok(pst_graph_seal(r->graph));
+    assert_not_captured(r, "callback");
+    pst_graph *other = open_graph(r->f->runtime, PST_GRAPH_SEALED, "step");
+    assert_ok(pst_graph_add_gate(other, "input", &gate));
+    assert_ok(pst_graph_seal(other));
+    r->graph = other;
+    assert_not_captured(r, "task input");
+    pst_lane_options host = {.size = sizeof host, .name = "host", .mode = PST_LANE_PUMPED};
+    pst_task_options task = {.size = sizeof task, .name = "here"};
+    assert_ok(pst_lane_create(r->f->runtime, &host, &task.lane));
+    r->graph = open_graph(r->f->runtime, PST_GRAPH_SEALED, "step");
+    assert_ok(pst_graph_add(r->graph, &task, NULL));
+    assert_ok(pst_graph_seal(r->graph));
+    assert_not_captured(r, "another device");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup_pumped, teardown_replay)
@@ -356,6 +440,10 @@ int main(void) {
         TEST(a_chain_on_one_lane_needs_one_record_a_turn),
         TEST(a_gate_is_a_record_and_a_wait_of_the_thread_is_a_wait),
         TEST(hooks_under_capture_end_the_launch_with_an_error),
+        TEST(a_captured_graph_runs_as_a_launch),
+        cmocka_unit_test_setup_teardown(a_captured_graph_runs_as_a_launch, setup_workers,
+                                        teardown_replay),
+        TEST(what_no_graph_can_hold_is_named),
         TEST(a_launch_that_the_driver_refuses_is_named_with_its_task),
         TEST(a_failure_of_the_work_alone_is_not_blamed_on_the_device),
         TEST(a_lost_context_ends_every_wait_with_its_name),
