@@ -19,6 +19,7 @@ from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
 
 _MOST_GRAPHS = 8
+_MOST_SEEN = 64  # signatures that have come once
 _logger = logging.getLogger("penstock")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
@@ -85,15 +86,17 @@ class _Step:
         self._rates = [_Rates(optimizer, engine.world.device) for optimizer in optimizers]
         self._native = engine.native  # that the graphs are of
         self._graphs: dict[Hashable, _Graph] = {}
-        self._seen: set[Hashable] = set()
-        self._refused = _why_never(engine)
+        self._seen: dict[Hashable, bool] = {}  # whether it can be captured, as far as is known
+        self._has_warned = False
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
-        if self._refused:
-            _logger.warning("penstock.step: %s is not captured: %s", self._name(), self._refused)
+        why = _why_never(engine)
+        self._is_eager = why is not None
+        if why is not None:
+            self._warn(why)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._refused is not None:
+        if self._is_eager:
             return self._function(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         if self._engine.native is not self._native:  # a parameter was unfrozen
@@ -103,15 +106,27 @@ class _Step:
             rates.refresh()
         signature = self._signature(leaves, structure)
         graph = self._graphs.get(signature)
-        if graph is None and signature in self._seen and self._engine.native.is_steady():
+        if graph is None and self._seen.get(signature) and self._engine.native.is_steady():
             graph = self._capture(leaves, structure, signature)
         if graph is not None:
             return graph.launch(self._engine, leaves)
-        self._seen.add(signature)
+        self._note(signature)
         return self._function(*args, **kwargs)
 
-    def _name(self) -> str:
-        return getattr(self._function, "__qualname__", repr(self._function))
+    def _note(self, signature: Hashable) -> None:
+        self._seen.setdefault(signature, True)
+        if len(self._seen) <= _MOST_SEEN:
+            return
+        del self._seen[next(iter(self._seen))]
+        if not self._graphs:
+            self._warn("its arguments differ in each call: give it what changes as tensors")
+
+    def _warn(self, why: str) -> None:
+        """Say once why the step is not captured."""
+        if not self._has_warned:
+            name = getattr(self._function, "__qualname__", repr(self._function))
+            _logger.warning("penstock.step: %s is not captured: %s", name, why)
+        self._has_warned = True
 
     # ---- signatures ---------------------------------------------------------------------------
 
@@ -143,11 +158,10 @@ class _Step:
         if bool(self._engine.world.all_gather(mine).all()):
             self._graphs[signature] = graph  # type: ignore[assignment]
             return graph
-        self._refused = _reason_of(failure) if failure else "another rank could not capture it"
-        self._graphs.clear()
+        self._seen[signature] = False
+        self._warn(_reason_of(failure) if failure else "another rank could not capture it")
         for parameter, gradient in before:
             parameter.grad = gradient
-        _logger.warning("penstock.step: %s is not captured: %s", self._name(), self._refused)
         return None
 
     def _try(self, leaves: list[Any], structure: pytree.TreeSpec) -> _Graph:
@@ -195,6 +209,7 @@ class _Graph:
         stream.wait_stream(torch.cuda.current_stream())
         collects = gc.isenabled()
         gc.disable()  # what it frees could end the capture
+        torch.clear_autocast_cache()  # casts of before are in no graph
         try:
             with torch.cuda.stream(stream):
                 self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -206,6 +221,7 @@ class _Graph:
                     raise
                 self._graph.capture_end()
         finally:
+            torch.clear_autocast_cache()
             if collects:
                 gc.enable()
         self._outputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, self._outputs)
