@@ -113,7 +113,7 @@ def _before_forward(
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Arguments:
+) -> Arguments | None:
     engine.refuse_capture()
     use = Use(unit, recomputed=torch._C._current_graph_task_id() != -1)
     if use.recomputed and engine.depth > 0:
@@ -123,13 +123,25 @@ def _before_forward(
     else:
         engine.enter(unit)
     unit.calls.append(use)
+    marks = torch.is_grad_enabled()
+    if engine.input_dtype is None and not marks:
+        return None
+    is_plain = not kwargs and all(isinstance(x, _PLAIN) for x in args)
+    leaves, make = (list(args), _as_arguments) if is_plain else tree_flatten((args, kwargs))
     if engine.input_dtype is not None:
-        args, kwargs = _map_tensors(partial(_cast, engine.input_dtype), (args, kwargs))
-    return _mark_inputs(engine, use, args, kwargs) if torch.is_grad_enabled() else (args, kwargs)
+        leaves = [_cast(engine.input_dtype, x) for x in leaves]
+    is_marked = marks and _mark_inputs(engine, use, leaves, is_plain)
+    # What stays as it is stays the caller's own: a block may write to a list, such as a cache.
+    return make(leaves) if is_marked or engine.input_dtype is not None else None
 
 
-def _cast(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+def _as_arguments(leaves: list[Any]) -> Arguments:
+    return tuple(leaves), {}
+
+
+def _cast(dtype: torch.dtype, leaf: Any) -> Any:
+    is_cast = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    return leaf.to(dtype) if is_cast else leaf
 
 
 def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
@@ -137,33 +149,30 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -
     return make([function(x) if isinstance(x, torch.Tensor) else x for x in leaves])
 
 
-def _mark_inputs(
-    engine: Engine, use: Use, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Arguments:
-    if not kwargs and all(isinstance(x, _PLAIN) for x in args):
-        where = [i for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad]
-        if len(where) == 1:
-            return _mark_input(engine, use, args, where[0]), kwargs
-    leaves, make = tree_flatten((args, kwargs))
+def _mark_inputs(engine: Engine, use: Use, leaves: list[Any], is_plain: bool) -> bool:
+    """Put the inputs that get gradients behind nodes that report when the backward reaches them."""
     where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
+    if is_plain and len(where) == 1:
+        leaves[where[0]] = _mark_input(engine, use, leaves[where[0]])
+        return True
     if not where or torch._C._functorch.peek_interpreter_stack() is not None:
-        return args, kwargs  # torch.func's transforms take no such class
+        return False  # torch.func's transforms do not support _Inputs
     use.has_inputs = True
     marked = _Inputs.apply(engine, use, *(leaves[i] for i in where))
     for i, tensor in zip(where, marked, strict=True):
         leaves[i] = tensor
     use.begin = leaves[where[0]].grad_fn
-    return make(leaves)
+    return True
 
 
-def _mark_input(engine: Engine, use: Use, args: tuple[Any, ...], where: int) -> tuple[Any, ...]:
-    """Mark the only input that gets a gradient: a view's node needs no class of its own."""
+def _mark_input(engine: Engine, use: Use, tensor: torch.Tensor) -> torch.Tensor:
+    """Mark the only input that gets a gradient: the node of a view is cheaper than `_Inputs`."""
     use.has_inputs = True
-    marked = args[where].view_as(args[where])
+    marked = tensor.view_as(tensor)
     use.begin = marked.grad_fn
     use.begin.register_hook(partial(_reached_input, engine, use))
     use.marked = marked, marked._version
-    return (*args[:where], marked, *args[where + 1 :])
+    return marked
 
 
 @_disable_dynamo
@@ -242,7 +251,7 @@ def _copy_parameter(engine: Engine, tensor: torch.Tensor) -> torch.Tensor:
 def _watch_outputs(engine: Engine, use: Use, outputs: list[torch.Tensor]) -> None:
     watched = False
     for output in outputs:
-        if output.requires_grad:
+        if output.requires_grad and not output.is_leaf:  # hooks on a leaf would pile up
             shown = output if output._base is None else _behind_view(use, output)
             shown.register_hook(partial(_before_backward, engine, use))
             watched = True
