@@ -153,10 +153,14 @@ pst_status pst__track_bind(pst__track *track) {
 /* ---- recording ---------------------------------------------------------------------------- */
 
 /* Without a ring: the caller looked at pst__trace_on, then the trace was stopped, then the track
- * was made. Nobody misses that record. */
+ * was made. Nobody misses that record, and whoever removes the track comes behind the look at it:
+ * release, partner: the acquire of `depth` in pst__threads_reap. */
 static inline void push(pst__track *track, const pst__record *record) {
-    if (track == NULL || !pst__ring_exists(&track->ring)) return;
-    pst__ring_push(&track->ring, record);
+    if (track == NULL) return;
+    if (pst__ring_exists(&track->ring))
+        pst__ring_push(&track->ring, record);
+    else
+        pst__store_release(&track->depth, track->depth);
 }
 
 void pst__trace_slice(pst__track *track, const char *name, uint64_t begin, uint64_t end,

@@ -63,7 +63,8 @@ static inline pst_status take_segment(void *context, size_t bytes, void **memory
     part *part = context;
     part->live += bytes;
     if (part->live > part->most) part->most = part->live;
-    return alloc_segment(NULL, bytes, memory);
+    *memory = aligned_alloc(PST_ARENA_ALIGNMENT, bytes);
+    return *memory == NULL ? PST_ENOMEM : PST_OK;
 }
 
 static inline pst_status free_now(void *argument) {
