@@ -37,6 +37,7 @@ Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
             zero.segment_context = segments_.get();
         }
         zero.gradient_target = gradient_target;
+        zero.gradients_kept = gradients_kept;
         zero.gradients_consumed = gradients_consumed;
         zero.callback_context = this;
         zero.time_waits = options.time_waits;
@@ -215,8 +216,10 @@ void Engine::begin_forward(bool grad) {
     for (Unit &unit : units_)
         unbind(unit); // left by a pass that was broken off
     check(pst_zero_begin_forward(engine(), grad));
-    for (Group &group : groups_)
-        group.gradient.reset(); // nothing writes there any more
+    for (Group &group : groups_) { // nothing writes there any more
+        group.gradient.reset();
+        group.kept.clear();
+    }
 }
 
 bool Engine::use(uint32_t index) {
@@ -262,7 +265,7 @@ void Engine::gradients(uint32_t index) {
     }
     for (size_t i = 0; i < taken.size(); i++) {
         if (!taken[i].defined()) continue;
-        taken[i] = taken[i].to(dtype).contiguous();
+        taken[i] = taken[i].detach().to(dtype).contiguous();
         pointers[i] = taken[i].const_data_ptr();
     }
     group.sources.push_back(std::move(taken));
@@ -279,16 +282,43 @@ std::optional<at::Tensor> Engine::take_gradient(uint32_t index) {
     return std::exchange(group.gradient, at::Tensor());
 }
 
+std::vector<at::Tensor> Engine::take_kept(uint32_t group) {
+    return std::exchange(groups_.at(group).kept, {});
+}
+
+// What was kept moves to memory that a further report can be added to.
+void Engine::flatten_kept(uint32_t index) {
+    Group &group = groups_.at(index);
+    if (!group.kept.empty()) group.gradient.zero_();
+    for (size_t i = 0; i < group.kept.size(); i++) {
+        const at::Tensor &kept = group.kept[i];
+        if (!kept.defined()) continue;
+        const size_t offset = parameter_layout(index, group.parameters[i]).gradient_offset;
+        const auto first = static_cast<int64_t>(offset / c10::elementSize(group.dtype));
+        group.gradient.narrow(0, first, kept.numel()).copy_(kept.view(-1));
+    }
+    group.kept.clear();
+}
+
+int Engine::gradients_kept(void *context, uint32_t index) {
+    Group &group = static_cast<Engine *>(context)->groups_.at(index);
+    if (group.gradient.defined()) return 0;
+    group.kept = std::move(group.sources.front());
+    group.sources.pop_front();
+    return 1;
+}
+
 pst_status Engine::gradient_target(void *context, uint32_t index, void **memory, int *accumulate) {
     auto &self = *static_cast<Engine *>(context);
     Group &group = self.groups_.at(index);
-    *accumulate = group.gradient.defined();
+    *accumulate = group.gradient.defined() || !group.kept.empty();
     const RealTensors real_tensors;
     try {
         if (!group.gradient.defined()) {
             const auto bytes = static_cast<int64_t>(self.group_layout(index).gradient_bytes);
             const auto count = bytes / static_cast<int64_t>(c10::elementSize(group.dtype));
             group.gradient = at::empty({count}, group.shard.options()); // all of it is written
+            self.flatten_kept(index);
         }
         *memory = group.gradient.mutable_data_ptr();
         return PST_OK;

@@ -87,6 +87,9 @@ class Engine {
     void set_gradient(uint32_t group, at::Tensor flat);
     // The flat gradient that the last backward wrote, if any; the engine lets go of it.
     std::optional<at::Tensor> take_gradient(uint32_t group);
+    // Of one rank alone: the gradients of the group's parameters, where the last backward has left
+    // them as they were; empty if it has written a flat one.
+    std::vector<at::Tensor> take_kept(uint32_t group);
     void end_backward();
     bool has_gradient(uint32_t parameter) const;
     bool has_written(uint32_t group) const;
@@ -121,6 +124,7 @@ class Engine {
         at::Tensor shard;
         at::ScalarType dtype, gather_dtype;
         at::Tensor gradient;
+        std::vector<at::Tensor> kept;
         // By report, kept until the engine has read them.
         std::deque<std::vector<at::Tensor>> sources;
     };
@@ -140,6 +144,8 @@ class Engine {
     void refuse_written(const Unit &unit);
     static pst_status gradient_target(void *context, uint32_t group, void **memory,
                                       int *accumulate);
+    void flatten_kept(uint32_t group);
+    static int gradients_kept(void *context, uint32_t group);
     static void gradients_consumed(void *context, uint32_t group);
 
     std::shared_ptr<Runtime> runtime_;

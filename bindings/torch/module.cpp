@@ -138,6 +138,7 @@ void bind_engine(py::module_ &module) {
         .def("gradients", &Engine::gradients, Unlocked())
         .def("set_gradient", &Engine::set_gradient)
         .def("take_gradient", &Engine::take_gradient)
+        .def("take_kept", &Engine::take_kept)
         .def("end_backward", &Engine::end_backward, Unlocked())
         .def("has_gradient", &Engine::has_gradient)
         .def("has_written", &Engine::has_written)

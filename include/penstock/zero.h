@@ -72,6 +72,11 @@ typedef struct pst_zero_options {
      * to what is there. Called in `gradients` and `end_backward`.
      */
     pst_status (*gradient_target)(void *context, uint32_t group, void **memory, int *accumulate);
+    /* Optional, and asked for one rank alone: the sources given to `gradients` for this group, of
+     * its dtype and none of a trainable parameter missing, are its reduced gradients. 1: the caller
+     * keeps them as such, and neither gradient_target nor gradients_consumed is called for them; 0:
+     * as if there were several ranks. Called in `gradients`. */
+    int (*gradients_kept)(void *context, uint32_t group);
     /* The sources given to `gradients` for this group are not needed any more (on an asynchronous
      * device: behind what the compute stream was given so far). Called in `gradients`, and on
      * such a device when later ones are reported; for all of them by the end of `end_backward`. */
@@ -234,8 +239,8 @@ PST_API pst_status pst_zero_updated(pst_zero *engine);
  *     pst_zero_begin_capture, passes, pst_zero_end_capture             and ends it
  *     pst_zero_before_graph, the launch, pst_zero_after_graph          each time
  *
- * All ranks do so alike. The communicators are those whose work can be captured: `nccl`, and `ce`
- * of one rank. */
+ * All ranks do so alike. The communicators are those whose work can be captured: `nccl`, which
+ * ends only once all such graphs are destroyed, and `ce` of one rank. */
 
 /* 1: the last backward that reduced followed a plan and asked nothing of the host, so that one like
  * it can be captured. The same on all ranks. */

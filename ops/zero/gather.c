@@ -196,7 +196,7 @@ static pst_status submit_for_others(pst_zero *engine, uint32_t index) {
 
 pst_status pst__gather_for_others(pst_zero *engine, uint32_t index) {
     const pst__group *group = &engine->groups[index];
-    pst_status status = submit_for_others(engine, index);
+    const pst_status status = group->layout.moves ? submit_for_others(engine, index) : PST_OK;
     if (status != PST_OK) return status;
     engine->stats.gathers++;
     engine->stats.gather_bytes += group->layout.gathered_bytes;

@@ -74,7 +74,7 @@ static void add_segments(pst__layout *layout, const pst__member *member, size_t 
         const pst_segment segment = {
             (uint32_t)rank, member->shard_element * layout->gather_element_bytes,
             member->gathered_offset + rows.first * row_bytes, rows.count * row_bytes};
-        layout->moves |= world > 1 || segment.source != segment.destination;
+        layout->moves |= segment.source != segment.destination;
         layout->segments[layout->segment_count++] = segment;
     }
 }
@@ -95,6 +95,7 @@ pst_status pst__layout_build(const pst__heap *heap, pst__layout *layout, size_t 
     layout->segment_capacity = layout->member_count * world;
     layout->segments = pst__heap_alloc(heap, layout->segment_capacity * sizeof *layout->segments);
     if (layout->segments == NULL) return PST_ENOMEM;
+    layout->moves = world > 1;
     for (size_t i = 0; i < layout->member_count; i++)
         add_segments(layout, &layout->members[i], world);
     return PST_OK;

@@ -122,12 +122,16 @@ static int is_sum(const pst_zero *engine, const pst__group *group, pst_dtype dty
            dtype == group->reduce_dtype;
 }
 
-static pst_status fill_target(pst_zero *engine, pst__group *group, const void *const *sources,
-                              pst_dtype dtype) {
-    const pst__part whole = {0, group->layout.gradient_elements};
+static void note_reduced(pst_zero *engine, pst__group *group) {
     group->is_written = 1;
     engine->stats.reduces++;
     engine->stats.reduce_bytes += group->layout.gradient_bytes_whole;
+}
+
+static pst_status fill_target(pst_zero *engine, pst__group *group, const void *const *sources,
+                              pst_dtype dtype) {
+    const pst__part whole = {0, group->layout.gradient_elements};
+    note_reduced(engine, group);
     return copy_in(engine, group, whole, group->target, 0, sources, dtype, group->dtype);
 }
 
@@ -164,6 +168,27 @@ static pst_status ask_target(pst_zero *engine, uint32_t index, int *accumulate) 
                           "group '%s': gradient_target gave no memory", group->name);
 }
 
+static int has_all_sources(const pst__group *group) {
+    for (size_t i = 0; i < group->layout.member_count; i++)
+        if (group->layout.members[i].trainable && group->sources[i] == NULL) return 0;
+    return 1;
+}
+
+/* One rank alone may keep the gradients that it has reported. */
+static int is_kept(const pst_zero *engine, uint32_t index) {
+    const pst__group *group = &engine->groups[index];
+    return engine->carrier.world == 1 && engine->options.gradients_kept != NULL &&
+           group->reported && group->sources_dtype == group->dtype &&
+           group->reduce_dtype == group->dtype && has_all_sources(group) &&
+           engine->options.gradients_kept(engine->options.callback_context, index);
+}
+
+static pst_status keep(pst_zero *engine, uint32_t index) {
+    pst__group *group = &engine->groups[index];
+    note_reduced(engine, group);
+    return pst__record(engine, PST_ZERO_REDUCE, index, group->layout.gradient_bytes_whole);
+}
+
 static pst_status reduce_nothing(pst_zero *engine, uint32_t index) {
     pst__group *group = &engine->groups[index];
     group->target = NULL;
@@ -176,6 +201,7 @@ static pst_status reduce_group(pst_zero *engine, uint32_t index) {
     pst__group *group = &engine->groups[index];
     int accumulate = 0, has_sources = group->reported;
     if (engine->is_broken) return reduce_nothing(engine, index);
+    if (is_kept(engine, index)) return keep(engine, index);
     pst_status status = ask_target(engine, index, &accumulate);
     if (status == PST_OK)
         status = fill(engine, index, has_sources ? group->sources : NULL,

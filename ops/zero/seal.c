@@ -76,7 +76,8 @@ static pst_status alloc_tables(pst_zero *engine) {
         return PST_ENOMEM;
     pst_status status = pst__order_alloc(engine->carrier.heap, &engine->order, count);
     for (size_t i = 0; status == PST_OK && i < count; i++) {
-        engine->order.bytes[i] = engine->groups[i].layout.gathered_bytes;
+        const pst__layout *layout = &engine->groups[i].layout;
+        engine->order.bytes[i] = layout->moves ? layout->gathered_bytes : 0; /* of a copy */
         engine->need[i] = engine->groups[i].forward_only ? PST__NEED_NONE : PST__NEED_UNKNOWN;
     }
     return status;

@@ -38,7 +38,8 @@ typedef struct rank_state {
     int is_in_place[MOST_GROUPS];
     int has_target[MOST_GROUPS];           /* gradients of earlier backwards are in it */
     pst_status target_status[MOST_GROUPS]; /* what asking for it answers */
-    int consumed[MOST_GROUPS];
+    int consumed[MOST_GROUPS], kept[MOST_GROUPS];
+    int keeps;           /* what one rank alone reports is kept as it is */
     int spoils_consumed; /* gradients are overwritten, on compute, as soon as they are */
     float *gradients[MOST_PARAMETERS]; /* whole, of the current backward */
     uint64_t version;                  /* of the parameters' values */
@@ -174,6 +175,12 @@ static inline void note_consumed(void *context, uint32_t group) {
     if (state->spoils_consumed) on_compute(state, spoil_gradients_now, &of, sizeof of);
 }
 
+static inline int keep_gradients(void *context, uint32_t group) {
+    rank_state *state = context;
+    state->kept[group] += state->keeps;
+    return state->keeps;
+}
+
 static inline pst_status add_parameter(rank_state *state, size_t index, const shape *shape) {
     char name[32];
     (void)snprintf(name, sizeof name, "p%zu", index);
@@ -248,6 +255,7 @@ static inline pst_status create_engine(rank_state *state) {
         .segment_alloc = has_own_segments(state) ? alloc_segment : NULL,
         .segment_free = has_own_segments(state) ? free_segment : NULL,
         .gradient_target = give_target,
+        .gradients_kept = keep_gradients,
         .gradients_consumed = note_consumed,
         .callback_context = state};
     return pst_zero_create(state->runtime, &options, &state->engine);

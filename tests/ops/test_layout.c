@@ -84,6 +84,25 @@ static void frozen_parameters_take_no_room_among_gradients(void **unused) {
     pst_runtime_destroy(runtime);
 }
 
+/* Ranks that gather a group without elements, and others that do not, would part. */
+static void only_one_rank_alone_gathers_nothing(void **unused) {
+    (void)unused;
+    pst_runtime *runtime;
+    assert_int_equal(pst_runtime_create(NULL, &runtime), PST_OK);
+    const pst__heap *heap = pst__runtime_heap(runtime);
+    for (size_t world = 1; world <= 2; world++) {
+        pst__layout layout = {
+            .element_bytes = 4, .gather_element_bytes = 4, .reduce_element_bytes = 4};
+        layout.member_count = 1;
+        layout.members = pst__heap_alloc(heap, sizeof *layout.members);
+        layout.members[0] = (pst__member){.rows = 0, .row_elements = 8};
+        assert_int_equal(pst__layout_build(heap, &layout, world), PST_OK);
+        assert_int_equal(layout.moves, world > 1);
+        pst__layout_free(heap, &layout);
+    }
+    pst_runtime_destroy(runtime);
+}
+
 static void illegal_transitions_leave_the_state(void **unused) {
     (void)unused;
     pst__gather_state state = PST__SHARDED;
@@ -106,6 +125,7 @@ int main(void) {
         cmocka_unit_test(very_many_rows_do_not_overflow),
         cmocka_unit_test(offsets_are_aligned_and_do_not_overlap),
         cmocka_unit_test(frozen_parameters_take_no_room_among_gradients),
+        cmocka_unit_test(only_one_rank_alone_gathers_nothing),
         cmocka_unit_test(illegal_transitions_leave_the_state),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -318,6 +318,49 @@ static void frozen_groups_may_come_back_into_the_backward(void **unused) {
 
 /* ---- orders ---------------------------------------------------------------------------------- */
 
+/* ---- one rank alone -------------------------------------------------------------------------- */
+
+static void keep_what_is_reported(rank_state *state) {
+    const int is_alone = state->world == 1;
+    state->keeps = 1;
+    build_engine(state);
+    CHECK_FINE();
+    forward_and_backward(state, 1);
+    CHECK_FINE();
+    for (size_t g = 0; g < state->model->group_count; g++) {
+        CHECK(state->kept[g] == is_alone && state->has_target[g] == !is_alone);
+        CHECK(state->consumed[g] == !is_alone);
+        CHECK(pst_zero_has_written(state->engine, state->groups[g]));
+    }
+    check_who_has_gradients(state);
+    CHECK(stats_of(state).reduces > 0);
+}
+
+static void one_rank_keeps_what_it_reports(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 4, 16);
+    on_all_worlds(&model, keep_what_is_reported);
+    run_ranks_async(1, &model, keep_what_is_reported, NULL);
+}
+
+/* A parameter without a gradient counts as zeros, which the target gets. */
+static void keep_nothing_that_is_missing(rank_state *state) {
+    const void *none[MOST_PARAMETERS] = {NULL};
+    state->keeps = 1;
+    build_and_begin_backward(state);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_gradients(state->engine, state->groups[0], none, PST_FLOAT32));
+    CHECK_OK(pst_zero_end_backward(state->engine));
+    for (size_t g = 0; g < state->model->group_count; g++)
+        CHECK(state->kept[g] == 0 && state->has_target[g]);
+}
+
+static void what_lacks_a_gradient_is_not_kept(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 2, 16);
+    run_ranks(1, &model, keep_nothing_that_is_missing, NULL);
+}
+
 static void report_in_another_order(rank_state *state) {
     build_and_begin_backward(state);
     CHECK_FINE();
@@ -636,6 +679,8 @@ int main(void) {
         cmocka_unit_test(no_rank_has_a_gradient),
         cmocka_unit_test(frozen_groups_that_nobody_needs_leave_the_backward),
         cmocka_unit_test(frozen_groups_may_come_back_into_the_backward),
+        cmocka_unit_test(one_rank_keeps_what_it_reports),
+        cmocka_unit_test(what_lacks_a_gradient_is_not_kept),
         cmocka_unit_test(ranks_may_report_in_different_orders),
         cmocka_unit_test(consumed_gradients_may_be_overwritten),
         cmocka_unit_test(each_report_is_consumed_once_beside_frozen_groups),

@@ -18,6 +18,7 @@ from equality import (
     world,
 )
 from models import Net, loss_of
+from penstock._world import local_of
 
 
 @contextmanager
@@ -91,7 +92,8 @@ def use_a_kept_graph(stage):
 
 @both_ways
 def test_a_graph_that_is_kept_over_other_passes_goes_backward_again(worlds, stage):
-    worlds(2).run(use_a_kept_graph, stage)
+    for size in (1, 2):
+        worlds(size).run(use_a_kept_graph, stage)
 
 
 class Sum(torch.nn.Module):
@@ -165,3 +167,26 @@ def freeze_later(stage):
 @both_ways
 def test_parameters_frozen_after_shard_get_no_gradient(worlds, stage):
     worlds(2).run(freeze_later, stage)
+
+
+def keep_alone(stage):
+    """One rank: gradients are those of autograd until a backward adds to them."""
+    reference, sharded = pair(stage, bucket_bytes=256)
+    for step in range(3):
+        accumulate_reference(reference, step)
+        loss_of(sharded, step, 0).backward()
+        local = [local_of(p.grad) for p in sharded.blocks[0].parameters()]
+        memory = {gradient.untyped_storage().data_ptr() for gradient in local}
+        assert len(memory) == (len(local) if step == 0 else 1), "copied, or not added to"
+        if step == 1:
+            before = [p.grad.clone() for p in sharded.parameters()]
+            with breaking_off(sharded.head), logged():
+                loss_of(sharded, step, 0).backward()
+            for one, parameter in zip(before, sharded.parameters(), strict=True):
+                assert parameter.grad is not None and torch.equal(one, parameter.grad)
+    finish(reference, sharded)
+
+
+@both_ways
+def test_one_rank_keeps_the_gradients_of_autograd(worlds, stage):
+    worlds(1).run(keep_alone, stage)

@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -33,6 +33,13 @@ from penstock._world import World, local_of, stream_of
 _ATTRIBUTE = "_penstock_engine"
 _logger = logging.getLogger("penstock")
 _live: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+class GraphOwner(Protocol):
+    """Who has CUDA graphs of an engine's passes."""
+
+    def drop_graphs(self) -> None:
+        """Destroy them: the engine ends, or another one takes its place."""
 
 
 class Engine:
@@ -87,6 +94,7 @@ class Engine:
         self.is_traced = False
         self.is_captured = False  # what runs becomes a part of a CUDA graph
         self.gradients_before: set[int] = set()  # ids of those from before that capture
+        self.graph_owners: weakref.WeakSet[GraphOwner] = weakref.WeakSet()
         self.plans: dict[bool, object] = {}  # in force, for training and for evaluation
         self.backward = Backward(self)
         self._parameters = [p for group in self.groups() for p in group.parameters]
@@ -239,6 +247,7 @@ class Engine:
                 )
             parameter.trainable = True
         try:
+            self._drop_graphs()
             self.native.destroy()
             self.runtime.destroy()
             self.runtime, self.native = open_native(self.name, self.options, self.world, self.units)
@@ -259,6 +268,11 @@ class Engine:
     def _versions(self) -> int:
         """Return a number that grows with every in-place operation that torch counts."""
         return sum([tensor._version for tensor in self._counted])
+
+    def _drop_graphs(self) -> None:
+        """Destroy the graphs that passes were captured into: NCCL ends only behind them."""
+        for owner in list(self.graph_owners):
+            owner.drop_graphs()
 
     # ---- the shards changed ---------------------------------------------------------------------
 
@@ -302,6 +316,7 @@ class Engine:
         self.backward.break_off()
         for unit in self.units:
             unit.reset()
+        self._drop_graphs()
         try:
             self.native.destroy()
         finally:

@@ -1,7 +1,8 @@
 """The flat gradient of a group: what a backward adds to, and what parameters show of it.
 
 It lives as long as some parameter's .grad shows a part of it: the engine has it during a backward
-only, and the group has a weak reference. So zero_grad(set_to_none=True) frees it.
+only, and the group has a weak reference. So zero_grad(set_to_none=True) frees it. One rank alone
+has none before a backward adds to gradients: until then they are those that autograd has made.
 
 While a backward runs that reduces, no shard has a .grad: what a graph puts there that uses shards
 themselves (a penalty over them) is a tensor of its own, and is added when the backward has ended.
@@ -40,7 +41,8 @@ def _add_to(native: _C.Engine, group: Group, old: list[tuple[Parameter, torch.Te
     shown = {parameter for parameter, _ in old}
     for parameter, gradient in old:
         if gradient.untyped_storage()._cdata != shared:
-            flat.as_strided(*parameter.rows).copy_(gradient)
+            rows = flat.as_strided(*parameter.rows).copy_(gradient)
+            group.old[parameter] = _as_gradient(parameter, rows)  # frees the other one
     for parameter in group.trainable:
         if parameter not in shown:
             flat.as_strided(*parameter.rows).zero_()
@@ -75,11 +77,19 @@ def _show_gradient(native: _C.Engine, group: Group) -> None:
     if flat is not None:
         group.gradient = StorageWeakRef(flat.untyped_storage())
         for parameter in group.trainable:
-            if parameter.sharded.requires_grad and native.has_gradient(parameter.index):
-                group.old.pop(parameter, None)  # is in it
-                rows = flat.as_strided(*parameter.rows)
-                like = local_of(parameter.sharded)
-                _add_and_set(parameter, as_sharded(rows, parameter.layout, like))
+            _set_reduced(native, parameter, flat.as_strided(*parameter.rows))
+    for parameter, kept in zip(group.parameters, native.take_kept(group.index), strict=False):
+        _set_reduced(native, parameter, kept)
+
+
+def _set_reduced(native: _C.Engine, parameter: Parameter, rows: torch.Tensor) -> None:
+    if parameter.sharded.requires_grad and native.has_gradient(parameter.index):
+        parameter.group.old.pop(parameter, None)  # is in it
+        _add_and_set(parameter, _as_gradient(parameter, rows))
+
+
+def _as_gradient(parameter: Parameter, rows: torch.Tensor) -> torch.Tensor:
+    return as_sharded(rows, parameter.layout, local_of(parameter.sharded))
 
 
 @torch.no_grad()

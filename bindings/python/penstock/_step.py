@@ -84,12 +84,12 @@ class _Step:
         self._engine = engine
         self._optimizers = optimizers
         self._rates = [_Rates(optimizer, engine.world.device) for optimizer in optimizers]
-        self._native = engine.native  # that the graphs are of
         self._graphs: dict[Hashable, _Graph] = {}
         self._seen: dict[Hashable, bool] = {}  # whether it can be captured, as far as is known
         self._has_warned = False
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
+        engine.graph_owners.add(self)
         why = _why_never(engine)
         self._is_eager = why is not None
         if why is not None:
@@ -99,9 +99,6 @@ class _Step:
         if self._is_eager:
             return self._function(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        if self._engine.native is not self._native:  # a parameter was unfrozen
-            self._native = self._engine.native
-            self._graphs.clear()
         for rates in self._rates:
             rates.refresh()
         signature = self._signature(leaves, structure)
@@ -112,6 +109,12 @@ class _Step:
             return graph.launch(self._engine, leaves)
         self._note(signature)
         return self._function(*args, **kwargs)
+
+    def drop_graphs(self) -> None:
+        """Destroy all graphs, which are captured anew where the model goes on."""
+        for graph in self._graphs.values():
+            graph.destroy()
+        self._graphs.clear()
 
     def _note(self, signature: Hashable) -> None:
         self._seen.setdefault(signature, True)
@@ -147,19 +150,19 @@ class _Step:
         self, leaves: list[Any], structure: pytree.TreeSpec, signature: Hashable
     ) -> _Graph | None:
         while len(self._graphs) >= _MOST_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
-        graph, failure = None, None
+            self._graphs.pop(next(iter(self._graphs))).destroy()
+        graph, failure = None, ""
         before = [(p.sharded, p.sharded.grad) for p in self._engine.parameters()]
         try:
             graph = self._try(leaves, structure)
         except Exception as error:  # whatever a step may raise under capture
-            failure = error
-        mine = torch.tensor([failure is None], dtype=torch.uint8)
+            failure = _reason_of(error)
+        mine = torch.tensor([not failure], dtype=torch.uint8)
         if bool(self._engine.world.all_gather(mine).all()):
             self._graphs[signature] = graph  # type: ignore[assignment]
             return graph
         self._seen[signature] = False
-        self._warn(_reason_of(failure) if failure else "another rank could not capture it")
+        self._warn(failure or "another rank could not capture it")
         for parameter, gradient in before:
             parameter.grad = gradient
         return None
@@ -241,6 +244,12 @@ class _Graph:
         empty.capture_begin(capture_error_mode="thread_local")
         torch.zeros(1, device=device)
         empty.capture_end()
+
+    def destroy(self) -> None:
+        """Free the graph; what it has returned stays."""
+        self._graph.reset()
+        self._outputs = None
+        self._gradients.clear()
 
     @torch.no_grad()
     def launch(self, engine: Engine, leaves: list[Any]) -> Any:
