@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define PST_COMM_API_VERSION 2u
+#define PST_COMM_API_VERSION 3u
 
 typedef struct pst_comm pst_comm;
 
@@ -126,7 +126,21 @@ typedef struct pst_comm_ops {
     /* (optional) Which way this collective takes, for traces, where that is not always the same: a
      * name that lives as long as the communicator. Any thread. NULL: `name`. */
     const char *(*path)(pst_comm *comm, const pst_collective *collective);
+    /* (optional) Where collectives are captured into a CUDA graph in another way than they are
+     * started: between these two calls, of which the second appends to `stream`, behind all else
+     * in the graph, what ends each launch of it. Their tickets are PST_TICKET_CAPTURED. No
+     * collective is in flight on any rank when a capture begins or a graph is launched, but graphs
+     * may follow each other on one stream. NULL: as they are started. */
+    pst_status (*capture_begin)(pst_comm *comm);
+    pst_status (*capture_end)(pst_comm *comm, pst_stream *stream);
+    /* (optional) A graph with such collectives has been launched on `stream`. */
+    pst_status (*graph_launched)(pst_comm *comm, pst_stream *stream);
 } pst_comm_ops;
+
+/* The ticket of the `index`th collective, from 1, of the `capture`th capture. */
+#define PST_TICKET_CAPTURED(capture, index)                                                        \
+    (UINT64_C(1) << 63 | (uint64_t)(capture) << 16 | (index))
+#define PST_MOST_CAPTURED 65535u /* collectives in a capture */
 
 struct pst_comm {
     const pst_comm_ops *ops;

@@ -239,8 +239,10 @@ PST_API pst_status pst_zero_updated(pst_zero *engine);
  *     pst_zero_begin_capture, passes, pst_zero_end_capture             and ends it
  *     pst_zero_before_graph, the launch, pst_zero_after_graph          each time
  *
- * All ranks do so alike. The communicators are those whose work can be captured: `nccl`, which
- * ends only once all such graphs are destroyed, and `ce` of one rank. */
+ * All ranks do so alike, and launch their graphs of one step in one order. The communicators are
+ * `ce`, and `nccl`, which ends only once all such graphs are destroyed. A rank that is late,
+ * stopped or dead is noticed as in other steps: what the others have launched ends, with no result.
+ */
 
 /* 1: the last backward that reduced followed a plan and asked nothing of the host, so that one like
  * it can be captured. The same on all ranks. */

@@ -19,6 +19,45 @@ static pst_status each_stream(pst__carrier *carrier,
     return status == PST_OK && filling->own != NULL ? call(carrier, filling->own) : status;
 }
 
+/* Of each communicator once. */
+static size_t queue_count(const pst__carrier *carrier) {
+    return carrier->one_comm ? 1 : PST__LANE_COUNT;
+}
+
+static pst_status begin_comms(pst__carrier *carrier) {
+    pst_status status = PST_OK;
+    carrier->captures++;
+    for (size_t i = 0; i < queue_count(carrier) && status == PST_OK; i++) {
+        pst__queue *queue = &carrier->queues[i];
+        queue->captured_tickets = 0;
+        if (queue->comm->ops->capture_begin != NULL)
+            status = queue->comm->ops->capture_begin(queue->comm);
+    }
+    return status;
+}
+
+/* Behind all that waits within the graph; each of them, whatever the others answer. */
+static pst_status end_comms(pst__carrier *carrier) {
+    pst_status status = PST_OK;
+    for (size_t i = 0; i < queue_count(carrier); i++) {
+        const pst__queue *queue = &carrier->queues[i];
+        if (queue->comm->ops->capture_end == NULL) continue;
+        const pst_status ended = queue->comm->ops->capture_end(queue->comm, carrier->compute);
+        if (status == PST_OK) status = ended;
+    }
+    return status;
+}
+
+static pst_status tell_comms(pst__carrier *carrier) {
+    pst_status status = PST_OK;
+    for (size_t i = 0; i < queue_count(carrier) && status == PST_OK; i++) {
+        pst_comm *comm = carrier->queues[i].comm;
+        if (comm->ops->graph_launched != NULL)
+            status = comm->ops->graph_launched(comm, carrier->compute);
+    }
+    return status;
+}
+
 static pst_status wait_for_compute(pst__carrier *carrier, pst_stream *stream) {
     return carrier->device->ops->stream_wait(carrier->device, stream, carrier->reached);
 }
@@ -54,6 +93,7 @@ pst_status pst__carrier_begin_capture(pst__carrier *carrier, void *native) {
     carrier->outside = carrier->compute;
     use_stream(carrier, stream);
     status = fork_from_compute(carrier);
+    if (status == PST_OK) status = begin_comms(carrier);
     if (status == PST_OK) return PST_OK;
     (void)pst__carrier_end_capture(carrier);
     return pst__carrier_fail(carrier, status, "%s", "the lanes could not join the capture");
@@ -63,7 +103,9 @@ pst_status pst__carrier_end_capture(pst__carrier *carrier) {
     pst_device *device = carrier->device;
     pst_stream *captured = carrier->compute;
     if (carrier->outside == NULL) return PST_OK;
-    const pst_status status = each_stream(carrier, join_compute);
+    pst_status status = each_stream(carrier, join_compute);
+    const pst_status ended = end_comms(carrier);
+    if (status == PST_OK) status = ended;
     device->ops->capture_end(device);
     use_stream(carrier, carrier->outside);
     carrier->outside = NULL;
@@ -77,11 +119,15 @@ pst_status pst__carrier_end_capture(pst__carrier *carrier) {
 pst_status pst__carrier_before_graph(pst__carrier *carrier) {
     if (!carrier->is_beside_graph) return PST_OK;
     carrier->is_beside_graph = 0;
-    return each_stream(carrier, join_compute);
+    pst_status status = pst__operation_wait_launches(carrier);
+    if (status == PST_OK) status = each_stream(carrier, join_compute);
+    return status == PST_OK ? pst__wait_all_readers(carrier) : status;
 }
 
-void pst__carrier_after_graph(pst__carrier *carrier) {
+pst_status pst__carrier_after_graph(pst__carrier *carrier) {
     carrier->is_behind_graph = 1;
+    const pst_status status = tell_comms(carrier);
+    return status == PST_OK ? pst__operation_follow_graph(carrier) : status;
 }
 
 pst_status pst__carrier_join_graph(pst__carrier *carrier) {

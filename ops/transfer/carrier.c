@@ -277,13 +277,7 @@ static int wait_streams(pst__carrier *carrier, uint64_t patience_ns) {
 
 /* Compute uses the executor's memory, and so may peers that read for themselves: until here. */
 static int all_have_read(pst__carrier *carrier) {
-    for (int lane = 0; carrier->asynchronous && lane < PST__LANE_COUNT; lane++) {
-        const pst__queue *queue = &carrier->queues[lane];
-        if (queue->comm == NULL || queue->tickets == 0 || queue->comm->ops->source_wait == NULL)
-            continue;
-        if (queue->comm->ops->source_wait(queue->comm, carrier->compute, queue->tickets) != PST_OK)
-            return 0;
-    }
+    if (carrier->asynchronous && pst__wait_all_readers(carrier) != PST_OK) return 0;
     return pst__carrier_wait_compute(carrier, PST__PATIENCE_NS);
 }
 
@@ -312,7 +306,8 @@ static int drained(pst__carrier *carrier) {
 pst_status pst__carrier_drain(pst__carrier *carrier) {
     const pst_status status = pst_runtime_status(carrier->runtime);
     if (status != PST_OK) return status;
-    if ((all_ended(carrier) || drained(carrier)) && wait_streams(carrier, PST__PATIENCE_NS)) {
+    if ((all_ended(carrier) || drained(carrier)) && wait_streams(carrier, PST__PATIENCE_NS) &&
+        all_have_read(carrier)) {
         carrier->is_behind_graph = carrier->is_beside_graph = 0;
         return PST_OK;
     }

@@ -39,9 +39,9 @@ typedef enum pst__lane_index {
 typedef struct pst__queue {
     pst_comm *comm;
     pst_lane *lane;
-    pst_lane *sum_lane;  /* of reductions' second parts; NULL where they have none */
-    pst_lane *then_lane; /* of operations' `then`; NULL where nobody has one */
-    uint64_t tickets;
+    pst_lane *sum_lane;                 /* of reductions' second parts; NULL where they have none */
+    pst_lane *then_lane;                /* of operations' `then`; NULL where nobody has one */
+    uint64_t tickets, captured_tickets; /* the latter of this capture */
     pst__operation *oldest, *newest;
     pst__operation *holding; /* the first one that has its memory still */
 } pst__queue;
@@ -105,6 +105,7 @@ typedef struct pst__carrier {
     pst__filling filling;
     pst_event *reached;  /* compute's position, for the host to wait for */
     pst_stream *outside; /* compute's own stream while another one is captured; NULL: none is */
+    uint64_t captures;   /* begun so far, the same number on all ranks */
     int is_behind_graph; /* a graph has run that no lane was put in order with */
     int is_beside_graph; /* lanes have run what no graph was put in order with */
     pst__stalls stalls;
@@ -152,7 +153,7 @@ pst_status pst__carrier_end_capture(pst__carrier *carrier);
 /* Around a launch of the graph on compute's stream: what the lanes have done comes before it. What
  * they do next comes behind it, and begins with pst__carrier_join_graph. */
 pst_status pst__carrier_before_graph(pst__carrier *carrier);
-void pst__carrier_after_graph(pst__carrier *carrier);
+pst_status pst__carrier_after_graph(pst__carrier *carrier);
 pst_status pst__carrier_join_graph(pst__carrier *carrier);
 
 /* ---- peers.c: memory that peers read by themselves ------------------------------------------- */
@@ -165,6 +166,8 @@ pst_status pst__open_segment(pst__carrier *carrier, pst_arena *arena, size_t byt
 /* The stream waits until no peer reads the source of this ticket any more; 0: of none. */
 pst_status pst__wait_readers(pst__carrier *carrier, pst_comm *comm, pst_stream *stream,
                              uint64_t ticket);
+/* Compute waits until no peer reads any source of this rank's. */
+pst_status pst__wait_all_readers(pst__carrier *carrier);
 /* Compute waits until no peer reads what was gathered from so far. */
 pst_status pst__wait_gather_readers(pst__carrier *carrier);
 /* Each rank's `bytes` of host memory, in the order of ranks. Blocks. */

@@ -351,11 +351,15 @@ static pst_status launch_captured(pst__operation *operation, pst_event *const *a
     pst__queue *queue = operation->queue;
     pst_collective *collective = &operation->work.collective;
     pst_device *device = operation->carrier->device;
-    collective->ticket = queue->tickets + 1;
+    if (queue->captured_tickets == PST_MOST_CAPTURED)
+        return pst__carrier_fail(operation->carrier, PST_EUNSUPPORTED,
+                                 "more than %u collectives in a graph", PST_MOST_CAPTURED);
+    collective->ticket =
+        PST_TICKET_CAPTURED(operation->carrier->captures, queue->captured_tickets + 1);
     operation->work.combine_apart =
         queue->sum_lane != NULL && collective->kind == PST_REDUCE_SCATTER;
     pst_status status = launch_on(operation, queue->lane, start, after, after_count);
-    if (status == PST_OK) queue->tickets++;
+    if (status == PST_OK) queue->captured_tickets++;
     if (status == PST_OK && has_second_part(operation)) {
         status = device->ops->event_record(device, operation->ready, pst_lane_stream(queue->lane));
         if (status == PST_OK)
@@ -406,6 +410,40 @@ pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_ev
     }
     enqueue(operation->queue, operation);
     return PST_OK;
+}
+
+/* A task behind a launched graph: until that has ended, ranks are watched and deadlines count. */
+pst_status pst__operation_follow_graph(pst__carrier *carrier) {
+    pst__operation *operation;
+    pst_device *device = carrier->device;
+    pst_status status = pst__operation_take(carrier, PST__GATHER_LANE, &operation);
+    if (status != PST_OK) return status;
+    operation->unfinished = 1; /* the add publishes it */
+    operation->is_waited = 1;
+    pst__store_relaxed(&operation->launched, 1); /* it has no memory */
+    const pst_task_options options = {.size = sizeof options,
+                                      .name = "graph of a step",
+                                      .lane = operation->queue->lane,
+                                      .after_events = &operation->ready,
+                                      .after_event_count = 1,
+                                      .done = ended,
+                                      .done_argument = operation};
+    status = device->ops->event_record(device, operation->ready, carrier->compute);
+    if (status == PST_OK) status = pst_graph_add(carrier->graph, &options, &operation->task);
+    if (status == PST_OK)
+        enqueue(operation->queue, operation);
+    else
+        pst__operation_give(carrier, operation);
+    return status;
+}
+
+pst_status pst__operation_wait_launches(pst__carrier *carrier) {
+    pst_status status = PST_OK;
+    for (int lane = 0; lane < PST__LANE_COUNT; lane++)
+        for (pst__operation *operation = carrier->queues[lane].oldest;
+             operation != NULL && status == PST_OK; operation = operation->next)
+            status = pst__operation_wait_launch(operation);
+    return status;
 }
 
 /* ---- taking back ----------------------------------------------------------------------------- */

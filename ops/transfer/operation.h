@@ -70,6 +70,10 @@ pst_status pst__operation_wait_reductions(pst__carrier *carrier);
 pst_status pst__operation_wait_end(const pst__operation *operation);
 /* Blocks until it is launched, so that its memory can be given back; on the host device, ended. */
 pst_status pst__operation_wait_launch(pst__operation *operation);
+/* The same of all that is in flight. */
+pst_status pst__operation_wait_launches(pst__carrier *carrier);
+/* A graph has been launched on compute's stream: it is in flight until it has ended. */
+pst_status pst__operation_follow_graph(pst__carrier *carrier);
 /* Takes back what has ended, and the memory of what is launched; cheap. */
 void pst__operation_reap(pst__carrier *carrier);
 /* The same where compute has waited for all of a queue: on the host a callback may be behind its

@@ -44,6 +44,15 @@ pst_status pst__wait_readers(pst__carrier *carrier, pst_comm *comm, pst_stream *
                              (unsigned long long)ticket, comm->ops->error_text(comm));
 }
 
+pst_status pst__wait_all_readers(pst__carrier *carrier) {
+    pst_status status = PST_OK;
+    for (int lane = 0; lane < PST__LANE_COUNT && status == PST_OK; lane++) {
+        const pst__queue *queue = &carrier->queues[lane];
+        status = pst__wait_readers(carrier, queue->comm, carrier->compute, queue->tickets);
+    }
+    return status;
+}
+
 pst_status pst__wait_gather_readers(pst__carrier *carrier) {
     return pst__wait_readers(carrier, carrier->options.gather_comm, carrier->compute,
                              carrier->gather_ticket);

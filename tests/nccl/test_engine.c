@@ -1,5 +1,7 @@
-/* A ZeRO engine on the device cuda and the communicator nccl. */
+/* A ZeRO engine on the device cuda, and the communicators nccl and ce. */
 #include "fixture.h"
+
+#include <penstock/copy_engine.h>
 
 enum { ROWS = 8, COLUMNS = 16, PAUSE_NS = 5000000 };
 enum { GROUPS = 2, APART = 2048 };
@@ -11,6 +13,7 @@ typedef struct engine_rank {
     pst_lane *compute;
     pst_zero *engine;
     pst_status status;
+    fake_graph *graph; /* of a step */
 } engine_rank;
 
 static engine_rank engines[RANKS];
@@ -104,7 +107,10 @@ static void all_are_well(void) {
     for (int i = 0; i < RANKS; i++) {
         nccl_rank *rank = engines[i].rank;
         (void)pst_runtime_error(rank->runtime, rank->text, sizeof rank->text);
-        if (engines[i].status != PST_OK) fail_msg("rank %d: %s", i, rank->text);
+        if (engines[i].status != PST_OK) print_error("rank %d: %s\n", i, rank->text);
+    }
+    for (int i = 0; i < RANKS; i++) {
+        if (engines[i].status != PST_OK) fail();
     }
 }
 
@@ -192,31 +198,70 @@ static pst_status train(engine_rank *self) {
     return status == PST_OK ? backward(self) : status;
 }
 
-static pst_status train_as_graph(engine_rank *self) {
+static pst_status capture(engine_rank *self, fake_graph **graph) {
     const CUstream native = pst_cuda_stream(self->wrapped);
-    fake_graph *graph = NULL;
     pst_status status = pst_zero_drain(self->engine);
     if (status != PST_OK) return status;
     fake_cuda_begin_capture(native);
     status = pst_zero_begin_capture(self->engine, native);
     if (status == PST_OK) status = train(self);
     const pst_status ended = pst_zero_end_capture(self->engine);
-    const CUresult joined = fake_cuda_end_capture(native, &graph);
+    const CUresult joined = fake_cuda_end_capture(native, graph);
     if (status == PST_OK) status = ended;
-    if (status == PST_OK && joined != CUDA_SUCCESS) status = PST_EDEVICE;
-    if (status == PST_OK) status = pst_zero_before_graph(self->engine);
-    fake_cuda_launch(graph, native);
-    return status == PST_OK ? pst_zero_after_graph(self->engine) : status;
+    return status == PST_OK && joined != CUDA_SUCCESS ? PST_EDEVICE : status;
+}
+
+static pst_status launch(engine_rank *self, fake_graph *graph) {
+    const pst_status status = pst_zero_before_graph(self->engine);
+    if (status != PST_OK) return status;
+    fake_cuda_launch(graph, pst_cuda_stream(self->wrapped));
+    return pst_zero_after_graph(self->engine);
+}
+
+/* The stand-in of NCCL knows a call by its number, so that a graph of it can be launched once. */
+static pst_status train_as_graph(engine_rank *self) {
+    fake_graph *graph = NULL;
+    const pst_status status = capture(self, &graph);
+    return status == PST_OK ? launch(self, graph) : status;
+}
+
+static void train_until_steady(engine_rank *self) {
+    for (int i = 0; i < 8 && self->status == PST_OK; i++)
+        self->status = train(self);
+    if (self->status == PST_OK && !pst_zero_is_steady(self->engine)) self->status = PST_ESTATE;
 }
 
 /* Eager until a step can be captured; then by turns. */
 static void *train_by_turns(void *argument) {
     engine_rank *self = &engines[((nccl_rank *)argument)->rank];
-    for (int i = 0; i < 8 && self->status == PST_OK; i++)
-        self->status = train(self);
-    if (self->status == PST_OK && !pst_zero_is_steady(self->engine)) self->status = PST_ESTATE;
+    train_until_steady(self);
     for (int i = 0; i < 8 && self->status == PST_OK; i++)
         self->status = i % 4 == 3 ? train(self) : train_as_graph(self);
+    if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
+    return NULL;
+}
+
+/* All at once, so that a rank may be launches ahead of the other. */
+static pst_status launch_thrice(engine_rank *self, fake_graph *graph) {
+    pst_status status = PST_OK;
+    fake_cuda_hold(1);
+    for (int i = 0; i < 3 && status == PST_OK; i++)
+        status = launch(self, graph);
+    fake_cuda_hold(0);
+    return status;
+}
+
+/* Two graphs, launched again and again, with eager steps between. */
+static void *train_by_launches(void *argument) {
+    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
+    fake_graph *graphs[2] = {NULL, NULL};
+    train_until_steady(self);
+    for (int i = 0; i < 2 && self->status == PST_OK; i++)
+        self->status = capture(self, &graphs[i]);
+    for (int i = 0; i < 4 && self->status == PST_OK; i++) {
+        self->status = launch_thrice(self, graphs[i % 2]);
+        if (self->status == PST_OK) self->status = train(self);
+    }
     if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
     return NULL;
 }
@@ -244,24 +289,135 @@ static void check_halved(const nccl_world *world, int times) {
                             first_value(i, group, k) / (float)(1 << times));
 }
 
+static void train_and_check(nccl_world *world, uint64_t seed, void *(*train_all)(void *),
+                            int steps) {
+    time_waits = 0;
+    fake_cuda_seed(seed);
+    on_ranks(world, RANKS, build);
+    all_are_well();
+    set_shards(world);
+    on_ranks(world, RANKS, train_all);
+    all_are_well();
+    check_halved(world, steps);
+    on_ranks(world, RANKS, destroy);
+    for (int i = 0; i < RANKS; i++) {
+        world->ranks[i].comm->ops->destroy(world->ranks[i].comm);
+        world->ranks[i].comm = NULL;
+    }
+}
+
 static void steps_as_graphs_are_steps(void **state) {
     nccl_world *world = *state;
     for (uint64_t seed = 1; seed <= 20; seed++) {
-        time_waits = 0;
-        fake_cuda_seed(seed);
         create_comms(world);
-        on_ranks(world, RANKS, build);
-        all_are_well();
-        set_shards(world);
-        on_ranks(world, RANKS, train_by_turns);
-        all_are_well();
-        check_halved(world, 16);
-        on_ranks(world, RANKS, destroy);
+        train_and_check(world, seed, train_by_turns, 16);
+    }
+}
+
+/* ---- over copy engines ----------------------------------------------------------------------- */
+
+static void *create_ce(void *argument) {
+    nccl_rank *rank = argument;
+    const pst_ce_options options = {.size = sizeof options};
+    rank->status =
+        pst_ce_create(rank->runtime, rank->device, &rank->exchange, &options, &rank->comm);
+    (void)pst_runtime_error(rank->runtime, rank->text, sizeof rank->text);
+    return NULL;
+}
+
+static void create_ces(nccl_world *world) {
+    on_ranks(world, RANKS, create_ce);
+    for (int i = 0; i < RANKS; i++)
+        if (world->ranks[i].status != PST_OK) fail_msg("%s", world->ranks[i].text);
+}
+
+static void graphs_over_copy_engines_are_steps(void **state) {
+    nccl_world *world = *state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        create_ces(world);
+        train_and_check(world, seed, train_by_launches, 24);
+    }
+}
+
+/* Of one gather alone, so that no later flag makes up for one that is lost. */
+static void *launch_a_gather(void *argument) {
+    nccl_rank *rank = argument;
+    const pst_comm_ops *ops = rank->comm->ops;
+    const CUstream native = pst_cuda_stream(rank->stream);
+    const pst_segment segments[RANKS] = {{0, 0, 0, 64}, {1, 0, 64, 64}};
+    const pst_collective gather = {.kind = PST_ALL_GATHER,
+                                   .name = "gather",
+                                   .dtype = PST_FLOAT32,
+                                   .ticket = PST_TICKET_CAPTURED(1, 1),
+                                   .source = rank->memory,
+                                   .source_bytes = 64,
+                                   .destination = rank->memory + 64,
+                                   .segments = segments,
+                                   .segment_count = RANKS};
+    fake_graph *graph = NULL;
+    rank->status = pst_ce_register(rank->comm, rank->memory, AREA);
+    fake_cuda_begin_capture(native);
+    if (rank->status == PST_OK) rank->status = ops->capture_begin(rank->comm);
+    if (rank->status == PST_OK) rank->status = start(rank, &gather);
+    if (rank->status == PST_OK) rank->status = ops->capture_end(rank->comm, rank->stream);
+    if (fake_cuda_end_capture(native, &graph) != CUDA_SUCCESS) rank->status = PST_EDEVICE;
+    for (int i = 0; i < 3 && rank->status == PST_OK; i++) {
+        fake_cuda_launch(graph, native);
+        rank->status = ops->graph_launched(rank->comm, rank->stream);
+    }
+    if (rank->status == PST_OK) rank->status = until_over(rank);
+    return NULL;
+}
+
+static void a_graph_of_one_collective_is_launched_again(void **state) {
+    nccl_world *world = *state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        create_ces(world);
+        fake_cuda_seed(seed);
+        for (int i = 0; i < RANKS; i++)
+            memset(world->ranks[i].memory, 0x10 * (i + 1), 64);
+        on_ranks(world, RANKS, launch_a_gather);
         for (int i = 0; i < RANKS; i++) {
-            world->ranks[i].comm->ops->destroy(world->ranks[i].comm);
-            world->ranks[i].comm = NULL;
+            nccl_rank *rank = &world->ranks[i];
+            if (rank->status != PST_OK)
+                fail_msg("seed %d, rank %d: %s, %s", (int)seed, i, pst_status_text(rank->status),
+                         rank->comm->ops->error_text(rank->comm));
+            assert_int_equal(rank->memory[64], 0x10);
+            assert_int_equal(rank->memory[128], 0x20);
+            rank->comm->ops->destroy(rank->comm);
+            rank->comm = NULL;
         }
     }
+}
+
+static void *train_and_capture(void *argument) {
+    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
+    train_until_steady(self);
+    if (self->status == PST_OK) self->status = capture(self, &self->graph);
+    if (self->status == PST_OK) self->status = launch(self, self->graph);
+    if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
+    return NULL;
+}
+
+/* Rank 1 launches nothing more. */
+static void what_is_launched_ends_behind_an_abort(void **state) {
+    nccl_world *world = *state;
+    nccl_rank *first = &world->ranks[0], *second = &world->ranks[1];
+    create_ces(world);
+    on_ranks(world, RANKS, build);
+    all_are_well();
+    on_ranks(world, RANKS, train_and_capture);
+    all_are_well();
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(launch(&engines[0], engines[0].graph), PST_OK);
+    assert_int_equal(query(first), PST_PENDING);
+    pst_runtime_poison(first->runtime, PST_ETIMEDOUT, "rank 1 does not come");
+    assert_int_equal(until_over(first), PST_OK);
+    assert_int_equal(launch(&engines[0], engines[0].graph), PST_ETIMEDOUT);
+    assert_int_equal(launch(&engines[1], engines[1].graph), PST_EPEER);
+    (void)pst_runtime_error(second->runtime, second->text, sizeof second->text);
+    assert_non_null(strstr(second->text, "rank 0 has failed"));
+    on_ranks(world, RANKS, destroy);
 }
 
 /* What the host would have to wait in is refused, and so is what has no plan yet; nothing breaks.
@@ -362,6 +518,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(hooks_under_capture_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(steps_as_graphs_are_steps, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(graphs_over_copy_engines_are_steps, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_graph_of_one_collective_is_launched_again, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(what_is_launched_ends_behind_an_abort, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_step_without_a_plan_is_not_captured, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waits_of_the_compute_stream_are_timed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waits_are_timed_where_that_is_asked_for_alone, set_up,

@@ -43,8 +43,6 @@ class Trainer:
         if compiles:
             for block in self.model.blocks:
                 block.compile()
-        if world()[1] > 1:
-            shard["communicator"] = "nccl"
         penstock.shard(self.model, **shard)
         rate = torch.tensor(0.01, device=DEVICE)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, capturable=True)
@@ -116,18 +114,18 @@ WAYS = {
 
 
 @on_gpus
-@pytest.mark.parametrize("size", [1, 2])
-def test_captured_steps_equal_eager_ones(worlds, size):
+@pytest.mark.parametrize(("size", "communicator"), [(1, "auto"), (2, "ce"), (2, "nccl")])
+def test_captured_steps_equal_eager_ones(worlds, size, communicator):
     if torch.cuda.device_count() < size:
         pytest.skip(f"wants {size} GPUs")
-    worlds(size).run(check_all_ways)
+    worlds(size).run(check_all_ways, communicator)
 
 
-def check_all_ways():
+def check_all_ways(communicator):
     failed = []
     for name, (model_class, options) in WAYS.items():
         try:
-            assert_equal(model_class, options)
+            assert_equal(model_class, {**options, "communicator": communicator})
         except Exception as error:
             failed.append(f"{name}: {type(error).__name__}: {error}")
     assert not failed, "\n".join(failed)

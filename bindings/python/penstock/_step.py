@@ -32,7 +32,7 @@ def step(model: nn.Module, optimizer: _Optimizers) -> Callable[[_Function], _Fun
     dtypes, other values) is captured once and launched as one graph from then on, of which at most
     eight are kept. A step that cannot be captured goes on as it is, with one warning that says why
     and where; so does every step on CPUs, and between several ranks over another communicator than
-    ``nccl``.
+    ``ce`` or ``nccl``.
 
     Parameters
     ----------
@@ -326,10 +326,10 @@ def _why_never(engine: Engine) -> str | None:
     if engine.world.device.type != "cuda":
         return f"there are no CUDA graphs on {engine.world.device}"
     communicator = engine.native.communicator()
-    if engine.world.size > 1 and communicator != "nccl":
+    if engine.world.size > 1 and communicator not in ("ce", "nccl"):
         return (
             f"communicator {communicator!r} cannot be captured between several ranks: give "
-            "penstock.shard(..., communicator='nccl')"
+            "penstock.shard(..., communicator='ce') or 'nccl'"
         )
     return None
 

@@ -112,9 +112,14 @@ static pst_status ce_test(pst_comm *comm, void *request) {
     return failure_of(ce_of(comm));
 }
 
-/* Who has read a later ticket has read this one. */
+static int is_of_graph(uint64_t ticket) {
+    return ticket >> 63 != 0;
+}
+
+/* Who has read a later ticket has read this one. What graphs read is read when they have ended. */
 static uint64_t as_near(pst__ce *ce, uint64_t ticket) {
     const uint64_t latest = pst__load_acquire(&ce->tickets); /* see is_idle */
+    if (is_of_graph(ticket)) return latest;
     return latest > MOST_BEHIND && ticket < latest - MOST_BEHIND ? latest - MOST_BEHIND : ticket;
 }
 
@@ -122,11 +127,18 @@ static pst_status ce_source_wait(pst_comm *comm, pst_stream *stream, uint64_t ti
     pst__ce *ce = ce_of(comm);
     pst_status status = failure_of(ce);
     pst__flag_steps steps = {.count = 0};
+    const int is_captured = ce->flags.is_captured;
     if (ticket == 0 || status != PST_OK) return status;
-    const uint32_t sequence = pst__flag_sequence(ce->first_sequence, as_near(ce, ticket), 1);
+    if (is_captured && !is_of_graph(ticket)) return PST_OK; /* read before any launch */
+    if (!is_captured) ticket = as_near(ce, ticket);
+    const uint32_t sequence = pst__ce_sequence(ce, ticket, 1);
     for (int peer = 0; peer < comm->size; peer++)
         if (peer != comm->rank) pst__flag_wait(&ce->flags, &steps, PST__FLAG_DONE, peer, sequence);
     return pst__flags_enqueue(&ce->flags, stream, &steps);
+}
+
+static pst_status ce_graph_launched(pst_comm *comm, pst_stream *stream) {
+    return pst__ce_mark_end(ce_of(comm), stream);
 }
 
 static pst_status ce_combine(pst_comm *comm, const pst_collective *collective, pst_stream *stream) {
@@ -155,8 +167,8 @@ static pst_status ce_abort(pst_comm *comm, pst_status status) {
     (void)pst__ce_fail(ce, status, "aborted: %s", pst_status_text(status));
     /* Acquire: pairs with the release in pst__ce_pull. */
     const uint64_t tickets = pst__load_acquire(&ce->tickets);
-    (void)pst__flags_set(&ce->flags,
-                         pst__flag_sequence(ce->first_sequence, tickets, 0) + FAR_AHEAD);
+    (void)pst__flags_set(&ce->flags, pst__flag_sequence(ce->first_sequence, tickets, 0) + FAR_AHEAD,
+                         FAR_AHEAD);
     pst__link_shut(&ce->link);
     return is_idle(ce) ? PST_OK : PST_EBUSY;
 }
@@ -212,6 +224,9 @@ static const pst_comm_ops ce_ops = {
     .open_memory = pst_ce_register,
     .source_wait = ce_source_wait,
     .pass = ce_pass,
+    .capture_begin = pst__ce_capture_begin,
+    .capture_end = pst__ce_capture_end,
+    .graph_launched = ce_graph_launched,
 };
 
 /* ---- creation -------------------------------------------------------------------------------- */
@@ -297,7 +312,7 @@ static pst_status set_flags(pst__ce *ce) {
         ce->flags.rows[rank] =
             (uint32_t *)(void *)ce->regions.regions[PST__CE_FLAG_REGION].views[rank];
     ce->turns = (pst__turns){&ce->flags, first};
-    return pst__flags_set(&ce->flags, first);
+    return pst__flags_set(&ce->flags, first, 0);
 }
 
 static pst_status share(const pst__meeting_place *place, pst__ce *ce, void *memory, size_t bytes) {

@@ -1,5 +1,5 @@
 /* The communicator `ce`, its parts: `ce.c` is its life and its table, `pull.c` what is enqueued for
- * a collective, and its sums. */
+ * a collective, and its sums, `captured.c` how a graph ends. */
 #ifndef PST_OPS_COMM_CE_CE_H
 #define PST_OPS_COMM_CE_CE_H
 
@@ -38,8 +38,9 @@ typedef struct pst__ce {
     pst_copy *copies;       /* scratch of `start` */
     pst_cast *casts;        /* the same */
     size_t copy_capacity, cast_capacity;
-    uint64_t tickets; /* of the latest start; one thread writes, abort reads */
-    uint64_t marked;  /* up to which `ended` has been recorded */
+    uint64_t tickets;  /* of the latest start; one thread writes, abort reads */
+    uint64_t captured; /* of the latest start within a capture; 0: none in this one */
+    uint64_t marked;   /* up to which `ended` has been recorded */
 
     pst__failure failure;
 } pst__ce;
@@ -49,12 +50,25 @@ typedef struct pst__ce {
 pst_status pst__ce_fail(pst__ce *ce, pst_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* The numbers of a collective's flags; see flags.h. Those of graphs count within the graph. */
+static inline uint32_t pst__ce_sequence(const pst__ce *ce, uint64_t ticket, int phase) {
+    return ce->flags.is_captured ? pst__flag_sequence(0, ticket & PST_MOST_CAPTURED, phase)
+                                 : pst__flag_sequence(ce->first_sequence, ticket, phase);
+}
+
 /* Enqueues a whole collective; of a reduce-scatter only the pulls. */
 pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_stream *stream);
 /* The ticket is used, and nothing is read: signals that to the peers, behind what is on `stream`.
  */
 pst_status pst__ce_pass(pst__ce *ce, const pst_collective *collective, pst_stream *stream);
 size_t pst__ce_staging_bytes(const pst__ce *ce, const pst_collective *collective);
+
+/* captured.c: as pst_comm_ops has them. */
+pst_status pst__ce_capture_begin(pst_comm *comm);
+pst_status pst__ce_capture_end(pst_comm *comm, pst_stream *stream);
+
+/* Marks the end of all that was enqueued; nothing within a capture, but behind a launch. */
+pst_status pst__ce_mark_end(pst__ce *ce, pst_stream *stream);
 
 /* The sums of a reduce-scatter, behind its pulls. */
 pst_status pst__ce_combine(pst__ce *ce, const pst_collective *collective, pst_stream *stream);

@@ -15,13 +15,20 @@ typedef enum pst__flag_kind {
     PST__FLAG_READY = 0, /* by source: its memory of this collective may be read */
     PST__FLAG_DONE,      /* by reader: it has read this rank's memory of this collective */
     PST__FLAG_TURN,      /* by step: this rank may read */
-    PST__FLAG_KINDS
+    PST__FLAG_KINDS,
+    /* In graphs alone, in place of turns, by peer: it has lowered its flags, and may be written. */
+    PST__FLAG_LOWERED = PST__FLAG_TURN
 } pst__flag_kind;
+
+/* A graph writes the same numbers in each launch. So its flags are others, one of each kind for
+ * each peer, whose numbers begin at 0 in each launch; its end lowers them (captured.c): to 0, or to
+ * what an abort has put where that is copied from, so that later launches do not wait either. */
 
 typedef struct pst__flags {
     pst_device *device;
     int rank, size;
     uint32_t *rows[PST_CE_MAX_RANKS]; /* by rank: its flags, as this device sees them */
+    int is_captured;                  /* those of graphs are meant */
 } pst__flags;
 
 /* Sequence numbers: two a ticket, for the two phases of an all-reduce; others use the second. */
@@ -44,8 +51,13 @@ void pst__flag_wait(const pst__flags *flags, pst__flag_steps *steps, pst__flag_k
 /* On `stream`, in their order; then there are none. */
 pst_status pst__flags_enqueue(const pst__flags *flags, pst_stream *stream, pst__flag_steps *steps);
 
-/* Sets all flags of this rank, past all streams. Any thread; blocks until they are written. */
-pst_status pst__flags_set(const pst__flags *flags, uint32_t sequence);
+/* Lowers the flags of these kinds in a graph, at the end of a launch. */
+pst_status pst__flags_lower(const pst__flags *flags, pst_stream *stream, pst__flag_kind first,
+                            pst__flag_kind last);
+
+/* Sets all flags of this rank, past all streams, those of graphs to a number of their own. Any
+ * thread; blocks until they are written. */
+pst_status pst__flags_set(const pst__flags *flags, uint32_t sequence, uint32_t captured);
 
 /* ---- turns ----------------------------------------------------------------------------------- */
 

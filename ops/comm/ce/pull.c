@@ -256,11 +256,11 @@ static pst_status run_round(round *round, part part, int phase) {
     const pst__ce *ce = round->ce;
     pst__flag_steps steps = {.count = 0};
     round->part = part;
-    round->sequence = pst__flag_sequence(ce->first_sequence, round->collective->ticket, phase);
+    round->sequence = pst__ce_sequence(ce, round->collective->ticket, phase);
     signal_ready(round, &steps);
-    pst_status status = pulled_bytes(ce, round->collective) >= ce->turn_bytes
-                            ? pull_by_turns(round, &steps)
-                            : pull_together(round, &steps);
+    const int by_turns =
+        !ce->flags.is_captured && pulled_bytes(ce, round->collective) >= ce->turn_bytes;
+    pst_status status = by_turns ? pull_by_turns(round, &steps) : pull_together(round, &steps);
     return status == PST_OK ? pst__flags_enqueue(&ce->flags, round->stream, &steps) : status;
 }
 
@@ -326,11 +326,12 @@ static pst_status sum_chunk(pst__ce *ce, const pst_collective *collective, char 
 /* ---- this rank's own part of a gather -------------------------------------------------------- */
 
 /* Within a device a copy is a launch, in a batch too: several are one of a kernel, where there are
- * kernels. */
+ * kernels. In a graph the driver copies by a kernel that takes the multiprocessors for long. */
 static pst_status copy_own(const pst__ce *ce, size_t count) {
     enum { FEW = 2 };
     const pst_device_ops *ops = ce->device->ops;
-    if (count <= FEW) return ops->copy(ce->device, ce->aside, ce->copies, count);
+    if (count <= FEW && !ce->flags.is_captured)
+        return ops->copy(ce->device, ce->aside, ce->copies, count);
     for (size_t i = 0; i < count; i++)
         ce->casts[i] = (pst_cast){.destination = ce->copies[i].destination,
                                   .source = ce->copies[i].source,
@@ -459,11 +460,25 @@ static pst_status check_pieces(pst__ce *ce, const pst_collective *collective) {
     return PST_OK;
 }
 
+static uint64_t next_ticket(const pst__ce *ce, uint64_t ticket) {
+    if (!ce->flags.is_captured) return ce->tickets + 1;
+    return (ticket & ~(uint64_t)PST_MOST_CAPTURED) | ((ce->captured & PST_MOST_CAPTURED) + 1);
+}
+
 static pst_status check_ticket(pst__ce *ce, uint64_t ticket, const char *name) {
-    if (ticket == ce->tickets + 1) return PST_OK;
+    const uint64_t next = next_ticket(ce, ticket);
+    if (ticket == next) return PST_OK;
     return pst__ce_fail(ce, PST_EINVAL,
                         "'%s' has ticket %llu, but the next one is %llu: tickets grow by one", name,
-                        (unsigned long long)ticket, (unsigned long long)ce->tickets + 1);
+                        (unsigned long long)ticket, (unsigned long long)next);
+}
+
+/* Release: pairs with the acquire in abort, which raises the flags beyond this ticket. */
+static void take_ticket(pst__ce *ce, uint64_t ticket) {
+    if (ce->flags.is_captured)
+        ce->captured = ticket;
+    else
+        pst__store_release(&ce->tickets, ticket);
 }
 
 static pst_status check(pst__ce *ce, const pst_collective *collective) {
@@ -478,6 +493,9 @@ static pst_status check(pst__ce *ce, const pst_collective *collective) {
     return PST_OK;
 }
 
+/* Far from those that are not captured. */
+#define CAPTURED_ON_BOARDS (UINT32_C(1) << 30)
+
 static pst_status compare(const round *round) {
     pst__ce *ce = round->ce;
     const pst_collective *collective = round->collective;
@@ -486,9 +504,12 @@ static pst_status compare(const round *round) {
     if (ce->no_verify) return PST_OK;
     const pst__fingerprint mine =
         pst__fingerprint_of(collective, round->place.index, round->place.offset);
-    pst_status status = pst__boards_compare(
-        &ce->boards, pst__flag_sequence(ce->first_sequence, collective->ticket, 1),
-        collective->ticket, &mine, &peer, text, sizeof text);
+    const int is_captured = ce->flags.is_captured;
+    const uint32_t first = is_captured ? CAPTURED_ON_BOARDS : ce->first_sequence;
+    const uint64_t ticket = collective->ticket, index = ticket & PST_MOST_CAPTURED;
+    pst_status status =
+        pst__boards_compare(&ce->boards, pst__flag_sequence(first, ticket, 1),
+                            is_captured ? index : ticket, &mine, &peer, text, sizeof text);
     return status == PST_OK ? PST_OK : pst__ce_fail(ce, status, "%s", text);
 }
 
@@ -516,8 +537,8 @@ static pst_status enqueue(round *round, size_t bytes, int bounced) {
     return status;
 }
 
-/* Marks the end of all that was enqueued. */
-static pst_status mark_end(pst__ce *ce, pst_stream *stream) {
+pst_status pst__ce_mark_end(pst__ce *ce, pst_stream *stream) {
+    if (ce->flags.is_captured) return PST_OK;
     const pst_status status = ce->device->ops->event_record(ce->device, ce->ended, stream);
     /* Release: pairs with the acquire in is_idle, which then asks for the event. */
     if (status == PST_OK) pst__store_release(&ce->marked, ce->tickets);
@@ -529,7 +550,7 @@ static pst_status mark_broken_end(pst__ce *ce, pst_stream *stream) {
     const pst_device_ops *ops = ce->device->ops;
     pst_status status = ops->event_record(ce->device, ce->join, ce->aside);
     if (status == PST_OK) status = ops->stream_wait(ce->device, stream, ce->join);
-    return status == PST_OK ? mark_end(ce, stream) : status;
+    return status == PST_OK ? pst__ce_mark_end(ce, stream) : status;
 }
 
 pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_stream *stream) {
@@ -541,10 +562,9 @@ pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_strea
     if (status == PST_OK) status = expose(&round, bytes, &bounced);
     if (status == PST_OK) status = compare(&round);
     if (status != PST_OK) return status;
-    /* Release: pairs with the acquire in abort, which raises the flags beyond this ticket. */
-    pst__store_release(&ce->tickets, collective->ticket);
+    take_ticket(ce, collective->ticket);
     status = enqueue(&round, bytes, bounced);
-    if (status == PST_OK) return mark_end(ce, stream);
+    if (status == PST_OK) return pst__ce_mark_end(ce, stream);
     (void)mark_broken_end(ce, stream);
     return status;
 }
@@ -556,12 +576,12 @@ pst_status pst__ce_pass(pst__ce *ce, const pst_collective *collective, pst_strea
     pst_status status = check_ticket(ce, ticket, name_of(collective));
     if (status == PST_OK) status = compare(&round);
     if (status != PST_OK) return status;
-    pst__store_release(&ce->tickets, ticket); /* as in pull */
+    take_ticket(ce, ticket);
     for (int peer = 0; peer < ce->comm.size; peer++)
         if (peer != ce->comm.rank)
             pst__flag_write(&ce->flags, &steps, peer, PST__FLAG_DONE, ce->comm.rank,
-                            pst__flag_sequence(ce->first_sequence, ticket, 1));
+                            pst__ce_sequence(ce, ticket, 1));
     status = pst__flags_enqueue(&ce->flags, stream, &steps);
-    const pst_status marked = mark_end(ce, stream);
+    const pst_status marked = pst__ce_mark_end(ce, stream);
     return status == PST_OK ? marked : status;
 }

@@ -48,8 +48,8 @@ FAKE_API void fake_cuda_seed(uint64_t seed);
 /* Is `stream` under capture, as cuStreamIsCapturing tells it? */
 FAKE_API void fake_cuda_capture(CUstream stream, int on);
 /* Captures `stream`, and those that wait for its events, as the driver does: the rules of events
- * are its own. The graph is launched once, its nodes in a seeded order that its edges allow. The
- * end answers CUDA_ERROR_STREAM_CAPTURE_UNJOINED where a stream has not joined. */
+ * are its own. A launch runs its nodes in a seeded order that its edges allow. The end
+ * answers CUDA_ERROR_STREAM_CAPTURE_UNJOINED where a stream has not joined. */
 typedef struct fake_graph fake_graph;
 FAKE_API void fake_cuda_begin_capture(CUstream stream);
 FAKE_API CUresult fake_cuda_end_capture(CUstream stream, fake_graph **graph);

@@ -4,15 +4,23 @@
 typedef struct node {
     operation made;
     int before[FAKE_PENDING + 1], before_count;
-    int is_done, is_joined;
+    int is_joined;
 } node;
 
-/* It outlives its nodes, as events still name it. */
+/* It stays: events and launches name it. */
 struct fake_graph {
     fake_graph *next;
     node *nodes;
     int count;
 };
+
+/* What a launch has still to do. */
+typedef struct fake_launch {
+    fake_graph *graph;
+    size_t left;
+    size_t (*random_below)(size_t limit);
+    char done[]; /* by node */
+} fake_launch;
 
 static fake_graph *all;
 
@@ -66,29 +74,45 @@ CUresult fake_graph_end(const fake_branch *origin) {
     return CUDA_SUCCESS;
 }
 
-static int is_ready(const fake_graph *graph, const node *node) {
-    if (node->is_done) return 0;
+/* ---- launches ----------------------------------------------------------------------- */
+
+static int is_ready(const fake_launch *launch, int index) {
+    const node *node = &launch->graph->nodes[index];
+    if (launch->done[index]) return 0;
     for (int i = 0; i < node->before_count; i++)
-        if (!graph->nodes[node->before[i]].is_done) return 0;
+        if (!launch->done[node->before[i]]) return 0;
     return 1;
 }
 
-/* The `skip`th of those that are ready. */
-static node *next_ready(fake_graph *graph, size_t (*random_below)(size_t limit)) {
-    size_t ready = 0;
-    for (int i = 0; i < graph->count; i++)
-        ready += (size_t)is_ready(graph, &graph->nodes[i]);
-    if (ready == 0) return NULL;
-    size_t skip = random_below(ready);
-    for (int i = 0;; i++)
-        if (is_ready(graph, &graph->nodes[i]) && skip-- == 0) return &graph->nodes[i];
+static int run_node(fake_launch *launch, int index) {
+    operation *made = &launch->graph->nodes[index].made;
+    if (!is_ready(launch, index) || (made->run != NULL && !made->run(made))) return 0;
+    launch->done[index] = 1;
+    launch->left--;
+    return 1;
 }
 
-void fake_graph_consume(fake_graph *graph, CUstream stream, size_t (*random_below)(size_t limit)) {
-    for (node *next; (next = next_ready(graph, random_below)) != NULL;) {
-        next->is_done = 1;
-        if (next->made.run != NULL) (void)fake_enqueue(stream, &next->made);
-    }
-    free(graph->nodes);
-    graph->nodes = NULL;
+/* The first node that can run, from a random one on; 0: there is none. */
+static int run_any(fake_launch *launch) {
+    const size_t count = (size_t)launch->graph->count, first = launch->random_below(count);
+    for (size_t i = 0; i < count; i++)
+        if (run_node(launch, (int)((first + i) % count))) return 1;
+    return 0;
+}
+
+/* Branches do not hold each other up. */
+static int run_launch(operation *self) {
+    fake_launch *launch = self->owned;
+    while (launch->left > 0 && run_any(launch))
+        continue;
+    return launch->left == 0;
+}
+
+operation fake_graph_launch(fake_graph *graph, size_t (*random_below)(size_t limit)) {
+    fake_launch *launch = calloc(1, sizeof *launch + (size_t)graph->count);
+    if (launch == NULL) abort();
+    launch->graph = graph;
+    launch->left = (size_t)graph->count;
+    launch->random_below = random_below;
+    return (operation){.run = run_launch, .owned = launch};
 }

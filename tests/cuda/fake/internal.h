@@ -41,6 +41,7 @@ int fake_has_context(void);
 typedef struct operation {
     struct operation *next;
     int (*run)(struct operation *self); /* 0: it cannot run yet */
+    void *owned;                        /* freed with it, or kept in a graph for its launches */
     union {
         struct {
             CUdeviceptr destination, source;
@@ -65,7 +66,6 @@ typedef struct operation {
         } host;
         struct {
             void (*run)(const void *arguments);
-            void *arguments; /* owned */
         } kernel;
     } of;
 } operation;
@@ -92,8 +92,8 @@ CUresult fake_branch_wait(fake_branch *branch, int node);
 fake_graph *fake_graph_create(void);
 /* CUDA_ERROR_STREAM_CAPTURE_UNJOINED: a node is not before the end of this branch. */
 CUresult fake_graph_end(const fake_branch *origin);
-/* Calls for each node, in a random order that its edges allow; then the graph is gone. */
-void fake_graph_consume(fake_graph *graph, CUstream stream, size_t (*random_below)(size_t limit));
+/* A launch: all nodes, in a random order that their edges and what they wait for allow. */
+operation fake_graph_launch(fake_graph *graph, size_t (*random_below)(size_t limit));
 
 /* ---- memory.c: under the lock ------------------------------------------------------- */
 

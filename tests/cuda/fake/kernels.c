@@ -118,8 +118,7 @@ CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunc
 }
 
 static int run_kernel(operation *self) {
-    self->of.kernel.run(self->of.kernel.arguments);
-    free(self->of.kernel.arguments);
+    self->of.kernel.run(self->owned);
     return 1;
 }
 
@@ -134,11 +133,11 @@ CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned g
         block_z != 1 || extra != NULL)
         return fake_end(CUDA_ERROR_INVALID_VALUE);
     operation made = {.run = run_kernel, .of.kernel = {.run = function->run}};
-    made.of.kernel.arguments = malloc(function->bytes);
-    if (made.of.kernel.arguments == NULL) abort();
-    memcpy(made.of.kernel.arguments, parameters[0], function->bytes);
+    made.owned = malloc(function->bytes);
+    if (made.owned == NULL) abort();
+    memcpy(made.owned, parameters[0], function->bytes);
     const CUresult result = fake_enqueue(stream, &made);
-    if (result != CUDA_SUCCESS) free(made.of.kernel.arguments);
+    if (result != CUDA_SUCCESS) free(made.owned);
     return fake_end(result);
 }
 

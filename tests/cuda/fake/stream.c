@@ -11,10 +11,12 @@ struct CUstream_st {
     int captures, destroyed;
 };
 
-/* A record numbers itself when it is enqueued; the event has reached it when it has run. */
+/* A record numbers itself when it is enqueued; the event has reached it when it has run, which
+ * those on several streams do in any order. */
 struct CUevent_st {
     CUevent next;
-    uint64_t asked, reached;
+    uint64_t asked, reached; /* the latter: all up to here, */
+    uint64_t beyond;         /* and of those behind, by bit */
     uint64_t time_ns;
     unsigned flags;
     fake_graph *graph; /* that its latest record is in, and where; NULL: in none */
@@ -71,6 +73,7 @@ static int run_first(CUstream stream) {
     if (first == NULL || !first->run(first)) return 0;
     stream->first = first->next;
     if (stream->first == NULL) stream->end = &stream->first;
+    free(first->owned);
     free(first);
     return 1;
 }
@@ -209,7 +212,8 @@ CUresult fake_cuda_end_capture(CUstream stream, fake_graph **graph) {
 
 void fake_cuda_launch(fake_graph *graph, CUstream stream) {
     CUresult result = fake_enter("launch", stream, 0);
-    fake_graph_consume(graph, stream, random_below);
+    const operation made = fake_graph_launch(graph, random_below);
+    (void)fake_enqueue(stream, &made);
     if (result == CUDA_SUCCESS) fake_leave();
 }
 
@@ -234,9 +238,19 @@ CUresult CUDAAPI cuEventDestroy_v2(CUevent event) {
     return fake_end(CUDA_SUCCESS);
 }
 
+static int is_reached(const struct CUevent_st *event, uint64_t record) {
+    if (record <= event->reached) return 1;
+    const uint64_t ahead = record - event->reached - 1;
+    return ahead < 64 && (event->beyond >> ahead & 1u) != 0;
+}
+
 static int reach(operation *self) {
     CUevent event = self->of.event.event;
-    event->reached = self->of.event.record;
+    const uint64_t ahead = self->of.event.record - event->reached - 1;
+    if (ahead >= 64) return 0; /* one at least of those in front comes first */
+    event->beyond |= UINT64_C(1) << ahead;
+    for (; (event->beyond & 1u) != 0; event->beyond >>= 1)
+        event->reached++;
     event->time_ns = now_ns();
     return 1;
 }
@@ -256,7 +270,7 @@ CUresult CUDAAPI cuEventRecord(CUevent event, CUstream stream) {
 }
 
 static int has_reached(operation *self) {
-    return self->of.event.event->reached >= self->of.event.record;
+    return is_reached(self->of.event.event, self->of.event.record);
 }
 
 CUresult CUDAAPI cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
@@ -278,7 +292,7 @@ CUresult CUDAAPI cuEventQuery(CUevent event) {
     CALL(cuEventQuery, NULL);
     if (event->graph != NULL) return fake_end(CUDA_ERROR_CAPTURED_EVENT);
     run();
-    return fake_end(event->reached >= event->asked ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+    return fake_end(is_reached(event, event->asked) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
 CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent from, CUevent to) {
@@ -286,7 +300,7 @@ CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent from, CUevent t
     if (((from->flags | to->flags) & CU_EVENT_DISABLE_TIMING) != 0 || from->asked == 0 ||
         to->asked == 0)
         return fake_end(CUDA_ERROR_INVALID_HANDLE);
-    if (from->reached < from->asked || to->reached < to->asked)
+    if (!is_reached(from, from->asked) || !is_reached(to, to->asked))
         return fake_end(CUDA_ERROR_NOT_READY);
     *milliseconds = (float)((double)(int64_t)(to->time_ns - from->time_ns) / 1e6);
     return fake_end(CUDA_SUCCESS);
