@@ -1,4 +1,4 @@
-"""A decoder of Qwen3's shape: what the steps of the benchmark compute."""
+"""What the benchmark trains: its interface, and a decoder of Qwen3's shape."""
 
 from __future__ import annotations
 
@@ -41,6 +41,26 @@ def rotate(x: torch.Tensor, by: Rotation) -> torch.Tensor:
     return x * by[0] + torch.cat((-second, first), dim=-1) * by[1]
 
 
+def next_token_loss(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Mean loss of predicting each next one of tokens [batch, sequence]."""
+    return functional.cross_entropy(scores[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class Model(nn.Module):
+    """Takes tokens [batch, sequence] and returns their loss."""
+
+    vocabulary: int
+    attention_width: int  # heads times head width
+
+    def blocks(self) -> list[nn.Module]:
+        """Return the layers, which are compiled and sharded one by one."""
+        raise NotImplementedError
+
+    def beside(self) -> list[list[nn.Module]]:
+        """Return what users of FSDP2 gather together beside the layers."""
+        raise NotImplementedError
+
+
 class Layer(nn.Module):
     """Attention and a gated perceptron, each behind a norm."""
 
@@ -79,25 +99,34 @@ class Layer(nn.Module):
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
 
-class Decoder(nn.Module):
-    """The whole model, and its loss."""
+class Decoder(Model):
+    """The whole built-in model."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
+        self.vocabulary = shape.vocabulary
+        self.attention_width = shape.heads * shape.head_width
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width, eps=1e-6)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
 
+    def blocks(self) -> list[nn.Module]:
+        """Return the layers."""
+        return list(self.layers)
+
+    def beside(self) -> list[list[nn.Module]]:
+        """Return the embedding, and the head with its norm."""
+        return [[self.embedding], [self.norm, self.head]]
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean loss of predicting each next one of tokens [batch, sequence]."""
+        """Return the loss."""
         x = self.embedding(tokens)
         cosines, sines = rotation(tokens.shape[1], self.shape, x.device, x.dtype)
         for layer in self.layers:
             x = layer(x, cosines, sines)
-        scores = self.head(self.norm(x))[:, :-1].float()
-        return functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
+        return next_token_loss(self.head(self.norm(x)), tokens)
 
 
 def build(shape: Shape, seed: int, device: torch.device, dtype: torch.dtype) -> Decoder:

@@ -2,110 +2,47 @@
 
     torchrun --standalone --nproc-per-node 4 bench/train/step.py --layers 36 --sequence 1024
 
-Layers are compiled one by one, as users of FSDP2 do; parameters, gradients and AdamW's state are
-bfloat16, one sequence a rank. Each implementation is first run alone, for its peak memory (torch's
+The model is an 8B-shaped one of its own or, by `--model`, any causal one of `transformers`. Layers
+are compiled one by one, as users of FSDP2 do; parameters, gradients and AdamW's state are bfloat16,
+one sequence a rank. Each implementation is first run alone, for its peak memory (torch's
 allocator and what it does not see: the device's own count) and what it consists of: `rest` is what
 the peak holds beside the others, activations above all. Then all are resident, and blocks of
 their steps alternate; a time is the host's around a step that ends with a synchronisation of the
 device (or around `--together` steps that end with one, a step of them), the longest of all ranks';
 medians, with the first and last decile. `host` is what of that the host took to issue a step, where
 it matters on the slowest rank. `captured` is penstock with penstock.step, whose graph holds what
-torch's allocator does not count as allocated: what it takes is the device's count. With
-`--time-waits` penstock's own figures show how long its compute waited, which costs a little.
+torch's allocator does not count as allocated: what it takes is the device's count; the same holds
+for `compute-captured`, compute alone in one CUDA graph of torch's. MFU is of 6 operations a token
+and parameter and 12 a layer, pair of tokens and element of attention's width. With `--idle` some
+more steps are profiled: how long no work ran on the device, and none on the stream with the most
+kernel time; the profiler slows the host, so their time stands beside. With `--time-waits`
+penstock's own figures show how long its compute waited, which costs a little.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from dataclasses import replace
+from typing import Any
 
 import penstock as library
 import torch
 import torch.distributed as dist
-from model import TINY, Decoder, Shape, build
-from torch.distributed.fsdp import fully_shard
+from causal_lm import build_causal_lm
+from figures import flops_of_token, idle_of
+from model import TINY, Model, Shape, build
 from torch.distributed.tensor import DTensor
+from ways import USUAL_WAYS, WAYS, Implementation, ways_of
 
 GIB = 1 << 30
 MIB = 1 << 20
-
-
-Way = Callable[[Decoder, argparse.Namespace], torch.nn.Module]
-
-
-class Implementation:
-    """One way to train the model."""
-
-    def __init__(self, name: str, model: torch.nn.Module) -> None:
-        self.name = name
-        self.model = model
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=1e-5, fused=next(model.parameters()).is_cuda
-        )
-        self.is_penstock = name.startswith(("penstock", "captured"))
-        self.losses: list[float] = []
-        self.times: list[float] = []
-        self.host_times: list[float] = []
-
-        self.step: Callable[[torch.Tensor], torch.Tensor] = self.step_eagerly
-        if name.startswith("captured"):
-            self.step = library.step(model, self.optimizer)(self.step_eagerly)
-
-    def step_eagerly(self, tokens: torch.Tensor) -> torch.Tensor:
-        """One training step; the loss, on the device."""
-        loss = self.model(tokens)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.detach()
-
-    def forget_times(self) -> None:
-        """Measure from now on."""
-        self.times.clear()
-        self.host_times.clear()
-
-
-def compute_alone(model: Decoder, given: argparse.Namespace) -> torch.nn.Module:
-    """Leave each rank the whole model: no communication."""
-    return model
-
-
-def fsdp2(model: Decoder, given: argparse.Namespace) -> torch.nn.Module:
-    """Shard as FSDP2's users do."""
-    for layer in model.layers:
-        fully_shard(layer, reshard_after_forward=not given.keep)
-    return fully_shard(model, reshard_after_forward=not given.keep)
-
-
-def penstock(model: Decoder, given: argparse.Namespace, part_mib: int) -> torch.nn.Module:
-    """Shard with Penstock."""
-    return library.shard(
-        model,
-        stage=2 if given.keep else 3,
-        prefetch_ahead=given.prefetch_ahead,
-        bucket_bytes=given.bucket_mib << 20,
-        part_bytes=part_mib << 20 or None,
-        communicator=given.communicator,
-        time_waits=given.time_waits,
-    )
-
-
-WAYS = ("compute", "fsdp2", "penstock", "captured")
-
-
-def ways_of(given: argparse.Namespace) -> dict[str, Way]:
-    """Return what is asked for by name; penstock once a size of parts."""
-    ways: dict[str, Way] = {"compute": compute_alone, "fsdp2": fsdp2}
-    for mib in given.part_mib:
-        for way in ("penstock", "captured"):  # as it is, and by penstock.step as one CUDA graph
-            ways[f"{way}/{mib}" if mib else way] = partial(penstock, part_mib=mib)
-    return {name: way for name, way in ways.items() if name.partition("/")[0] in given.ways}
 
 
 # ---- measuring ----------------------------------------------------------------------------------
@@ -153,24 +90,34 @@ def timed_steps(
 
 def make(name: str, given: argparse.Namespace, device: torch.device) -> Implementation:
     """Build, compile and warm up one implementation."""
-    model = build(shape_of(given), 0, device, torch.bfloat16)
-    for layer in model.layers:
-        layer.compile()
-    way = Implementation(name, ways_of(given)[name](model, given))
-    timed_steps(way, batches_of(given, device, given.warm), device)
+    model = build_model(given, device)
+    for block in model.blocks():
+        if not given.no_compile:
+            block.compile()
+    ways_of(given)[name](model, given)
+    way = Implementation(name, model, has_optimizer=not given.no_optimizer)
+    timed_steps(way, batches_of(way, given, device, given.warm), device)
     way.forget_times()
     return way
 
 
-def shape_of(given: argparse.Namespace) -> Shape:
-    """Return the model's sizes."""
-    return TINY if given.tiny else Shape(layers=given.layers)
+def build_model(given: argparse.Namespace, device: torch.device) -> Model:
+    """Make the model that is asked for."""
+    fields: dict[str, Any] = dict(given.set)
+    if given.model == "built-in":
+        fields |= {"layers": given.layers} if given.layers else {}
+        shape = replace(TINY if given.tiny else Shape(), **fields)
+        return build(shape, 0, device, torch.bfloat16)
+    fields |= {"num_hidden_layers": given.layers} if given.layers else {}
+    return build_causal_lm(given.model, fields, 0, device, torch.bfloat16)
 
 
-def batches_of(given: argparse.Namespace, device: torch.device, count: int) -> list[torch.Tensor]:
+def batches_of(
+    way: Implementation, given: argparse.Namespace, device: torch.device, count: int
+) -> list[torch.Tensor]:
     """Draw tokens, the same for all implementations, others on each rank."""
     generator = torch.Generator(device).manual_seed(1 + dist.get_rank())
-    most, size = shape_of(given).vocabulary, (1, given.sequence)
+    most, size = way.model.vocabulary, (1, given.sequence)
     return [torch.randint(most, size, device=device, generator=generator) for _ in range(count)]
 
 
@@ -183,14 +130,14 @@ def make_measured(name: str, given: argparse.Namespace, device: torch.device) ->
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        timed_steps(way, batches_of(given, device, 2), device)
+        timed_steps(way, batches_of(way, given, device, 2), device)
         way.forget_times()
     peak = torch.cuda.max_memory_allocated() - before if cuda else 0
     peaks = of_all_ranks([peak / GIB, (held_by_device() - device_before) / GIB], device)
-    say(f"{name:12} peak allocated {peaks[0]:6.1f} GiB, device {peaks[1]:6.1f} GiB")
-    parts = account(way, batches_of(given, device, 1)[0])
+    say(f"{name:16} peak allocated {peaks[0]:6.1f} GiB, device {peaks[1]:6.1f} GiB")
+    parts = account(way, batches_of(way, given, device, 1)[0])
     parts["rest"] = max(0, peak - sum(parts.values()))
-    say(f"{name:12} MiB: " + ", ".join(f"{part} {size / MIB:.1f}" for part, size in parts.items()))
+    say(f"{name:16} MiB: " + ", ".join(f"{part} {size / MIB:.1f}" for part, size in parts.items()))
     return way
 
 
@@ -202,8 +149,7 @@ def account(way: Implementation, tokens: torch.Tensor) -> dict[str, int]:
         "parameters": bytes_of(parameters),
         "gradients": bytes_of([p.grad for p in parameters if p.grad is not None]),
     }
-    way.optimizer.step()
-    way.optimizer.zero_grad()
+    way.update()
     states = [x for state in way.optimizer.state.values() for x in state.values()]
     parts["optimizer"] = bytes_of([x for x in states if isinstance(x, torch.Tensor)])
     if way.is_penstock:
@@ -215,7 +161,7 @@ def account(way: Implementation, tokens: torch.Tensor) -> dict[str, int]:
     return parts
 
 
-def bytes_of(tensors: list[torch.Tensor]) -> int:
+def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
     """Count what they take on this rank."""
     return sum((x.to_local() if isinstance(x, DTensor) else x).nbytes for x in tensors)
 
@@ -226,26 +172,79 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def report(ways: list[Implementation]) -> None:
-    """Print the times."""
+def report(ways: list[Implementation], given: argparse.Namespace) -> None:
+    """Print the times, and what they mean."""
     reference = next((statistics.median(w.times) for w in ways if w.name == "fsdp2"), None)
     for way in ways:
         deciles = statistics.quantiles(way.times, n=10)
         median = statistics.median(way.times)
         ratio = f"{median / reference:6.3f} of fsdp2" if reference else ""
         say(
-            f"{way.name:12} {median:8.2f} ms ({deciles[0]:.2f}-{deciles[-1]:.2f}) {ratio}  "
+            f"{way.name:16} {median:8.2f} ms ({deciles[0]:.2f}-{deciles[-1]:.2f}) {ratio}  "
             f"host {statistics.median(way.host_times):.2f}  "
             f"loss {way.losses[0]:.3f} -> {way.losses[-1]:.3f}"
         )
+        tokens_a_second = given.sequence / median * 1e3  # of a rank
+        model = way.model
+        flops = flops_of_token(
+            way.parameters, len(model.blocks()), model.attention_width, given.sequence
+        )
+        say(
+            f"{way.name:16} {tokens_a_second * dist.get_world_size():.0f} tokens/s, "
+            f"MFU {tokens_a_second * flops / given.peak_tflops / 1e10:.1f} %"
+        )
+
+
+def report_idle(way: Implementation, given: argparse.Namespace, device: torch.device) -> None:
+    """Profile some steps and print how long the device was idle, where that is longest."""
+    batches = batches_of(way, given, device, given.idle)
+
+    def train() -> None:
+        for tokens in batches:
+            way.step(tokens)
+        synchronize()
+
+    idle = idle_of(train)
+    of_device, of_stream, span = of_all_ranks(
+        [idle.device, idle.stream, idle.span_ms / len(batches)], device
+    )
+    say(
+        f"{way.name:16} idle: device {of_device:.1%}, compute stream {of_stream:.1%} "
+        f"of {span:.2f} ms a profiled step"
+    )
+
+
+def field_of(text: str) -> tuple[str, Any]:
+    """Read a field of a configuration."""
+    field, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is no FIELD=VALUE")
+    try:
+        return field, json.loads(value)
+    except json.JSONDecodeError:
+        return field, value
 
 
 def parse() -> argparse.Namespace:
     """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--layers", type=int, default=36)
+    parser.add_argument(
+        "--model",
+        default="built-in",
+        help="or qwen3-8b, a type of model of transformers, the path of a config.json",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="FIELD=VALUE",
+        type=field_of,
+        nargs="+",
+        action="extend",
+        default=[],
+        help="of the configuration, values as in a config.json",
+    )
+    parser.add_argument("--layers", type=int, help="left out: what the model has")
     parser.add_argument("--sequence", type=int, default=1024)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(USUAL_WAYS))
     parser.add_argument("--keep", action="store_true", help="parameters stay after the forward")
     parser.add_argument("--prefetch-ahead", type=int, default=2)
     parser.add_argument("--bucket-mib", type=int, default=8)
@@ -259,9 +258,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--alternations", type=int, default=4)
     parser.add_argument("--together", type=int, default=1, help="steps between synchronisations")
     parser.add_argument("--priority", type=int, default=0, help="of the stream to compute on")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model: does it run?")
+    parser.add_argument("--no-optimizer", action="store_true", help="forward and backward alone")
+    parser.add_argument("--no-compile", action="store_true", help="layers run as they are")
+    parser.add_argument("--tiny", action="store_true", help="a tiny built-in model: does it run?")
+    parser.add_argument(
+        "--peak-tflops", type=float, default=989, help="of a rank's device, for MFU"
+    )
+    parser.add_argument("--idle", type=int, default=0, metavar="STEPS", help="to profile; on GPUs")
     parser.add_argument("--trace", help="write a Chrome trace of some steps of the last penstock")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.idle and not torch.cuda.is_available():
+        parser.error("--idle profiles a GPU, and there is none")
+    return given
 
 
 def measure(given: argparse.Namespace, device: torch.device) -> None:
@@ -269,9 +277,11 @@ def measure(given: argparse.Namespace, device: torch.device) -> None:
     ways = [make_measured(name, given, device) for name in ways_of(given)]
     for _ in range(given.alternations):
         for way in ways:
-            timed_steps(way, batches_of(given, device, given.steps), device, given.together)
-    report(ways)
+            timed_steps(way, batches_of(way, given, device, given.steps), device, given.together)
+    report(ways, given)
     for way in ways:
+        if given.idle:
+            report_idle(way, given, device)
         if way.is_penstock:
             close(way, given, device)
 
@@ -287,7 +297,7 @@ def close(way: Implementation, given: argparse.Namespace, device: torch.device) 
             f"penstock stood still a step: gathers {gathers:.2f} ms, reductions {reductions:.2f} ms"
         )
     if given.trace:
-        batches = batches_of(given, device, max(2, given.together))
+        batches = batches_of(way, given, device, max(2, given.together))
         with library.trace(given.trace):
             timed_steps(way, batches, device, given.together)
     library.close(way.model)

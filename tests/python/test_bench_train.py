@@ -1,4 +1,4 @@
-"""The benchmark of a training step, bench/train/step.py, with a tiny model."""
+"""The benchmark of a training step, bench/train/step.py, with tiny models."""
 
 import os
 import re
@@ -6,15 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 STEP = Path(__file__).resolve().parents[2] / "bench" / "train" / "step.py"
-FEW = ["--tiny", "--sequence", "16", "--warm", "2", "--steps", "2", "--alternations", "2"]
+FEW = ["--sequence", "16", "--warm", "2", "--steps", "2", "--alternations", "2"]
+BOTH = ["--ways", "fsdp2", "penstock"]
+TINY_QWEN3 = [
+    *("--model", "qwen3-8b", "--layers", "2", "--no-compile"),
+    *("--set", "hidden_size=64", "intermediate_size=96", "head_dim=16", "vocab_size=203"),
+    *("num_attention_heads=4", "num_key_value_heads=2"),
+]
 
 
-def test_all_implementations_train_the_same_model(tmp_path):
+def run_two_ranks(*arguments):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ways = ["--ways", "fsdp2", "penstock", "--trace", str(tmp_path / "{rank}.json"), "--time-waits"]
     ended = subprocess.run(
-        [sys.executable, *torchrun, str(STEP), *FEW, *ways],
+        [sys.executable, *torchrun, str(STEP), *FEW, *arguments],
         capture_output=True,
         text=True,
         timeout=240,
@@ -22,14 +29,47 @@ def test_all_implementations_train_the_same_model(tmp_path):
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    losses = re.findall(r"^(fsdp2|penstock) .* loss (\S+) -> (\S+)$", ended.stdout, re.MULTILINE)
+    return ended.stdout
+
+
+def expect_equal_losses(printed):
+    losses = re.findall(r"^(fsdp2|penstock) .* loss (\S+) -> (\S+)$", printed, re.MULTILINE)
     assert [name for name, *_ in losses] == ["fsdp2", "penstock"]
     for of_fsdp2, of_penstock in zip(losses[0][1:], losses[1][1:], strict=True):
         assert abs(float(of_fsdp2) - float(of_penstock)) < 0.02  # bfloat16
-    accounts = re.findall(r"^(\w+) +MiB: (.*)$", ended.stdout, re.MULTILINE)
+
+
+def test_all_implementations_train_the_same_model(tmp_path):
+    trace = ["--trace", str(tmp_path / "{rank}.json"), "--time-waits"]
+    printed = run_two_ranks("--tiny", *BOTH, *trace)
+    expect_equal_losses(printed)
+    accounts = re.findall(r"^(\w+) +MiB: (.*)$", printed, re.MULTILINE)
     for of_fsdp2, of_penstock in zip(
         *(parts.split(", ")[:3] for _, parts in accounts), strict=True
     ):
         assert of_fsdp2 == of_penstock and not of_fsdp2.endswith(" 0.0")
     assert "staging" in accounts[1][1]
     assert (tmp_path / "0.json").exists() and (tmp_path / "1.json").exists()
+
+
+def test_a_model_of_transformers_is_trained():
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    expect_equal_losses(run_two_ranks(*TINY_QWEN3, *BOTH))
+
+
+def test_idle_time_is_what_no_work_of_the_device_or_of_its_busiest_stream_covers(monkeypatch):
+    monkeypatch.syspath_prepend(STEP.parent)
+    from figures import Idle, idle_in
+
+    def work(category, stream, begin, duration):
+        return {"cat": category, "args": {"stream": stream}, "ts": begin, "dur": duration}
+
+    events = [
+        work("kernel", 7, 0.0, 3000.0),
+        work("kernel", 7, 1000.0, 1000.0),  # within the one before
+        work("gpu_memset", 7, 7000.0, 1000.0),
+        work("gpu_memcpy", 9, 2000.0, 2000.0),  # half of it beside the first kernel
+        work("gpu_memcpy", 9, 5000.0, 1000.0),
+        {"cat": "cuda_runtime", "args": {}, "ts": 4000.0, "dur": 9000.0},
+    ]
+    assert idle_in(events) == Idle(device=0.25, stream=0.5, span_ms=8.0)

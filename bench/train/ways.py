@@ -1,0 +1,135 @@
+"""The ways to train a model that the benchmark compares."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+
+import penstock as library
+import torch
+from model import Model
+from torch.distributed.fsdp import fully_shard
+
+WAYS = ("compute", "compute-captured", "fsdp2", "penstock", "captured")
+USUAL_WAYS = ("compute", "fsdp2", "penstock", "captured")  # one model that is not sharded
+EAGER_STEPS = 3  # of a step before it is captured
+
+Shard = Callable[[Model, argparse.Namespace], object]  # in place
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Implementation:
+    """One way to train the model, and what was measured of it."""
+
+    def __init__(self, name: str, model: Model, has_optimizer: bool) -> None:
+        self.name = name
+        self.model = model
+        self.has_optimizer = has_optimizer
+        cuda = next(model.parameters()).is_cuda
+        is_captured = cuda and name == "compute-captured"
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=1e-5, fused=cuda, capturable=is_captured
+        )
+        self.is_penstock = name.startswith(("penstock", "captured"))
+        self.parameters = sum(p.numel() for p in model.parameters())  # of all ranks together
+        self.losses: list[float] = []
+        self.times: list[float] = []
+        self.host_times: list[float] = []
+
+        self.step: Step = self.step_eagerly
+        if name.startswith("captured"):
+            self.step = library.step(model, self.optimizer)(self.step_eagerly)
+        elif is_captured:
+            self.step = Captured(self.step_eagerly)
+
+    def step_eagerly(self, tokens: torch.Tensor) -> torch.Tensor:
+        """One training step; the loss, on the device."""
+        loss = self.model(tokens)
+        loss.backward()
+        self.update()
+        return loss.detach()
+
+    def update(self) -> None:
+        """Consume the gradients."""
+        if self.has_optimizer:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def forget_times(self) -> None:
+        """Measure from now on."""
+        self.times.clear()
+        self.host_times.clear()
+
+
+class Captured:
+    """A step as one CUDA graph, by torch alone."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.stream = torch.cuda.Stream()  # the default one cannot be captured
+        self.graph = torch.cuda.CUDAGraph()
+        self.calls = 0
+        self.tokens = torch.empty(0)
+        self.loss = torch.empty(0)
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Train a step: first as it is, then captured."""
+        self.calls += 1
+        if self.calls <= EAGER_STEPS:
+            return self.on_stream(tokens)
+        if self.calls == EAGER_STEPS + 1:
+            self.tokens = tokens.clone()
+            with torch.cuda.graph(
+                self.graph, stream=self.stream, capture_error_mode="thread_local"
+            ):  # threads of other implementations may call CUDA
+                self.loss = self.step(self.tokens)
+        self.tokens.copy_(tokens)
+        self.graph.replay()
+        return self.loss.clone()
+
+    def on_stream(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Train a step on the stream of the capture."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            loss = self.step(tokens)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return loss
+
+
+def compute_alone(model: Model, given: argparse.Namespace) -> None:
+    """Leave each rank the whole model: no communication."""
+
+
+def fsdp2(model: Model, given: argparse.Namespace) -> None:
+    """Shard as FSDP2's users do: by layers, the embedding, and the head with its norm."""
+    groups = [*([block] for block in model.blocks()), *model.beside()]
+    for group in groups:
+        fully_shard(group, reshard_after_forward=not given.keep)
+    fully_shard(model, reshard_after_forward=not given.keep)
+
+
+def penstock(model: Model, given: argparse.Namespace, part_mib: int) -> None:
+    """Shard with Penstock."""
+    library.shard(
+        model,
+        stage=2 if given.keep else 3,
+        prefetch_ahead=given.prefetch_ahead,
+        bucket_bytes=given.bucket_mib << 20,
+        part_bytes=part_mib << 20 or None,
+        communicator=given.communicator,
+        time_waits=given.time_waits,
+    )
+
+
+def ways_of(given: argparse.Namespace) -> dict[str, Shard]:
+    """Return what is asked for by name; penstock once a size of parts."""
+    ways: dict[str, Shard] = {
+        "compute": compute_alone,
+        "compute-captured": compute_alone,
+        "fsdp2": fsdp2,
+    }
+    for mib in given.part_mib:
+        for way in ("penstock", "captured"):  # as it is, and by penstock.step as one CUDA graph
+            ways[f"{way}/{mib}" if mib else way] = partial(penstock, part_mib=mib)
+    return {name: way for name, way in ways.items() if name.partition("/")[0] in given.ways}
