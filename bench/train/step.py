@@ -22,6 +22,7 @@ penstock's own figures show how long its compute waited, which costs a little.
 from __future__ import annotations
 
 import argparse
+import logging
 import json
 import os
 import statistics
@@ -319,6 +320,9 @@ def main() -> int:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
     say(f"{' '.join(sys.argv)}, {dist.get_world_size()} ranks")
+    if dist.get_rank() == 0:
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("penstock").setLevel(logging.INFO)  # how long a capture took
     try:
         with stream_of(device, given.priority):
             measure(given, device)

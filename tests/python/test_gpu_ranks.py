@@ -1,4 +1,4 @@
-"""On GPUs: a rank that is killed in mid-step, and which way a trace says that collectives took."""
+"""On GPUs: a rank that goes away in mid-step, and which way a trace says that collectives took."""
 
 import json
 import os
@@ -8,8 +8,9 @@ import time
 import penstock
 import pytest
 import torch
+import torch.distributed as dist
 from equality import sgd, world
-from models import DEVICE, Net, loss_of, make
+from models import DEVICE, Net, batch, loss_of, make
 from penstock import PenstockError
 
 pytestmark = pytest.mark.skipif(
@@ -50,6 +51,65 @@ def test_a_killed_rank_is_noticed_long_before_the_deadline(fresh_world, communic
     assert status == "EPEER", text
     assert "rank 1" in text
     assert seconds < 30, "the deadline was waited for"
+
+
+# ---- captured steps -----------------------------------------------------------------------------
+
+
+def step_until_gone(communicator, number):
+    """Train by captured steps until rank 1 has got a signal."""
+    rank, _ = world()
+    pids = [None] * 2
+    dist.all_gather_object(pids, os.getpid())
+    model = penstock.shard(make(Net), communicator=communicator, timeout=8.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, capturable=True)
+    runs = 0
+
+    @penstock.step(model, optimizer)
+    def train(inputs):
+        nonlocal runs
+        runs += 1
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    found, begin = ("OK", ""), time.monotonic()
+    try:
+        for step in range(1000):
+            if step == 12:
+                begin = time.monotonic()
+                if rank == 1:
+                    os.kill(os.getpid(), number)
+            train(batch(step, rank)).item()
+    except PenstockError as error:
+        found = error.status, str(error)
+    seconds = time.monotonic() - begin
+    if rank == 0 and number == signal.SIGSTOP:
+        os.kill(pids[1], signal.SIGCONT)
+    penstock.close(model)  # nothing on the device is left that waits
+    torch.cuda.synchronize()
+    return *found, runs, seconds
+
+
+@pytest.mark.parametrize(
+    ("communicator", "number"),
+    [("ce", signal.SIGKILL), ("ce", signal.SIGSTOP), ("nccl", signal.SIGSTOP)],
+)
+def test_a_rank_that_goes_away_in_captured_steps_is_named(fresh_world, communicator, number):
+    answers = fresh_world(2).collect(step_until_gone, communicator, number)
+    ok, answer = answers[0]
+    assert ok, answer
+    status, text, runs, seconds = answer
+    assert runs < 12, "no step was captured"
+    assert status in ("EPEER", "ETIMEDOUT"), text
+    assert "rank 1" in text, text
+    assert seconds < 40, "the deadline of 8 s was not kept"
+    if number == signal.SIGKILL:
+        assert answers[1] == (False, f"died with exit code -{number.value}")
+    else:
+        assert answers[1][0] and answers[1][1][0] != "OK", answers[1]
 
 
 # ---- the path in a trace ----------------------------------------------------------------------

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import logging
+import time
 import traceback
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
@@ -80,6 +81,7 @@ class _Step:
         optimizers: list[torch.optim.Optimizer],
     ) -> None:
         self._function = function
+        self._name = getattr(function, "__qualname__", repr(function))
         self._model = model
         self._engine = engine
         self._optimizers = optimizers
@@ -127,8 +129,7 @@ class _Step:
     def _warn(self, why: str) -> None:
         """Say once why the step is not captured."""
         if not self._has_warned:
-            name = getattr(self._function, "__qualname__", repr(self._function))
-            _logger.warning("penstock.step: %s is not captured: %s", name, why)
+            _logger.warning("penstock.step: %s is not captured: %s", self._name, why)
         self._has_warned = True
 
     # ---- signatures ---------------------------------------------------------------------------
@@ -153,6 +154,7 @@ class _Step:
             self._graphs.pop(next(iter(self._graphs))).destroy()
         graph, failure = None, ""
         before = [(p.sharded, p.sharded.grad) for p in self._engine.parameters()]
+        begin = time.monotonic()
         try:
             graph = self._try(leaves, structure)
         except Exception as error:  # whatever a step may raise under capture
@@ -160,6 +162,9 @@ class _Step:
         mine = torch.tensor([not failure], dtype=torch.uint8)
         if bool(self._engine.world.all_gather(mine).all()):
             self._graphs[signature] = graph  # type: ignore[assignment]
+            _logger.info(
+                "penstock.step: %s is captured, in %.1f s", self._name, time.monotonic() - begin
+            )
             return graph
         self._seen[signature] = False
         self._warn(failure or "another rank could not capture it")
