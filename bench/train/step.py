@@ -22,8 +22,8 @@ penstock's own figures show how long its compute waited, which costs a little.
 from __future__ import annotations
 
 import argparse
-import logging
 import json
+import logging
 import os
 import statistics
 import sys
