@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, NoReturn, Protocol
 
@@ -93,7 +93,8 @@ class Engine:
         self.broken_backwards = 0
         self.is_traced = False
         self.is_captured = False  # what runs becomes a part of a CUDA graph
-        self.gradients_before: set[int] = set()  # ids of those from before that capture
+        self.gradients_before: dict[int, bool] = {}  # by address: whether it may add to them
+        self.has_added = False  # to one of them, in the latest capture
         self.graph_owners: weakref.WeakSet[GraphOwner] = weakref.WeakSet()
         self.plans: dict[bool, object] = {}  # in force, for training and for evaluation
         self.backward = Backward(self)
@@ -114,6 +115,12 @@ class Engine:
     def parameters(self) -> list[Parameter]:
         """All parameters, in the order of registration."""
         return self._parameters
+
+    def addresses(self) -> Iterator[int]:
+        """Yield the addresses of the gradients that there are."""
+        for parameter in self._parameters:
+            if parameter.sharded.grad is not None:
+                yield local_of(parameter.sharded.grad).data_ptr()
 
     # ---- forward ------------------------------------------------------------------------------
 
@@ -139,10 +146,14 @@ class Engine:
             )
 
     @contextmanager
-    def captured(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Make passes inside of it parts of the graph that `stream` is captured into."""
+    def captured(self, stream: torch.cuda.Stream, lasting: Collection[int]) -> Iterator[None]:
+        """Make passes inside of it parts of the graph that `stream` is captured into.
+
+        It may add to gradients at the addresses in `lasting`: they are there in each launch.
+        """
         outside, self.stream = self.stream, stream_of(self.world.device)
-        self.gradients_before = {id(p.sharded.grad) for p in self._parameters} - {id(None)}
+        self.gradients_before = {address: address in lasting for address in self.addresses()}
+        self.has_added = False
         self.native.begin_capture(stream.cuda_stream)
         self.is_captured = is_broken = True
         try:
@@ -150,8 +161,8 @@ class Engine:
             is_broken = False
         finally:
             self.is_captured = False
+            self.gradients_before = {}
             self.stream = outside
-            self.gradients_before.clear()
             with suppress(PenstockError) if is_broken else nullcontext():
                 self.native.end_capture()
 
@@ -364,7 +375,8 @@ class Backward:
         self._engine.refuse_stream("runs a backward")
         self._running = True
         self._refuse_in_forward()
-        self._refuse_gradients_before()
+        if self._engine.is_captured:
+            self._note_gradients_before()
         self._reduces = self._engine.sync
         groups = self._engine.groups()
         with self._breaking_off(), _outside_transforms():
@@ -421,12 +433,15 @@ class Backward:
                 "backward behind the forward; after a forward that was interrupted, run another",
             )
 
-    def _refuse_gradients_before(self) -> None:
+    def _note_gradients_before(self) -> None:
         before = self._engine.gradients_before
-        if before and any(id(p.sharded.grad) in before for p in self._engine.parameters()):
+        added = [before[address] for address in self._engine.addresses() if address in before]
+        self._engine.has_added |= bool(added)
+        if not all(added):
             raise PenstockError(
                 "EUNSUPPORTED",
-                "its backward adds to gradients from before it: call zero_grad() in the step",
+                "its backward adds to gradients from before it that no captured call has made: "
+                "call zero_grad() in the step",
             )
 
     def _check_running(self) -> None:

@@ -8,7 +8,7 @@ import gc
 import logging
 import time
 import traceback
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,15 +18,21 @@ from torch.utils import _pytree as pytree
 
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
+from penstock._world import local_of
 
 _MOST_GRAPHS = 8
 _MOST_SEEN = 64  # signatures that have come once
+_MORE_CALLS = 6  # before one that has found gradients of uncaptured calls is captured
+_MOST_CALLS = 32  # of one kind, until it is captured
+_NEVER = float("-inf")
+_NO_GRAPH = 0
 _logger = logging.getLogger("penstock")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Makers = tuple[int | None, ...]  # by parameter: the number of a graph, _NO_GRAPH or no gradient
 _Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
 
 
-def step(model: nn.Module, optimizer: _Optimizers) -> Callable[[_Function], _Function]:
+def step(model: nn.Module, optimizer: _Optimizers = ()) -> Callable[[_Function], _Function]:
     """Make a function that trains the sharded model a step a CUDA graph.
 
     The first calls run as they are; then each signature of the arguments (structure, shapes,
@@ -40,16 +46,17 @@ def step(model: nn.Module, optimizer: _Optimizers) -> Callable[[_Function], _Fun
     model : nn.Module
         As given to `shard`.
     optimizer : torch.optim.Optimizer or iterable of them
-        Those that the function steps. Where they can be captured (``capturable``), their learning
-        rates become tensors on the device, so that schedules go on; others are captured anew
-        whenever a hyperparameter changes.
+        Those that the function steps; none for a function that only adds to gradients. Where they
+        can be captured (``capturable``), their learning rates become tensors on the device, so that
+        schedules go on; others are captured anew whenever a hyperparameter changes.
 
     Returns
     -------
     callable
-        A decorator. The function calls ``zero_grad()`` itself, and has no effect that matters but
-        on tensors: its Python runs in the first calls only. Tensors among its arguments lie on the
-        device and are copied in; those that it returns are copies, detached, and safe to keep.
+        A decorator. The function has no effect that matters but on tensors: its Python runs in the
+        first calls only. Gradients are set to None in it, or outside of it if it has no optimizer.
+        Tensors among its arguments lie on the device and are copied in; those that it returns are
+        copies, detached, and safe to keep.
 
     Examples
     --------
@@ -87,7 +94,9 @@ class _Step:
         self._optimizers = optimizers
         self._rates = [_Rates(optimizer, engine.world.device) for optimizer in optimizers]
         self._graphs: dict[Hashable, _Graph] = {}
-        self._seen: dict[Hashable, bool] = {}  # whether it can be captured, as far as is known
+        self._seen: dict[Hashable, float] = {}  # how often; _NEVER: it cannot be captured
+        self._captures = 0
+        self._makers: dict[int, int] = {}  # by address: the number of the graph that has made it
         self._has_warned = False
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
@@ -104,12 +113,13 @@ class _Step:
         for rates in self._rates:
             rates.refresh()
         signature = self._signature(leaves, structure)
-        graph = self._graphs.get(signature)
-        if graph is None and self._seen.get(signature) and self._engine.native.is_steady():
-            graph = self._capture(leaves, structure, signature)
+        makers = self._makers_of_gradients()
+        graph = self._graphs.get((signature, None)) or self._graphs.get((signature, makers))
+        if graph is None and self._may_capture(signature, makers):
+            graph = self._capture(leaves, structure, signature, makers)
         if graph is not None:
             return graph.launch(self._engine, leaves)
-        self._note(signature)
+        self._note((signature, makers))
         return self._function(*args, **kwargs)
 
     def drop_graphs(self) -> None:
@@ -117,9 +127,29 @@ class _Step:
         for graph in self._graphs.values():
             graph.destroy()
         self._graphs.clear()
+        self._makers.clear()
 
-    def _note(self, signature: Hashable) -> None:
-        self._seen.setdefault(signature, True)
+    def _makers_of_gradients(self) -> _Makers:
+        """Return which graph has made each parameter's gradient; the same on all ranks."""
+        gradients = [parameter.sharded.grad for parameter in self._engine.parameters()]
+        return tuple(
+            None if grad is None else self._makers.get(local_of(grad).data_ptr(), _NO_GRAPH)
+            for grad in gradients
+        )
+
+    def _may_capture(self, signature: Hashable, makers: _Makers) -> bool:
+        """Whether it is planned, and will not find its gradients elsewhere, as far as is known."""
+        calls = _MORE_CALLS if _NO_GRAPH in makers else 1
+        is_known = self._seen.get((signature, makers), 0) >= calls
+        return is_known and self._engine.native.is_steady()
+
+    def _note(self, key: Hashable) -> None:
+        self._seen[key] = calls = self._seen.get(key, 0) + 1
+        if calls == _MOST_CALLS:
+            self._warn(
+                "its passes still have no plan: they differ from each other, or leave parameters "
+                "without a gradient"
+            )
         if len(self._seen) <= _MOST_SEEN:
             return
         del self._seen[next(iter(self._seen))]
@@ -148,7 +178,11 @@ class _Step:
     # ---- capturing ----------------------------------------------------------------------------
 
     def _capture(
-        self, leaves: list[Any], structure: pytree.TreeSpec, signature: Hashable
+        self,
+        leaves: list[Any],
+        structure: pytree.TreeSpec,
+        signature: Hashable,
+        makers: _Makers,
     ) -> _Graph | None:
         while len(self._graphs) >= _MOST_GRAPHS:
             self._graphs.pop(next(iter(self._graphs))).destroy()
@@ -161,16 +195,28 @@ class _Step:
             failure = _reason_of(error)
         mine = torch.tensor([not failure], dtype=torch.uint8)
         if bool(self._engine.world.all_gather(mine).all()):
-            self._graphs[signature] = graph  # type: ignore[assignment]
+            self._note_graph(graph, signature, makers)  # type: ignore[arg-type]
             _logger.info(
                 "penstock.step: %s is captured, in %.1f s", self._name, time.monotonic() - begin
             )
             return graph
-        self._seen[signature] = False
+        self._seen[signature, makers] = _NEVER
         self._warn(failure or "another rank could not capture it")
         for parameter, gradient in before:
             parameter.grad = gradient
         return None
+
+    def _note_graph(self, graph: _Graph, signature: Hashable, makers: _Makers) -> None:
+        """Keep it: for any gradients from before, if it has had some and not added to them."""
+        self._captures += 1
+        graph.number = self._captures
+        is_for_any = not self._engine.has_added and any(maker is not None for maker in makers)
+        self._graphs[signature, None if is_for_any else makers] = graph
+        self._makers = {
+            address: graph.number
+            for graph in reversed(self._graphs.values())  # the first one, where others add to it
+            for address in graph.gradients()
+        }
 
     def _try(self, leaves: list[Any], structure: pytree.TreeSpec) -> _Graph:
         for leaf in leaves:
@@ -190,7 +236,7 @@ class _Step:
             if self._stream == torch.cuda.default_stream():  # which cannot be captured
                 self._stream = torch.cuda.Stream()
         graph = _Graph(leaves, structure)
-        graph.capture(self._function, self._engine, self._stream, self._pool)
+        graph.capture(self._function, self._engine, self._stream, self._pool, self._makers.keys())
         return graph
 
 
@@ -198,6 +244,7 @@ class _Graph:
     """One captured step: the tensors that it reads and writes."""
 
     def __init__(self, leaves: list[Any], structure: pytree.TreeSpec) -> None:
+        self.number = _NO_GRAPH
         self._structure = structure
         self._inputs = [
             leaf.detach().clone().requires_grad_(leaf.requires_grad)
@@ -210,7 +257,12 @@ class _Graph:
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
     def capture(
-        self, function: Callable[..., Any], engine: Engine, stream: torch.cuda.Stream, pool: Any
+        self,
+        function: Callable[..., Any],
+        engine: Engine,
+        stream: torch.cuda.Stream,
+        pool: Any,
+        lasting: Collection[int],
     ) -> None:
         """Run the function under capture; nothing of it happens."""
         args, kwargs = pytree.tree_unflatten(self._inputs, self._structure)
@@ -222,7 +274,7 @@ class _Graph:
             with torch.cuda.stream(stream):
                 self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
-                    with engine.captured(stream):
+                    with engine.captured(stream, lasting):
                         self._outputs = function(*args, **kwargs)
                 except BaseException:
                     self._abandon(engine.world.device, pool)
@@ -249,6 +301,10 @@ class _Graph:
         empty.capture_begin(capture_error_mode="thread_local")
         torch.zeros(1, device=device)
         empty.capture_end()
+
+    def gradients(self) -> Iterator[int]:
+        """Yield the addresses of the gradients that it leaves."""
+        return (local_of(grad).data_ptr() for _, grad in self._gradients if grad is not None)
 
     def destroy(self) -> None:
         """Free the graph; what it has returned stays."""
