@@ -2,12 +2,11 @@
 
 #include <stdio.h>
 
-double peer_measure(const char *folder, pattern_kind kind, int with_kernel) {
+double peer_measure(const char *folder, const char *program, pattern_kind kind) {
     char command[1024], line[512];
     double found = 0;
-    const int length = snprintf(command, sizeof command, "'%s/task_bench%s' %d %d %d %d 2>&1",
-                                folder, with_kernel ? "_kernel" : "", PATTERN_WIDTH, PATTERN_STEPS,
-                                PATTERN_REPEATS, (int)kind);
+    const int length = snprintf(command, sizeof command, "'%s/%s' %d %d %d %d 2>&1", folder,
+                                program, PATTERN_WIDTH, PATTERN_STEPS, PATTERN_REPEATS, (int)kind);
     FILE *pipe = length < (int)sizeof command ? popen(command, "r") : NULL;
     if (pipe == NULL) return 0;
     while (fgets(line, sizeof line, pipe) != NULL)

@@ -4,8 +4,7 @@
 
 #include "pattern.h"
 
-/* Microseconds a task as task_bench (with_kernel: task_bench_kernel) in `folder` says; 0: it could
- * not be run. */
-double peer_measure(const char *folder, pattern_kind kind, int with_kernel);
+/* Microseconds a task as this program in `folder` says; 0: it could not be run. */
+double peer_measure(const char *folder, const char *program, pattern_kind kind);
 
 #endif

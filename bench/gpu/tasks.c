@@ -1,6 +1,6 @@
 /* bench_gpu_tasks [--rounds N] [--peer FOLDER]: what a task on a GPU costs, beside a bare loop of
- * the same launches and, with --peer, beside CUDASTF's task_bench. All run on one thread, from the
- * first launch until the device is done, and take turns. */
+ * the same launches and, with --peer, beside CUDASTF's task_bench, over streams and over graphs.
+ * All run on one thread, from the first launch until the device is done, and take turns. */
 #include "tasks.h"
 #include "peer.h"
 
@@ -17,12 +17,20 @@ typedef struct way {
 } way;
 
 static const way ways[] = {
-    {"bare loop", bare_run},
-    {"replay", penstock_replay},
-    {"build, run", penstock_build},
-    {"growing", penstock_grow},
+    {"bare loop", bare_run},    {"replay", penstock_replay}, {"build, run", penstock_build},
+    {"growing", penstock_grow}, {"captured", captured_run},
 };
 enum { WAYS = sizeof ways / sizeof ways[0] };
+
+typedef struct peer {
+    const char *name, *program, *program_with_kernel;
+} peer;
+
+static const peer peers[] = {
+    {"stf stream", "task_bench", "task_bench_kernel"},
+    {"stf graph", "task_bench_graph", "task_bench_graph_kernel"},
+};
+enum { PEERS = sizeof peers / sizeof peers[0] };
 
 /* ---- the setting ------------------------------------------------------------------------ */
 
@@ -69,10 +77,10 @@ static double measure(const tasks_setting *setting, const way *way) {
     return (bench_now() - begin) / (double)setting->pattern->count * 1e6;
 }
 
-static double measure_peer(const char *folder, pattern_kind kind, int with_kernel) {
+static double measure_peer(const char *folder, const char *program, pattern_kind kind) {
     double times[PEER_ROUNDS];
     for (size_t i = 0; i < PEER_ROUNDS; i++)
-        times[i] = peer_measure(folder, kind, with_kernel);
+        times[i] = peer_measure(folder, program, kind);
     return bench_quantile(times, PEER_ROUNDS, 0.5);
 }
 
@@ -87,7 +95,7 @@ static void take_rounds(const tasks_setting *setting, double times[WAYS][MOST_RO
 }
 
 static void print_row(const tasks_setting *setting, double times[WAYS][MOST_ROUNDS], size_t rounds,
-                      double peer) {
+                      const char *folder, pattern_kind kind) {
     printf("%-8s %-6s %5zu %5zu %5.2f", setting->pattern->name,
            setting->kernel != NULL ? "kernel" : "empty", setting->lane_count,
            setting->pattern->count,
@@ -95,11 +103,14 @@ static void print_row(const tasks_setting *setting, double times[WAYS][MOST_ROUN
     const double bare = bench_quantile(times[0], rounds, 0.5);
     for (size_t way = 0; way < WAYS; way++)
         printf(" %10.2f", bench_quantile(times[way], rounds, 0.5));
-    if (peer > 0) printf(" %10.2f", peer);
+    for (size_t i = 0; folder != NULL && i < PEERS; i++)
+        printf(" %10.2f", measure_peer(folder,
+                                       setting->kernel != NULL ? peers[i].program_with_kernel
+                                                               : peers[i].program,
+                                       kind));
     printf("   above the bare loop:");
     for (size_t way = 1; way < WAYS; way++)
         printf(" %5.2f", bench_quantile(times[way], rounds, 0.5) - bare);
-    if (peer > 0) printf(" %5.2f", peer - bare);
     printf("\n");
     fflush(stdout);
 }
@@ -109,9 +120,10 @@ static void run_case(tasks_setting *setting, pattern_kind kind, size_t rounds, c
     const int compare = folder != NULL && setting->lane_count == TASKS_MOST_LANES;
     bare_prepare(setting);
     penstock_prepare(setting);
+    captured_prepare(setting);
     take_rounds(setting, times, rounds);
-    print_row(setting, times, rounds,
-              compare ? measure_peer(folder, kind, setting->kernel != NULL) : 0);
+    print_row(setting, times, rounds, compare ? folder : NULL, kind);
+    captured_release();
     penstock_release(setting);
     bare_release(setting);
 }
@@ -137,7 +149,9 @@ static void print_head(size_t rounds, const char *folder) {
     printf("%-8s %-6s %5s %5s %5s", "pattern", "body", "lanes", "tasks", "edges");
     for (size_t way = 0; way < WAYS; way++)
         printf(" %10s", ways[way].name);
-    printf("%s\n", folder != NULL ? "    CUDASTF" : "");
+    for (size_t i = 0; folder != NULL && i < PEERS; i++)
+        printf(" %10s", peers[i].name);
+    printf("\n");
 }
 
 static int usage(void) {

@@ -35,4 +35,9 @@ void penstock_replay(const tasks_setting *setting);
 void penstock_build(const tasks_setting *setting);
 void penstock_grow(const tasks_setting *setting);
 
+/* `setting->graph` made a CUDA graph, which is launched by one call. */
+void captured_prepare(const tasks_setting *setting);
+void captured_release(void);
+void captured_run(const tasks_setting *setting);
+
 #endif

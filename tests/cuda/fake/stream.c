@@ -217,6 +217,40 @@ void fake_cuda_launch(fake_graph *graph, CUstream stream) {
     if (result == CUDA_SUCCESS) fake_leave();
 }
 
+/* The driver's own calls for these, as programs have them. */
+
+CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+    (void)mode;
+    fake_cuda_begin_capture(stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuStreamEndCapture(CUstream stream, CUgraph *graph) {
+    return fake_cuda_end_capture(stream, (fake_graph **)(void *)graph);
+}
+
+CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *executable, CUgraph graph,
+                                             unsigned long long flags) {
+    (void)flags;
+    *executable = (CUgraphExec)(void *)graph;
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphLaunch(CUgraphExec executable, CUstream stream) {
+    fake_cuda_launch((fake_graph *)(void *)executable, stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphDestroy(CUgraph graph) {
+    (void)graph; /* it stays; see graph.c */
+    return CUDA_SUCCESS;
+}
+
+CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec executable) {
+    (void)executable;
+    return CUDA_SUCCESS;
+}
+
 /* ---- events ------------------------------------------------------------------------- */
 
 CUresult CUDAAPI cuEventCreate(CUevent *created, unsigned flags) {
