@@ -1,10 +1,15 @@
 """What the hooks of a unit leave behind: on tensors, in arguments, after failures."""
 
+import gc
+import weakref
+
 import models
 import penstock
 import pytest
 import torch
 from models import Net, make
+from penstock import PenstockError
+from penstock._engine import engine_of
 from penstock._units import Unit
 from torch import nn
 
@@ -44,6 +49,78 @@ def test_a_block_called_by_itself_runs_again_after_its_gather_was_interrupted(mo
     model.blocks[0](x).sum().backward()
     assert model.blocks[0].up.weight.grad is not None
     penstock.close(model)
+
+
+def test_a_block_called_by_itself_trains_again_after_an_interrupt():
+    """A forward hook runs behind an Exception, and behind nothing else."""
+    model = penstock.shard(make(Net))
+    x = torch.ones(2, models.WIDTH, device=models.DEVICE)
+
+    def interrupt(module, inputs):
+        raise KeyboardInterrupt
+
+    handle = model.blocks[0].up.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.blocks[0](x)
+    handle.remove()
+    for _ in range(2):
+        model.blocks[0](x).sum().backward()
+    assert model.blocks[0].up.weight.grad is not None
+    model(models.batch(0, 0)).sum().backward()
+    penstock.close(model)
+
+
+class Halving(nn.Linear):
+    """A block that calls itself."""
+
+    def forward(self, x):
+        return super().forward(x) if len(x) == 1 else self(x[: len(x) // 2])
+
+
+def test_a_block_may_call_itself():
+    model = penstock.shard(nn.Sequential(Halving(4, 4)).to(models.DEVICE))
+    model[0](torch.ones(4, 4, device=models.DEVICE)).sum().backward()
+    assert model[0].weight.grad.tolist() == [[1.0] * 4] * 4
+    penstock.close(model)
+
+
+class Keeping(nn.Module):
+    """A block that keeps what it has returned, and so the graph behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, y):
+        self.last = self.linear(x) + y
+        return self.last
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_model_that_keeps_its_output_is_freed(both):
+    model = penstock.shard(Keeping().to(models.DEVICE))
+    x = torch.ones(2, 4, device=models.DEVICE, requires_grad=True)
+    y = torch.ones(2, 4, device=models.DEVICE, requires_grad=both)
+    model(x, y).sum().backward()
+    references = [weakref.ref(model), weakref.ref(engine_of(model))]
+    del model
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
+def call_what_was_taken_out():
+    model = penstock.shard(make(models.Tied))
+    embed = model.embed
+    del model.embed
+    with pytest.raises(PenstockError) as caught:
+        embed(torch.ones(1, 3, device=models.DEVICE))
+    penstock.close(model)
+    return str(caught.value)
+
+
+def test_a_module_that_was_taken_out_is_refused_by_its_type(worlds):
+    text, _ = worlds(2).run(call_what_was_taken_out)
+    assert "module 'Linear' of the sharded Tied was called outside" in text
 
 
 class Appending(nn.Linear):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -87,7 +89,9 @@ class Engine:
         self.options = options
         self.stage = options.stage
         self.input_dtype = options.param_dtype
+        self.reference = weakref.ref(self)
         self.depth = 0  # forwards of units that run, inside each other
+        self.outermost = units[0]  # of those
         self.read: list[Unit] = []  # held because the root's forward, which runs, has read them
         self.sync = True  # whether backwards reduce
         self.broken_backwards = 0
@@ -168,10 +172,15 @@ class Engine:
 
     def enter(self, unit: Unit) -> None:
         """Begin a unit's forward, and hold the unit; the outermost forward begins a pass."""
-        if unit is self.root or self.depth == 0:
+        if unit is self.root or self.depth == 0 or self._is_left_open(unit):
             self._begin_forward()
+            self.outermost = unit
         unit.hold()
         self.depth += 1  # last: a forward that failed to begin does not end
+
+    def _is_left_open(self, unit: Unit) -> bool:
+        """Whether the forward under way is an earlier one of the unit that has been interrupted."""
+        return unit is self.outermost and not _is_called_within(unit.module)
 
     def end_pass(self) -> None:
         """End the forward of a pass: the outermost unit's has ended."""
@@ -487,9 +496,8 @@ class Backward:
         if self._may_release(group.unit):
             self._release(group.unit)
 
-    def reached_inputs(self, use: Use) -> None:
+    def reached_inputs(self, unit: Unit, use: Use) -> None:
         """End a use: the gradients of its inputs are there, nothing of its backward is left."""
-        unit = use.unit
         unit.active.discard(use)
         unit.pending.discard(use)
         if unit.active:
@@ -613,6 +621,20 @@ def _copy_rows(parameter: Parameter, loaded: torch.Tensor) -> None:
     if source.shape == parameter.shape and source.shape != target.shape:
         source = parameter.rows_of(source)
     target.copy_(source)
+
+
+# ---- interrupted forwards -----------------------------------------------------------------------
+
+
+def _is_called_within(module: nn.Module) -> bool:
+    """Whether a call of the module runs around its call that begins now."""
+    calls = 0
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and calls < 2:
+        is_call = frame.f_code is nn.Module._call_impl.__code__
+        calls += is_call and frame.f_locals.get("self") is module
+        frame = frame.f_back
+    return calls == 2
 
 
 # ---- the engines that live ----------------------------------------------------------------------

@@ -35,7 +35,7 @@ class _Inputs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, engine: Engine, use: Use, *tensors: torch.Tensor
+        ctx: Any, engine: weakref.ref[Engine], use: Use, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.engine, ctx.use = engine, use
         ctx.set_materialize_grads(False)
@@ -87,7 +87,8 @@ def _watch_root(engine: Engine) -> None:
 
 def _refuse_outside(root: Unit, module: nn.Module, args: Any) -> None:
     if not root.whole:
-        name = next(name for name, inner in root.module.named_modules() if inner is module)
+        names = (name for name, inner in root.module.named_modules() if inner is module)
+        name = next(names, type(module).__name__)  # it may have been taken out
         raise PenstockError(
             "ESTATE",
             f"module {name!r} of the sharded {type(root.module).__name__} was called outside of "
@@ -158,7 +159,7 @@ def _mark_inputs(engine: Engine, use: Use, leaves: list[Any], is_plain: bool) ->
     if not where or torch._C._functorch.peek_interpreter_stack() is not None:
         return False  # torch.func's transforms do not support _Inputs
     use.has_inputs = True
-    marked = _Inputs.apply(engine, use, *(leaves[i] for i in where))
+    marked = _Inputs.apply(engine.reference, use, *(leaves[i] for i in where))
     for i, tensor in zip(where, marked, strict=True):
         leaves[i] = tensor
     use.begin = leaves[where[0]].grad_fn
@@ -170,7 +171,7 @@ def _mark_input(engine: Engine, use: Use, tensor: torch.Tensor) -> torch.Tensor:
     use.has_inputs = True
     marked = tensor.view_as(tensor)
     use.begin = marked.grad_fn
-    use.begin.register_hook(partial(_reached_input, engine, use))
+    use.begin.register_hook(partial(_reached_input, engine.reference, use))
     use.marked = marked, marked._version
     return marked
 
@@ -194,7 +195,7 @@ def _after_forward(
         use.has_inputs = marked._version == version or unit.has_frozen
         use.marked = None
     if torch.is_grad_enabled():
-        _watch_outputs(engine, use, tensors)
+        _watch_outputs(engine, unit, use, tensors)
     use.begin = None
     if not use.recomputed:
         _end_forward(engine, unit, output)
@@ -248,15 +249,15 @@ def _copy_parameter(engine: Engine, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone() if _is_any_parameter(engine, [tensor]) else tensor
 
 
-def _watch_outputs(engine: Engine, use: Use, outputs: list[torch.Tensor]) -> None:
+def _watch_outputs(engine: Engine, unit: Unit, use: Use, outputs: list[torch.Tensor]) -> None:
     watched = False
     for output in outputs:
         if output.requires_grad and not output.is_leaf:  # hooks on a leaf would pile up
             shown = output if output._base is None else _behind_view(use, output)
-            shown.register_hook(partial(_before_backward, engine, use))
+            shown.register_hook(partial(_before_backward, engine.reference, use))
             watched = True
     if watched and use.has_inputs and not use.recomputed:
-        use.unit.pending.add(use)
+        unit.pending.add(use)
 
 
 def _behind_view(use: Use, output: Any) -> torch.Tensor:
@@ -317,24 +318,32 @@ def _read(engine: Engine, unit: Unit) -> None:
 # ---- backward -----------------------------------------------------------------------------------
 
 
+# A model may hold its outputs, whose graph holds these hooks, which the garbage collector does not
+# see: so they hold nothing of the model.
+
+
 @_disable_dynamo
-def _before_backward(engine: Engine, use: Use, gradient: torch.Tensor) -> None:
+def _before_backward(reference: weakref.ref[Engine], use: Use, gradient: torch.Tensor) -> None:
+    engine, unit = reference(), use.unit()
+    if engine is None or unit is None:
+        return
     if engine.depth > 0:  # autograd.grad in a forward
-        engine.hold_for_root(use.unit)
+        engine.hold_for_root(unit)
         return
     if use.has_inputs:
-        use.unit.active.add(use)
-    engine.backward.reach(use.unit)
+        unit.active.add(use)
+    engine.backward.reach(unit)
 
 
-def _reached_input(engine: Engine, use: Use, inputs: Any, outputs: Any) -> None:
-    _reached_inputs(engine, use)
+def _reached_input(reference: weakref.ref[Engine], use: Use, inputs: Any, outputs: Any) -> None:
+    _reached_inputs(reference, use)
 
 
 @_disable_dynamo
-def _reached_inputs(engine: Engine, use: Use) -> None:
-    if engine.depth == 0:
-        engine.backward.reached_inputs(use)
+def _reached_inputs(reference: weakref.ref[Engine], use: Use) -> None:
+    engine, unit = reference(), use.unit()
+    if engine is not None and unit is not None and engine.depth == 0:
+        engine.backward.reached_inputs(unit, use)
 
 
 # Once a parameter, and all others once a unit: so it does no more than it must.

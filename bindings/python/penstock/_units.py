@@ -222,8 +222,8 @@ class Use:
 
     Attributes
     ----------
-    unit : Unit
-        What is used.
+    unit : weakref to Unit
+        What is used: nodes of graphs hold uses.
     recomputed : bool
         Whether the forward runs inside a backward.
     has_inputs : bool
@@ -237,7 +237,7 @@ class Use:
     __slots__ = ("__weakref__", "begin", "has_inputs", "marked", "recomputed", "unit")
 
     def __init__(self, unit: Unit, recomputed: bool) -> None:
-        self.unit = unit
+        self.unit = unit.reference
         self.recomputed = recomputed
         self.has_inputs = False
         self.marked: tuple[torch.Tensor, int] | None = None
@@ -286,6 +286,7 @@ class Unit:
         self.active: set[Use] = set()
         self.pending: weakref.WeakSet[Use] = weakref.WeakSet()
         self.calls: list[Use] = []
+        self.reference = weakref.ref(self)
         self._shown: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
 
     @property
