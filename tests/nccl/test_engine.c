@@ -14,14 +14,17 @@ typedef struct engine_rank {
     pst_zero *engine;
     pst_status status;
     fake_graph *graph; /* of a step */
+    int adds;          /* gradients are added to those that there are */
+    pst_comm *reduce;  /* (optional) a communicator of its own for reductions */
 } engine_rank;
 
 static engine_rank engines[RANKS];
 static int time_waits;
 
 static pst_status give_target(void *context, uint32_t group, void **memory, int *accumulate) {
-    *memory = ((engine_rank *)context)->rank->memory + AREA / 2 + group * APART;
-    *accumulate = 0;
+    const engine_rank *self = context;
+    *memory = self->rank->memory + AREA / 2 + group * APART;
+    *accumulate = self->adds;
     return PST_OK;
 }
 
@@ -44,7 +47,8 @@ static pst_status create_engine(engine_rank *self) {
                                       .name = "net",
                                       .stage = 3,
                                       .gather_comm = rank->comm,
-                                      .reduce_comm = rank->comm,
+                                      .reduce_comm =
+                                          self->reduce != NULL ? self->reduce : rank->comm,
                                       .device = rank->device,
                                       .compute = self->compute,
                                       .bucket_bytes = 4096,
@@ -172,7 +176,7 @@ static pst_status use(engine_rank *self, uint32_t group, void *to) {
     return status == PST_OK ? scale(self, to, memory, VALUES, 1.0) : status;
 }
 
-/* The gradient is the parameter, and the optimizer sets the shard to half of it. */
+/* The gradient is the parameter. */
 static pst_status backward(engine_rank *self) {
     char *memory = self->rank->memory;
     pst_status status = pst_zero_begin_backward(self->engine, 1);
@@ -182,13 +186,19 @@ static pst_status backward(engine_rank *self) {
         if (status == PST_OK) status = pst_zero_gradients(self->engine, i, &source, PST_FLOAT32);
         if (status == PST_OK) status = pst_zero_release(self->engine, i);
     }
-    if (status == PST_OK) status = pst_zero_end_backward(self->engine);
+    return status == PST_OK ? pst_zero_end_backward(self->engine) : status;
+}
+
+/* The optimizer: the shard becomes so much of the gradient. */
+static pst_status update(engine_rank *self, double by) {
+    char *memory = self->rank->memory;
+    pst_status status = PST_OK;
     for (uint32_t i = 0; i < GROUPS && status == PST_OK; i++)
-        status = scale(self, memory + SHARD + i * APART, memory + AREA / 2 + i * APART, OWN, 0.5);
+        status = scale(self, memory + SHARD + i * APART, memory + AREA / 2 + i * APART, OWN, by);
     return status == PST_OK ? pst_zero_updated(self->engine) : status;
 }
 
-static pst_status train(engine_rank *self) {
+static pst_status add_gradients(engine_rank *self) {
     pst_status status = pst_zero_begin_forward(self->engine, 1);
     for (uint32_t i = 0; i < GROUPS && status == PST_OK; i++) {
         status = use(self, i, self->rank->memory);
@@ -198,13 +208,19 @@ static pst_status train(engine_rank *self) {
     return status == PST_OK ? backward(self) : status;
 }
 
-static pst_status capture(engine_rank *self, fake_graph **graph) {
+static pst_status train(engine_rank *self) {
+    const pst_status status = add_gradients(self);
+    return status == PST_OK ? update(self, 0.5) : status;
+}
+
+static pst_status capture(engine_rank *self, pst_status (*body)(engine_rank *self),
+                          fake_graph **graph) {
     const CUstream native = pst_cuda_stream(self->wrapped);
     pst_status status = pst_zero_drain(self->engine);
     if (status != PST_OK) return status;
     fake_cuda_begin_capture(native);
     status = pst_zero_begin_capture(self->engine, native);
-    if (status == PST_OK) status = train(self);
+    if (status == PST_OK) status = body(self);
     const pst_status ended = pst_zero_end_capture(self->engine);
     const CUresult joined = fake_cuda_end_capture(native, graph);
     if (status == PST_OK) status = ended;
@@ -221,7 +237,7 @@ static pst_status launch(engine_rank *self, fake_graph *graph) {
 /* The stand-in of NCCL knows a call by its number, so that a graph of it can be launched once. */
 static pst_status train_as_graph(engine_rank *self) {
     fake_graph *graph = NULL;
-    const pst_status status = capture(self, &graph);
+    const pst_status status = capture(self, train, &graph);
     return status == PST_OK ? launch(self, graph) : status;
 }
 
@@ -257,11 +273,30 @@ static void *train_by_launches(void *argument) {
     fake_graph *graphs[2] = {NULL, NULL};
     train_until_steady(self);
     for (int i = 0; i < 2 && self->status == PST_OK; i++)
-        self->status = capture(self, &graphs[i]);
+        self->status = capture(self, train, &graphs[i]);
     for (int i = 0; i < 4 && self->status == PST_OK; i++) {
         self->status = launch_thrice(self, graphs[i % 2]);
         if (self->status == PST_OK) self->status = train(self);
     }
+    if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
+    return NULL;
+}
+
+/* Graphs of the passes alone: the second one adds to the gradients of the first. */
+static void *add_by_launches(void *argument) {
+    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
+    fake_graph *graphs[2] = {NULL, NULL};
+    train_until_steady(self);
+    for (int i = 0; i < 8 && self->status == PST_OK; i++)
+        for (self->adds = 0; self->adds < 2 && self->status == PST_OK; self->adds++) {
+            fake_graph **graph = &graphs[self->adds];
+            const int is_eager = i == 0 || (i == 1 && self->adds == 1) || i == 5;
+            if (is_eager) self->status = add_gradients(self);
+            if (!is_eager && *graph == NULL) self->status = capture(self, add_gradients, graph);
+            if (!is_eager && self->status == PST_OK) self->status = launch(self, *graph);
+            if (self->status == PST_OK && self->adds == 1) self->status = update(self, 0.25);
+        }
+    self->adds = 0;
     if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
     return NULL;
 }
@@ -303,6 +338,8 @@ static void train_and_check(nccl_world *world, uint64_t seed, void *(*train_all)
     for (int i = 0; i < RANKS; i++) {
         world->ranks[i].comm->ops->destroy(world->ranks[i].comm);
         world->ranks[i].comm = NULL;
+        if (engines[i].reduce != NULL) engines[i].reduce->ops->destroy(engines[i].reduce);
+        engines[i].reduce = NULL;
     }
 }
 
@@ -325,8 +362,17 @@ static void *create_ce(void *argument) {
     return NULL;
 }
 
-static void create_ces(nccl_world *world) {
+static void *create_second_ce(void *argument) {
+    nccl_rank *rank = argument;
+    const pst_ce_options options = {.size = sizeof options, .name = "reduce"};
+    rank->status = pst_ce_create(rank->runtime, rank->device, &rank->exchange, &options,
+                                 &engines[rank->rank].reduce);
+    return NULL;
+}
+
+static void create_ces(nccl_world *world, int count) {
     on_ranks(world, RANKS, create_ce);
+    if (count > 1) on_ranks(world, RANKS, create_second_ce);
     for (int i = 0; i < RANKS; i++)
         if (world->ranks[i].status != PST_OK) fail_msg("%s", world->ranks[i].text);
 }
@@ -334,8 +380,10 @@ static void create_ces(nccl_world *world) {
 static void graphs_over_copy_engines_are_steps(void **state) {
     nccl_world *world = *state;
     for (uint64_t seed = 1; seed <= 20; seed++) {
-        create_ces(world);
+        create_ces(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, train_by_launches, 24);
+        create_ces(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, add_by_launches, 16);
     }
 }
 
@@ -372,7 +420,7 @@ static void *launch_a_gather(void *argument) {
 static void a_graph_of_one_collective_is_launched_again(void **state) {
     nccl_world *world = *state;
     for (uint64_t seed = 1; seed <= 20; seed++) {
-        create_ces(world);
+        create_ces(world, 1);
         fake_cuda_seed(seed);
         for (int i = 0; i < RANKS; i++)
             memset(world->ranks[i].memory, 0x10 * (i + 1), 64);
@@ -393,7 +441,7 @@ static void a_graph_of_one_collective_is_launched_again(void **state) {
 static void *train_and_capture(void *argument) {
     engine_rank *self = &engines[((nccl_rank *)argument)->rank];
     train_until_steady(self);
-    if (self->status == PST_OK) self->status = capture(self, &self->graph);
+    if (self->status == PST_OK) self->status = capture(self, train, &self->graph);
     if (self->status == PST_OK) self->status = launch(self, self->graph);
     if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
     return NULL;
@@ -403,7 +451,7 @@ static void *train_and_capture(void *argument) {
 static void what_is_launched_ends_behind_an_abort(void **state) {
     nccl_world *world = *state;
     nccl_rank *first = &world->ranks[0], *second = &world->ranks[1];
-    create_ces(world);
+    create_ces(world, 1);
     on_ranks(world, RANKS, build);
     all_are_well();
     on_ranks(world, RANKS, train_and_capture);

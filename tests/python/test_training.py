@@ -671,7 +671,7 @@ def test_a_block_runs_alone_after_a_forward_that_failed_at_its_end():
     with pytest.raises(penstock.PenstockError, match="'blocks.1' were written"):
         loss_of(model, 0, 0)
     hook.remove()
-    model.blocks[0](torch.ones(2, models.WIDTH)).sum().backward()
+    model.blocks[0](torch.ones(2, models.WIDTH, device=models.DEVICE)).sum().backward()
     assert model.blocks[0].scale.grad is not None
     penstock.close(model)
 

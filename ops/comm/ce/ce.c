@@ -116,6 +116,11 @@ static int is_of_graph(uint64_t ticket) {
     return ticket >> 63 != 0;
 }
 
+static int is_of_this_capture(const pst__ce *ce, uint64_t ticket) {
+    const uint64_t index = PST_MOST_CAPTURED;
+    return ce->captured != 0 && (ticket & ~index) == (ce->captured & ~index);
+}
+
 /* Who has read a later ticket has read this one. What graphs read is read when they have ended. */
 static uint64_t as_near(pst__ce *ce, uint64_t ticket) {
     const uint64_t latest = pst__load_acquire(&ce->tickets); /* see is_idle */
@@ -129,7 +134,7 @@ static pst_status ce_source_wait(pst_comm *comm, pst_stream *stream, uint64_t ti
     pst__flag_steps steps = {.count = 0};
     const int is_captured = ce->flags.is_captured;
     if (ticket == 0 || status != PST_OK) return status;
-    if (is_captured && !is_of_graph(ticket)) return PST_OK; /* read before any launch */
+    if (is_captured && !is_of_this_capture(ce, ticket)) return PST_OK; /* read before a launch */
     if (!is_captured) ticket = as_near(ce, ticket);
     const uint32_t sequence = pst__ce_sequence(ce, ticket, 1);
     for (int peer = 0; peer < comm->size; peer++)
