@@ -58,6 +58,12 @@ def step(model: nn.Module, optimizer: _Optimizers = ()) -> Callable[[_Function],
         Tensors among its arguments lie on the device and are copied in; those that it returns are
         copies, detached, and safe to keep.
 
+    Notes
+    -----
+    Models of ``transformers`` 5 ask the device in each forward whether their mask hides anything,
+    and under a capture make another mask. Where attention is causal and nothing is padded,
+    ``attention_mask={"full_attention": None}`` and ``position_ids`` spare them both.
+
     Examples
     --------
     >>> @penstock.step(model, optimizer)
