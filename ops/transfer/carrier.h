@@ -112,7 +112,7 @@ typedef struct pst__carrier {
     pst__waits waits;
 } pst__carrier;
 
-/* ---- carrier.c ------------------------------------------------------------------------------- */
+/* ---- life.c ---------------------------------------------------------------------------------- */
 /* On failure what has been made is freed by pst__carrier_free. */
 pst_status pst__carrier_create(pst_runtime *runtime, const pst__carrier_options *options,
                                pst__carrier *carrier);
@@ -174,7 +174,7 @@ pst_status pst__wait_gather_readers(pst__carrier *carrier);
 pst_status pst__gather_bytes(pst__carrier *carrier, const char *name, const void *own, size_t bytes,
                              void *everyone);
 
-/* ---- carrier.c: copies of gradients into buckets --------------------------------------------- */
+/* ---- life.c: copies of gradients into buckets ------------------------------------------------ */
 /* Around copies: behind what compute was given so far, and behind the copies before. */
 pst_status pst__fill_begin(pst__carrier *carrier);
 pst_status pst__fill_end(pst__carrier *carrier);
