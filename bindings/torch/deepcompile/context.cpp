@@ -38,7 +38,7 @@ ContextPointer found_in(const Contexts &all, int64_t number) {
 } // namespace
 
 Context::Context(const Config &options, std::unique_ptr<Ranks> world)
-    : config(options), number(next_number()), ranks(std::move(world)), zero3(*this), zero12(*this),
+    : Job{options, std::move(world)}, number(next_number()), zero3(*this, offload), zero12(*this),
       offload(*this) {}
 
 Context::~Context() = default;

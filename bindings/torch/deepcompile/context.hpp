@@ -1,8 +1,8 @@
 // One job's DeepCompile runtime. Several live in a process; one of them is current.
 #pragma once
 
+#include "job.hpp"
 #include "offload.hpp"
-#include "ranks.hpp"
 #include "zero12.hpp"
 #include "zero3.hpp"
 
@@ -13,19 +13,8 @@
 
 namespace penstock::dc {
 
-// What a job configures of its DeepCompile runtime.
-struct Config {
-    bool double_buffer = true;
-    bool symmetric_memory = false;
-    int64_t free_activation_threshold = 0; // elements
-    bool sync_before_reduce = false, sync_after_reduce = false;
-    bool sync_before_allgather = false, sync_after_allgather = false;
-    bool offload_activation_pin_memory = true;
-    int64_t bucket_elements = 0; // of gradients, of all ranks together
-};
-
 // One thread at a time (which one may change).
-class Context {
+class Context : public Job {
   public:
     Context(const Config &config, std::unique_ptr<Ranks> ranks);
     ~Context();
@@ -40,10 +29,7 @@ class Context {
     // The host waits until the device has done everything (the sync_* switches).
     void synchronize_if(bool wanted) const;
 
-    const Config config;
     const int64_t number; // of this context, from 1
-    const std::unique_ptr<Ranks> ranks;
-    bool profiling = false, dry = false; // dry: nothing is gathered either
     Zero3 zero3;
     Zero12 zero12;
     Offload offload;

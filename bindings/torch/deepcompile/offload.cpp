@@ -1,6 +1,6 @@
 #include "offload.hpp"
 
-#include "context.hpp"
+#include "job.hpp"
 
 #include <ATen/ATen.h>
 
@@ -34,15 +34,15 @@ Offload::Store::~Store() {
 }
 
 void Offload::check(pst_status status) const {
-    context_.ranks->check(status);
+    job_.ranks->check(status);
 }
 
 bool Offload::is_pinned() const {
-    return context_.config.offload_activation_pin_memory;
+    return job_.config.offload_activation_pin_memory;
 }
 
 Offload::Store &Offload::store() {
-    if (!store_) store_ = make_own<Store>(context_.ranks->runtime);
+    if (!store_) store_ = make_own<Store>(job_.ranks->runtime);
     return *store_;
 }
 
@@ -130,7 +130,7 @@ void Offload::load(uint64_t key, const at::Tensor &device) {
 
 at::Tensor Offload::reload(const at::Tensor &host, int64_t graph, int64_t id) {
     at::Tensor device = at::empty_strided(host.sizes(), host.strides(),
-                                          host.options().device(context_.ranks->runtime->where()));
+                                          host.options().device(job_.ranks->runtime->where()));
     if (host.numel() == 0 || !is_pinned()) return device.copy_(host);
     const Place place{graph, id};
     const uint64_t key = key_of(host, place);
@@ -161,7 +161,7 @@ void Offload::forget_graphs() {
 at::Tensor Offload::bring(uint64_t key, const at::Tensor &host) {
     at::Tensor device = at::empty(
         host.sizes(),
-        at::TensorOptions().dtype(host.scalar_type()).device(context_.ranks->runtime->where()));
+        at::TensorOptions().dtype(host.scalar_type()).device(job_.ranks->runtime->where()));
     check(pst_offload_adopt(store().offload, key, host.const_data_ptr(), bytes_of(host)));
     load(key, device);
     return device;
@@ -176,7 +176,7 @@ void Offload::wait_for(uint64_t key) {
 // Their memory is the compute stream's, and so is whoever gets it next.
 void Offload::free_tensors(const std::vector<at::Tensor> &tensors) const {
     for (const at::Tensor &tensor : tensors)
-        if (tensor.numel() > context_.config.free_activation_threshold)
+        if (tensor.numel() > job_.config.free_activation_threshold)
             tensor.set_data(at::empty({0}, tensor.options()));
 }
 

@@ -17,14 +17,14 @@
 
 namespace penstock::dc {
 
-class Context;
+struct Job;
 
 // An activation's host memory is known by its address, since a graph that runs twice before its
 // backward has two of each; when the tensor on it dies it waits for the next of its (graph, id),
 // until the graphs are forgotten, so that each step finds it again.
 class Offload {
   public:
-    explicit Offload(Context &context) : context_(context) {}
+    explicit Offload(Job &job) : job_(job) {}
 
     // Returns the host memory as a tensor; its contents are there behind the copy. `id` is unique
     // within its graph.
@@ -79,7 +79,7 @@ class Offload {
     void check(pst_status status) const;
     bool is_pinned() const;
 
-    Context &context_;
+    Job &job_;
     std::shared_ptr<Store> store_;
     std::unordered_map<const void *, Stored> stored_; // by address: what tensors are on
     Keys unused_;

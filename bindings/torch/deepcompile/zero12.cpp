@@ -1,7 +1,7 @@
 #include "zero12.hpp"
 
-#include "context.hpp"
 #include "dtype.hpp"
+#include "job.hpp"
 #include "outside_python.hpp"
 
 #include <ATen/ATen.h>
@@ -33,20 +33,20 @@ Zero12::~Zero12() {
 }
 
 void Zero12::check(pst_status status) const {
-    context_.ranks->check(status);
+    job_.ranks->check(status);
 }
 
 void Zero12::open() {
     if (partition_ != nullptr) return;
-    Ranks &ranks = *context_.ranks;
+    Ranks &ranks = *job_.ranks;
     pst_partition_options options{};
     options.size = sizeof options;
     options.name = "gradients";
-    options.comm = ranks.comms(context_.config.symmetric_memory ? "ce" : "nccl").reduce();
+    options.comm = ranks.comms(job_.config.symmetric_memory ? "ce" : "nccl").reduce();
     options.device = ranks.runtime->device();
     options.compute = ranks.runtime->compute();
-    options.bucket_bytes = bucket_limit(context_.config);
-    options.single_buffer = !context_.config.double_buffer;
+    options.bucket_bytes = bucket_limit(job_.config);
+    options.single_buffer = !job_.config.double_buffer;
     if (options.device != nullptr) {
         segments_ = std::make_unique<Segments>(
             ranks.are_read_by_peers() ? ranks.segments : segments_of(ranks.runtime->where()));
@@ -191,7 +191,7 @@ bool Zero12::ends_with_autograd() {
     torch::autograd::Engine::get_default_engine().queue_callback([self] {
         if (*self == nullptr) return;
         const WithoutInterpreter without;
-        const StreamBridge bridge(*(*self)->context_.ranks);
+        const StreamBridge bridge(*(*self)->job_.ranks);
         (*self)->is_queued_ = false;
         try {
             if ((*self)->updates_) (*self)->send_held();

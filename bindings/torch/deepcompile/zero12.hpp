@@ -12,13 +12,13 @@
 
 namespace penstock::dc {
 
-class Context;
+struct Job;
 
 // What has gradients is known by parameter and not by graph: a parameter may be in several graphs
 // of a backward, and a recompile may replace them between two backwards.
 class Zero12 : public Stage {
   public:
-    explicit Zero12(Context &context) : context_(context) {}
+    explicit Zero12(Job &job) : job_(job) {}
     ~Zero12() override;
     Zero12(const Zero12 &) = delete;
     Zero12 &operator=(const Zero12 &) = delete;
@@ -60,7 +60,7 @@ class Zero12 : public Stage {
     void finish(bool release);
     void check(pst_status status) const;
 
-    Context &context_;
+    Job &job_;
     int stage_ = 0;
     bool updates_ = true;                // this backward is the last one before an update
     std::unique_ptr<Segments> segments_; // of buckets; ordinary memory, unless peers read it

@@ -1,7 +1,8 @@
 #include "zero3.hpp"
 
-#include "context.hpp"
 #include "dtype.hpp"
+#include "job.hpp"
+#include "offload.hpp"
 #include "outside_python.hpp"
 
 #include <ATen/ATen.h>
@@ -37,20 +38,20 @@ uint32_t version_of(const at::Tensor &tensor) {
 
 // ---- life ---------------------------------------------------------------------------------------
 
-Zero3::Zero3(Context &context) : context_(context) {}
+Zero3::Zero3(Job &job, Offload &offload) : job_(job), offload_(offload) {}
 
 Zero3::~Zero3() {
     pst_flat_destroy(flat_);
 }
 
 void Zero3::check(pst_status status) const {
-    context_.ranks->check(status);
+    job_.ranks->check(status);
 }
 
 // The first parameter makes the engine: all ranks are here.
 void Zero3::open() {
-    Ranks &ranks = *context_.ranks;
-    const Config &config = context_.config;
+    Ranks &ranks = *job_.ranks;
+    const Config &config = job_.config;
     const Comms &comms = ranks.comms(config.symmetric_memory ? "ce" : "auto");
     pst_flat_options options{};
     options.size = sizeof options;
@@ -92,7 +93,7 @@ pst_flat_stats Zero3::stats() const {
 // ---- parameters ---------------------------------------------------------------------------------
 
 void Zero3::check_grad_buffer(int64_t id, const at::Tensor &grad_buffer, int64_t chunk) const {
-    const at::Device where = context_.ranks->runtime->where();
+    const at::Device where = job_.ranks->runtime->where();
     if (grad_buffer.numel() != chunk || !grad_buffer.is_contiguous())
         refuse(id, "its grad_buffer has " + std::to_string(grad_buffer.numel()) +
                        " elements instead of " + std::to_string(chunk) + ", or is not contiguous");
@@ -111,14 +112,14 @@ void Zero3::register_parameter(int64_t id, std::vector<int64_t> shape, at::Tenso
                                at::Tensor grad_buffer, bool persistent,
                                std::optional<at::ScalarType> expected_grad_dtype) {
     const auto elements = static_cast<size_t>(c10::multiply_integers(shape));
-    const auto ranks = static_cast<size_t>(context_.ranks->size);
+    const auto ranks = static_cast<size_t>(job_.ranks->size);
     const auto chunk = static_cast<int64_t>((elements + ranks - 1) / ranks);
     if (shard.numel() != chunk || !shard.is_contiguous())
         refuse(id, "its shard has " + std::to_string(shard.numel()) + " elements instead of " +
                        std::to_string(chunk) + ", or is not contiguous");
     const bool is_trainable = grad_buffer.defined() && grad_buffer.numel() != 0;
     if (is_trainable) check_grad_buffer(id, grad_buffer, chunk);
-    const at::Device where = context_.ranks->runtime->where();
+    const at::Device where = job_.ranks->runtime->where();
     if (shard.device() != where && !shard.is_cpu())
         refuse(id, "its shard is on " + shard.device().str() + ", neither on the host nor on " +
                        where.str());
@@ -173,14 +174,14 @@ bool Zero3::homes_are_alike() const {
         add(home.nbytes());
         add(static_cast<uint64_t>(parameter->registered.storage_offset()));
     }
-    return context_.ranks->is_equal_everywhere(hash);
+    return job_.ranks->is_equal_everywhere(hash);
 }
 
 // Where peers read memory by themselves, the shards are to lie where peers can: then no copy of
 // them is needed for it. Small ones are not worth a piece of mapped memory, nor is what somebody
 // moves again.
 void Zero3::move_homes() {
-    Ranks &ranks = *context_.ranks;
+    Ranks &ranks = *job_.ranks;
     if (!ranks.segments || !ranks.are_read_by_peers() || !homes_.empty()) return;
     std::set<const void *> seen;
     for (const auto &parameter : parameters_) {
@@ -213,7 +214,7 @@ void Zero3::look_at(Parameter &parameter) {
         drop(parameter.id);
     else if (is_away(parameter) || parameter.is_copied)
         bring(parameter);
-    if (parameter.is_coming) context_.offload.wait_for(parameter.key);
+    if (parameter.is_coming) offload_.wait_for(parameter.key);
     parameter.is_coming = false;
     if (parameter.shard.data_ptr() != parameter.address)
         bind(parameter, false);
@@ -237,18 +238,18 @@ Zero3::Copy &Zero3::copy_of(Parameter &parameter, at::ScalarType dtype) {
     if (found != parameter.copies.end()) return found->second;
     uint32_t index = 0;
     check(pst_flat_copy(flat(), parameter.index, dtype_of(dtype), &index));
-    const at::Device where = context_.ranks->runtime->where();
+    const at::Device where = job_.ranks->runtime->where();
     Copy copy{index, Gathered(where, dtype), false, at::Tensor()};
     return parameter.copies.emplace(dtype, std::move(copy)).first->second;
 }
 
 size_t Zero3::bytes_of(const Parameter &parameter, at::ScalarType dtype) const {
     return static_cast<size_t>(parameter.registered.numel()) *
-           static_cast<size_t>(context_.ranks->size) * c10::elementSize(dtype);
+           static_cast<size_t>(job_.ranks->size) * c10::elementSize(dtype);
 }
 
 at::TensorOptions Zero3::options_of(at::ScalarType dtype) const {
-    return at::TensorOptions().dtype(dtype).device(context_.ranks->runtime->where());
+    return at::TensorOptions().dtype(dtype).device(job_.ranks->runtime->where());
 }
 
 at::Tensor Zero3::describe(int64_t id, std::optional<at::ScalarType> dtype) const {
@@ -262,11 +263,11 @@ at::Tensor Zero3::describe(int64_t id, std::optional<at::ScalarType> dtype) cons
 // Its owner may have taken its memory.
 bool Zero3::is_whole(const Parameter &parameter) const {
     const auto elements = static_cast<int64_t>(parameter.elements);
-    return parameter.registered.numel() * context_.ranks->size >= elements;
+    return parameter.registered.numel() * job_.ranks->size >= elements;
 }
 
 bool Zero3::is_away(const Parameter &parameter) const {
-    return parameter.registered.device() != context_.ranks->runtime->where();
+    return parameter.registered.device() != job_.ranks->runtime->where();
 }
 
 bool Zero3::can_be_bound(const Parameter &parameter) const {
@@ -279,8 +280,8 @@ void Zero3::bring(Parameter &parameter) {
     const uint32_t version = version_of(parameter.registered);
     if (parameter.is_copied && !parameter.is_newer && version == parameter.copied_version) return;
     drop(parameter.id);
-    if (parameter.key == 0) parameter.key = context_.offload.new_key();
-    parameter.shard = context_.offload.bring(parameter.key, parameter.registered);
+    if (parameter.key == 0) parameter.key = offload_.new_key();
+    parameter.shard = offload_.bring(parameter.key, parameter.registered);
     parameter.is_copied = parameter.is_coming = true;
     parameter.is_newer = false;
     parameter.copied_version = version;
@@ -294,7 +295,7 @@ void Zero3::reload(int64_t id) {
 void Zero3::drop(int64_t id) {
     Parameter &parameter = parameter_of(id);
     if (!parameter.is_copied) return;
-    if (parameter.is_coming) context_.offload.wait_for(parameter.key);
+    if (parameter.is_coming) offload_.wait_for(parameter.key);
     check(pst_flat_unbind(flat(), parameter.index));
     parameter.is_copied = parameter.is_coming = false;
     parameter.address = nullptr;
@@ -310,7 +311,7 @@ at::Tensor Zero3::gather(int64_t graph, int64_t id, std::optional<at::ScalarType
     pst_flat *engine = flat();
     look_at(parameter);
     Copy &copy = copy_of(parameter, dtype);
-    if (context_.profiling) {
+    if (job_.profiling) {
         profiled_uses_[graph][id].users_left = 0;
         return gather_profiled(parameter, copy, dtype);
     }
@@ -335,17 +336,17 @@ at::Tensor Zero3::gather(int64_t graph, int64_t id, std::optional<at::ScalarType
 
 // Into ordinary memory of torch's, each time anew, so that its statistics and clocks see it.
 at::Tensor Zero3::gather_profiled(Parameter &parameter, Copy &copy, at::ScalarType dtype) {
-    const auto padded = parameter.registered.numel() * context_.ranks->size;
+    const auto padded = parameter.registered.numel() * job_.ranks->size;
     copy.profiled = at::Tensor();
     at::Tensor whole = at::empty({padded}, options_of(dtype));
-    if (!context_.dry) check(pst_flat_gather_to(flat(), copy.index, whole.mutable_data_ptr()));
+    if (!job_.dry) check(pst_flat_gather_to(flat(), copy.index, whole.mutable_data_ptr()));
     copy.profiled = whole;
     return whole.narrow(0, 0, static_cast<int64_t>(parameter.elements)).view(parameter.shape);
 }
 
 void Zero3::prefetch(int64_t, const std::vector<int64_t> &ids,
                      const std::optional<std::vector<at::ScalarType>> &dtypes) {
-    if (context_.profiling) return;
+    if (job_.profiling) return;
     std::vector<uint32_t> copies;
     for (size_t i = 0; i < ids.size(); i++) {
         Parameter &parameter = parameter_of(ids[i]);
@@ -361,7 +362,7 @@ void Zero3::prefetch(int64_t, const std::vector<int64_t> &ids,
 }
 
 void Zero3::wait(int64_t graph, int64_t id) {
-    if (context_.profiling) return; // it has waited
+    if (job_.profiling) return; // it has waited
     const Parameter &parameter = parameter_of(id);
     if (parameter.elements == 0) return;
     const std::vector<Copy *> &copies = uses_[graph][id].copies;
@@ -374,10 +375,10 @@ void Zero3::wait(int64_t graph, int64_t id) {
 
 void Zero3::release(int64_t graph, int64_t id, int64_t users) {
     Parameter &parameter = parameter_of(id);
-    Use &use = (context_.profiling ? profiled_uses_ : uses_)[graph][id];
+    Use &use = (job_.profiling ? profiled_uses_ : uses_)[graph][id];
     if (use.users_left <= 0) use.users_left = users;
     if (--use.users_left > 0) return;
-    if (context_.profiling) return release_profiled(parameter);
+    if (job_.profiling) return release_profiled(parameter);
     const std::vector<Copy *> copies = std::move(use.copies);
     use.copies.clear();
     for (Copy *copy : copies)
@@ -426,7 +427,7 @@ void Zero3::invalidate(int64_t id) {
     if (parameter.persistent) return;
     for (auto &[dtype, copy] : parameter.copies) {
         copy.profiled = at::Tensor();
-        if (!context_.profiling) check(pst_flat_invalidate(flat(), copy.index));
+        if (!job_.profiling) check(pst_flat_invalidate(flat(), copy.index));
     }
 }
 
@@ -464,7 +465,7 @@ void Zero3::shards_written() {
         parameter->version = version_of(parameter->shard);
         check(pst_flat_touched(flat_, parameter->index));
     }
-    if (bound_) bound_ = context_.ranks->is_equal_everywhere(are_moved) && !are_moved;
+    if (bound_) bound_ = job_.ranks->is_equal_everywhere(are_moved) && !are_moved;
 }
 
 // ---- graphs and backwards -----------------------------------------------------------------------
@@ -508,7 +509,7 @@ void Zero3::reduce_grad(const at::Tensor &grad, int64_t, int64_t id) {
 void Zero3::end_backward(int64_t, bool release_reduce_buckets) {
     for (const auto &parameter : parameters_)
         parameter->is_newer |= update_;
-    if (!context_.profiling) check(pst_flat_end_backward(flat(), release_reduce_buckets));
+    if (!job_.profiling) check(pst_flat_end_backward(flat(), release_reduce_buckets));
 }
 
 } // namespace penstock::dc

@@ -18,11 +18,12 @@
 
 namespace penstock::dc {
 
-class Context;
+struct Job;
+class Offload;
 
 class Zero3 : public Stage {
   public:
-    explicit Zero3(Context &context);
+    Zero3(Job &job, Offload &offload);
     ~Zero3() override;
 
     // shard: ceil(elements / ranks) elements, padded; where the ranks train, or on the host.
@@ -121,7 +122,8 @@ class Zero3 : public Stage {
     void end_uses(std::unordered_map<int64_t, Use> &uses);
     void check(pst_status status) const;
 
-    Context &context_;
+    Job &job_;
+    Offload &offload_;
     std::unique_ptr<Segments> segments_;
     std::vector<c10::Storage> homes_; // opened to the peers: they live as long as `flat_`
     pst_flat *flat_ = nullptr;
