@@ -10,7 +10,7 @@ cuda=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
 mkdir -p "$output"
 
 compile() { # SOURCE PROGRAM
-    nvcc -std=c++17 -O3 -arch="$architecture" --extended-lambda --expt-relaxed-constexpr \
+    nvcc -std=c++17 -O3 -DNDEBUG -arch="$architecture" --extended-lambda --expt-relaxed-constexpr \
         -I"$cccl"/cudax/include -I"$cccl"/libcudacxx/include -I"$cccl"/cub -I"$cccl"/thrust \
         -cudart static -L"$cuda"/lib64/stubs -lcuda -o "$2" "$1"
 }
