@@ -1,19 +1,8 @@
+#include "driver.h"
 #include "tasks.h"
-
-#include <cuda.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 static CUevent events[PATTERN_MOST_TASKS]; /* NULL: nobody on another stream waits for it */
 static CUstream streams[TASKS_MOST_LANES];
-
-static void check(CUresult result, const char *call) {
-    const char *name = "";
-    if (result == CUDA_SUCCESS) return;
-    (void)cuGetErrorName(result, &name);
-    fprintf(stderr, "%s: %s\n", call, name);
-    exit(1);
-}
 
 static size_t stream_of(const tasks_setting *setting, size_t index) {
     return setting->pattern->tasks[index].column % setting->lane_count;
@@ -21,7 +10,7 @@ static size_t stream_of(const tasks_setting *setting, size_t index) {
 
 void bare_prepare(const tasks_setting *setting) {
     for (size_t i = 0; i < setting->lane_count; i++)
-        check(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+        driver_check(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING), "cuStreamCreate");
     for (size_t i = 0; i < setting->pattern->count; i++)
         events[i] = NULL;
     for (size_t i = 0; i < setting->pattern->count; i++) {
@@ -29,16 +18,16 @@ void bare_prepare(const tasks_setting *setting) {
         for (size_t k = 0; k < task->after_count; k++) {
             CUevent *event = &events[task->after[k]];
             if (stream_of(setting, task->after[k]) != stream_of(setting, i) && *event == NULL)
-                check(cuEventCreate(event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+                driver_check(cuEventCreate(event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
         }
     }
 }
 
 void bare_release(const tasks_setting *setting) {
     for (size_t i = 0; i < setting->pattern->count; i++)
-        if (events[i] != NULL) check(cuEventDestroy(events[i]), "cuEventDestroy");
+        if (events[i] != NULL) driver_check(cuEventDestroy(events[i]), "cuEventDestroy");
     for (size_t i = 0; i < setting->lane_count; i++)
-        check(cuStreamDestroy(streams[i]), "cuStreamDestroy");
+        driver_check(cuStreamDestroy(streams[i]), "cuStreamDestroy");
 }
 
 static CUresult launch(void *kernel, CUstream stream) {
@@ -55,16 +44,16 @@ static void run_task(const tasks_setting *setting, size_t index) {
     const size_t stream = stream_of(setting, index);
     for (size_t k = 0; k < task->after_count; k++)
         if (stream_of(setting, task->after[k]) != stream)
-            check(cuStreamWaitEvent(streams[stream], events[task->after[k]], 0),
-                  "cuStreamWaitEvent");
-    check(launch(setting->kernel, streams[stream]), "cuLaunchKernel");
+            driver_check(cuStreamWaitEvent(streams[stream], events[task->after[k]], 0),
+                         "cuStreamWaitEvent");
+    driver_check(launch(setting->kernel, streams[stream]), "cuLaunchKernel");
     if (events[index] != NULL)
-        check(cuEventRecord(events[index], streams[stream]), "cuEventRecord");
+        driver_check(cuEventRecord(events[index], streams[stream]), "cuEventRecord");
 }
 
 void bare_run(const tasks_setting *setting) {
     for (size_t i = 0; i < setting->pattern->count; i++)
         run_task(setting, i);
     for (size_t i = 0; i < setting->lane_count; i++)
-        check(cuStreamSynchronize(streams[i]), "cuStreamSynchronize");
+        driver_check(cuStreamSynchronize(streams[i]), "cuStreamSynchronize");
 }

@@ -2,9 +2,9 @@
  * the same launches and, with --peer, beside CUDASTF's task_bench, over streams and over graphs.
  * All run on one thread, from the first launch until the device is done, and take turns. */
 #include "tasks.h"
+#include "driver.h"
 #include "peer.h"
 
-#include <cuda.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,23 +37,15 @@ enum { PEERS = sizeof peers / sizeof peers[0] };
 static const char empty_kernel[] = ".version 7.0\n.target sm_75\n.address_size 64\n"
                                    ".visible .entry empty() { ret; }\n";
 
-static void check(CUresult result, const char *call) {
-    const char *name = "";
-    if (result == CUDA_SUCCESS) return;
-    (void)cuGetErrorName(result, &name);
-    fprintf(stderr, "%s: %s\n", call, name);
-    exit(1);
-}
-
 /* In the primary context, which the device has opened. */
 static CUfunction load_kernel(void) {
     CUcontext context;
     CUmodule module;
     CUfunction kernel;
-    check(cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
-    check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
-    check(cuModuleLoadData(&module, empty_kernel), "cuModuleLoadData");
-    check(cuModuleGetFunction(&kernel, module, "empty"), "cuModuleGetFunction");
+    driver_check(cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
+    driver_check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    driver_check(cuModuleLoadData(&module, empty_kernel), "cuModuleLoadData");
+    driver_check(cuModuleGetFunction(&kernel, module, "empty"), "cuModuleGetFunction");
     return kernel;
 }
 
