@@ -18,6 +18,7 @@ from equality import (
     world,
 )
 from models import Net, loss_of
+from penstock._engine import engine_of
 from penstock._world import local_of
 
 
@@ -190,3 +191,29 @@ def keep_alone(stage):
 @both_ways
 def test_one_rank_keeps_the_gradients_of_autograd(worlds, stage):
     worlds(1).run(keep_alone, stage)
+
+
+class Narrow(torch.nn.Module):
+    """Its bias has one row, which is on one rank alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def find_addresses():
+    """By parameter: whether the engine sees a gradient, before a backward and behind it."""
+    model = penstock.shard(Narrow().to(models.DEVICE))
+    engine = engine_of(model)
+    found = [engine.gradient_addresses()]
+    model(torch.ones(2, 3, device=models.DEVICE)).sum().backward()
+    found.append(engine.gradient_addresses())
+    penstock.close(model)
+    return [[address is not None and address != 0 for address in each] for each in found]
+
+
+def test_ranks_without_rows_have_gradients_at_an_address_too(worlds):
+    assert worlds(2).run(find_addresses) == [[[False, False], [True, True]]] * 2

@@ -51,14 +51,14 @@ def test_a_block_called_by_itself_runs_again_after_its_gather_was_interrupted(mo
     penstock.close(model)
 
 
+def interrupt(module, inputs):
+    raise KeyboardInterrupt
+
+
 def test_a_block_called_by_itself_trains_again_after_an_interrupt():
     """A forward hook runs behind an Exception, and behind nothing else."""
     model = penstock.shard(make(Net))
     x = torch.ones(2, models.WIDTH, device=models.DEVICE)
-
-    def interrupt(module, inputs):
-        raise KeyboardInterrupt
-
     handle = model.blocks[0].up.register_forward_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
         model.blocks[0](x)
@@ -68,6 +68,33 @@ def test_a_block_called_by_itself_trains_again_after_an_interrupt():
     assert model.blocks[0].up.weight.grad is not None
     model(models.batch(0, 0)).sum().backward()
     penstock.close(model)
+
+
+@pytest.mark.parametrize("path", ["", "blocks.0"])
+def test_another_block_trains_behind_an_interrupted_forward(path):
+    model = penstock.shard(make(Net))
+    interrupted = model.get_submodule(path)
+    handle = model.blocks[0].up.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(torch.ones(2, models.WIDTH if path else 5, device=models.DEVICE))
+    handle.remove()
+    model.blocks[1](torch.ones(2, models.WIDTH, device=models.DEVICE)).sum().backward()
+    assert model.blocks[0].up.weight.grad is None
+    assert model.blocks[1].up.weight.grad is not None
+    penstock.close(model)
+
+
+def test_what_an_interrupted_forward_has_computed_is_freed():
+    model = penstock.shard(make(Net))
+    model.blocks[0].up.register_forward_pre_hook(interrupt)
+    x = torch.ones(2, models.WIDTH, device=models.DEVICE, requires_grad=True)
+    with pytest.raises(KeyboardInterrupt):
+        model.blocks[0](x)
+    reference = weakref.ref(x)
+    del model, x
+    for _ in range(2):  # a tensor that a graph holds outlives what refers to it
+        gc.collect()
+    assert reference() is None
 
 
 class Halving(nn.Linear):
@@ -106,6 +133,16 @@ def test_a_model_that_keeps_its_output_is_freed(both):
     del model
     gc.collect()
     assert [reference() for reference in references] == [None, None]
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_backward_of_a_model_that_is_gone_says_so(both):
+    x = torch.ones(2, 4, device=models.DEVICE, requires_grad=True)
+    y = torch.ones(2, 4, device=models.DEVICE, requires_grad=both)
+    loss = penstock.shard(Keeping().to(models.DEVICE))(x, y).sum()
+    gc.collect()
+    with pytest.raises(PenstockError, match="a sharded model that is gone"):
+        loss.backward()
 
 
 def call_what_was_taken_out():

@@ -91,7 +91,7 @@ class Engine:
         self.input_dtype = options.param_dtype
         self.reference = weakref.ref(self)
         self.depth = 0  # forwards of units that run, inside each other
-        self.outermost = units[0]  # of those
+        self._outermost: FrameType | None = None  # the call of the first of them
         self.read: list[Unit] = []  # held because the root's forward, which runs, has read them
         self.sync = True  # whether backwards reduce
         self.broken_backwards = 0
@@ -120,11 +120,16 @@ class Engine:
         """All parameters, in the order of registration."""
         return self._parameters
 
-    def addresses(self) -> Iterator[int]:
-        """Yield the addresses of the gradients that there are."""
-        for parameter in self._parameters:
-            if parameter.sharded.grad is not None:
-                yield local_of(parameter.sharded.grad).data_ptr()
+    def gradient_addresses(self) -> list[int | None]:
+        """Return where each parameter's gradient lies; None: it has none.
+
+        That of the storage, which ranks without rows of a parameter have as well.
+        """
+        gradients = [parameter.sharded.grad for parameter in self._parameters]
+        return [
+            None if gradient is None else local_of(gradient).untyped_storage().data_ptr()
+            for gradient in gradients
+        ]
 
     # ---- forward ------------------------------------------------------------------------------
 
@@ -156,7 +161,8 @@ class Engine:
         It may add to gradients at the addresses in `lasting`: they are there in each launch.
         """
         outside, self.stream = self.stream, stream_of(self.world.device)
-        self.gradients_before = {address: address in lasting for address in self.addresses()}
+        before = {address for address in self.gradient_addresses() if address is not None}
+        self.gradients_before = {address: address in lasting for address in before}
         self.has_added = False
         self.native.begin_capture(stream.cuda_stream)
         self.is_captured = is_broken = True
@@ -172,18 +178,15 @@ class Engine:
 
     def enter(self, unit: Unit) -> None:
         """Begin a unit's forward, and hold the unit; the outermost forward begins a pass."""
-        if unit is self.root or self.depth == 0 or self._is_left_open(unit):
+        if unit is self.root or self.depth == 0 or _has_ended(self._outermost):
             self._begin_forward()
-            self.outermost = unit
+            self._outermost = _module_call()
         unit.hold()
         self.depth += 1  # last: a forward that failed to begin does not end
 
-    def _is_left_open(self, unit: Unit) -> bool:
-        """Whether the forward under way is an earlier one of the unit that has been interrupted."""
-        return unit is self.outermost and not _is_called_within(unit.module)
-
     def end_pass(self) -> None:
         """End the forward of a pass: the outermost unit's has ended."""
+        self._outermost = None
         self.native.end_forward()
         if self._versions() != self._known_versions:
             raise PenstockError(
@@ -444,7 +447,8 @@ class Backward:
 
     def _note_gradients_before(self) -> None:
         before = self._engine.gradients_before
-        added = [before[address] for address in self._engine.addresses() if address in before]
+        addresses = self._engine.gradient_addresses()
+        added = [before[address] for address in addresses if address in before]
         self._engine.has_added |= bool(added)
         if not all(added):
             raise PenstockError(
@@ -626,15 +630,23 @@ def _copy_rows(parameter: Parameter, loaded: torch.Tensor) -> None:
 # ---- interrupted forwards -----------------------------------------------------------------------
 
 
-def _is_called_within(module: nn.Module) -> bool:
-    """Whether a call of the module runs around its call that begins now."""
-    calls = 0
+def _module_call() -> FrameType | None:
+    """Find the innermost call of a module."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and calls < 2:
-        is_call = frame.f_code is nn.Module._call_impl.__code__
-        calls += is_call and frame.f_locals.get("self") is module
+    while frame is not None and frame.f_code.co_name != "_call_impl":
         frame = frame.f_back
-    return calls == 2
+    return frame
+
+
+def _has_ended(call: FrameType | None) -> bool:
+    """Tell whether a call is over: torch runs no hooks behind one that was interrupted."""
+    if call is None:
+        return False
+    try:
+        call.clear()  # refused while it runs, on any thread
+    except RuntimeError:
+        return False
+    return True
 
 
 # ---- the engines that live ----------------------------------------------------------------------

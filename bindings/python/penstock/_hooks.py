@@ -172,7 +172,7 @@ def _mark_input(engine: Engine, use: Use, tensor: torch.Tensor) -> torch.Tensor:
     marked = tensor.view_as(tensor)
     use.begin = marked.grad_fn
     use.begin.register_hook(partial(_reached_input, engine.reference, use))
-    use.marked = marked, marked._version
+    use.marked = weakref.ref(marked), marked._version
     return marked
 
 
@@ -189,10 +189,12 @@ def _after_forward(
         output = _map_tensors(partial(_copy_parameter, engine), output)
         tensors = _tensors_of(output)
     if use.marked is not None:
-        marked, version = use.marked
+        reference, version = use.marked
+        marked = reference()  # an argument, and so still there
         # Changed in place, it has another node, and no hook runs when the backward reaches it:
         # what has frozen parameters is held until the end, as its last gradients are not its end.
-        use.has_inputs = marked._version == version or unit.has_frozen
+        is_same = marked is not None and marked._version == version
+        use.has_inputs = is_same or unit.has_frozen
         use.marked = None
     if torch.is_grad_enabled():
         _watch_outputs(engine, unit, use, tensors)
@@ -322,11 +324,20 @@ def _read(engine: Engine, unit: Unit) -> None:
 # see: so they hold nothing of the model.
 
 
-@_disable_dynamo
-def _before_backward(reference: weakref.ref[Engine], use: Use, gradient: torch.Tensor) -> None:
+def _parts_of(reference: weakref.ref[Engine], use: Use) -> tuple[Engine, Unit]:
     engine, unit = reference(), use.unit()
     if engine is None or unit is None:
-        return
+        raise PenstockError(
+            "ESTATE",
+            "a backward reached a sharded model that is gone: keep the model until its backwards "
+            "are done",
+        )
+    return engine, unit
+
+
+@_disable_dynamo
+def _before_backward(reference: weakref.ref[Engine], use: Use, gradient: torch.Tensor) -> None:
+    engine, unit = _parts_of(reference, use)
     if engine.depth > 0:  # autograd.grad in a forward
         engine.hold_for_root(unit)
         return
@@ -341,8 +352,8 @@ def _reached_input(reference: weakref.ref[Engine], use: Use, inputs: Any, output
 
 @_disable_dynamo
 def _reached_inputs(reference: weakref.ref[Engine], use: Use) -> None:
-    engine, unit = reference(), use.unit()
-    if engine is not None and unit is not None and engine.depth == 0:
+    engine, unit = _parts_of(reference, use)
+    if engine.depth == 0:
         engine.backward.reached_inputs(unit, use)
 
 

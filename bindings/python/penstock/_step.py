@@ -8,7 +8,7 @@ import gc
 import logging
 import time
 import traceback
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
-from penstock._world import local_of
 
 _MOST_GRAPHS = 8
 _MOST_SEEN = 64  # signatures that have come once
@@ -137,10 +136,9 @@ class _Step:
 
     def _makers_of_gradients(self) -> _Makers:
         """Return which graph has made each parameter's gradient; the same on all ranks."""
-        gradients = [parameter.sharded.grad for parameter in self._engine.parameters()]
         return tuple(
-            None if grad is None else self._makers.get(local_of(grad).data_ptr(), _NO_GRAPH)
-            for grad in gradients
+            None if address is None else self._makers.get(address, _NO_GRAPH)
+            for address in self._engine.gradient_addresses()
         )
 
     def _may_capture(self, signature: Hashable, makers: _Makers) -> bool:
@@ -221,7 +219,8 @@ class _Step:
         self._makers = {
             address: graph.number
             for graph in reversed(self._graphs.values())  # the first one, where others add to it
-            for address in graph.gradients()
+            for address in graph.addresses
+            if address is not None
         }
 
     def _try(self, leaves: list[Any], structure: pytree.TreeSpec) -> _Graph:
@@ -261,6 +260,7 @@ class _Graph:
         self._graph = torch.cuda.CUDAGraph()
         self._outputs: Any = None
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self.addresses: list[int | None] = []  # theirs
 
     def capture(
         self,
@@ -292,6 +292,7 @@ class _Graph:
                 gc.enable()
         self._outputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, self._outputs)
         self._gradients = [(p.sharded, p.sharded.grad) for p in engine.parameters()]
+        self.addresses = engine.gradient_addresses()
 
     def _abandon(self, device: torch.device, pool: Any) -> None:
         """End a capture that is broken.
@@ -307,10 +308,6 @@ class _Graph:
         empty.capture_begin(capture_error_mode="thread_local")
         torch.zeros(1, device=device)
         empty.capture_end()
-
-    def gradients(self) -> Iterator[int]:
-        """Yield the addresses of the gradients that it leaves."""
-        return (local_of(grad).data_ptr() for _, grad in self._gradients if grad is not None)
 
     def destroy(self) -> None:
         """Free the graph; what it has returned stays."""

@@ -228,8 +228,8 @@ class Use:
         Whether the forward runs inside a backward.
     has_inputs : bool
         Whether some input gets a gradient, so that the end of the backward can be seen there.
-    marked : (torch.Tensor, int), optional
-        While the forward runs: the only such input, and its version.
+    marked : (weakref to torch.Tensor, int), optional
+        While the forward runs: the only such input, whose node holds the use, and its version.
     begin : Node, optional
         While the forward runs: the oldest node of its graph, where inputs get gradients.
     """
@@ -240,7 +240,7 @@ class Use:
         self.unit = unit.reference
         self.recomputed = recomputed
         self.has_inputs = False
-        self.marked: tuple[torch.Tensor, int] | None = None
+        self.marked: tuple[weakref.ref[torch.Tensor], int] | None = None
         self.begin: Any = None
 
 
