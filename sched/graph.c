@@ -234,6 +234,14 @@ void pst__detail_fill(pst__detail *detail, const pst_task_options *options) {
         detail->after[i] = options->after_events[i];
 }
 
+pst_status pst_task_set_ticket(pst_task task, uint64_t ticket) {
+    if (task.graph == NULL || task.graph->kind != PST_GRAPH_SEALED) return PST_EINVAL;
+    const pst__node *node = pst__graph_node(task.graph, task);
+    if (node == NULL || pst__node_ticket(node) == 0) return PST_EINVAL;
+    pst__store_relaxed(&node->detail->ticket, ticket); /* see pst__node_ticket */
+    return PST_OK;
+}
+
 void pst__detail_drop_event(pst__detail *detail) {
     if (detail->event != NULL)
         detail->event_device->ops->event_destroy(detail->event_device, detail->event);

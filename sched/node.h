@@ -176,8 +176,9 @@ static inline const char *pst__node_name(const pst__node *node) {
     return name == NULL ? "" : name;
 }
 
+/* Relaxed: it is for people alone, and pst_task_set_ticket may change it between launches. */
 static inline uint64_t pst__node_ticket(const pst__node *node) {
-    return node->detail == NULL ? 0 : node->detail->ticket;
+    return node->detail == NULL ? 0 : pst__load_relaxed(&node->detail->ticket);
 }
 
 #endif

@@ -66,7 +66,7 @@ static void slice_of_lane(const pst_lane *lane, const pst__node *node, uint64_t 
         pst__trace_slice(lane->track, "", begin, end, 0, 0);
     else
         pst__trace_collective(lane->track, traced_name(lane, node), traced_path(lane, detail),
-                              begin, end, detail->ticket, detail->bytes);
+                              begin, end, pst__node_ticket(node), detail->bytes);
 }
 
 /* ---- times of the device ---------------------------------------------------------------- */

@@ -226,7 +226,7 @@ static void launched_pending(pst__advance *advance, pst__node *node, uint64_t nu
 /* Not inlined, so that tasks without a name do not pay for it. */
 __attribute__((noinline)) static void log_launch(pst_lane *lane, const pst__node *node) {
     pst__launch_log_add(&lane->watch.launches, node->graph->id, node->detail->name,
-                        node->detail->ticket);
+                        pst__node_ticket(node));
 }
 
 /* Stores only what changes: a growing graph's detail comes from the adding thread's cache and goes

@@ -36,6 +36,7 @@ py::dict stats_dict(const pst_zero_stats &stats) {
     PST_PUT(forwards);
     PST_PUT(backwards);
     PST_PUT(planned_passes);
+    PST_PUT(replayed_passes);
     PST_PUT(deviations);
     PST_PUT(prefetches);
     PST_PUT(arena_peak);

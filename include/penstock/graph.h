@@ -171,6 +171,11 @@ PST_API pst_status pst_graph_outer_wait(pst_graph *graph, pst_task task);
 PST_API pst_status pst_graph_seal(pst_graph *graph);
 PST_API size_t pst_graph_size(const pst_graph *graph); /* tasks and gates */
 
+/* The ticket that traces and errors show for a task of a sealed graph from now on: set it before
+ * the task can start, behind a gate, or between launches. PST_EINVAL: no task of a sealed graph, or
+ * one that was added without a ticket. Any thread, never blocks. */
+PST_API pst_status pst_task_set_ticket(pst_task task, uint64_t ticket);
+
 /* Gives back the caller's handle of a growing graph's task, once. Zeroed handles and those of
  * sealed graphs are fine. Any thread, never blocks. */
 PST_API void pst_task_release(pst_task task);

@@ -328,6 +328,7 @@ typedef struct pst_zero_stats {
     /* Bytes reserved, beside arena_reserved: for shards (pst_zero_shard_place); for communication
      * copies and buckets; for what reductions bring together before they sum it. */
     size_t places_reserved, sources_reserved, staging_reserved;
+    uint64_t replayed_passes; /* of planned ones: their collectives were one sealed graph */
 } pst_zero_stats;
 PST_API void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats);
 PST_API void pst_zero_reset_stats(pst_zero *engine);

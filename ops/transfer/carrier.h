@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/heap.h"
 #include "mem/arena.h"
+#include "ops/transfer/program.h"
 #include "ops/transfer/stalls.h"
 
 #include <penstock/comm.h>
@@ -87,7 +88,9 @@ typedef struct pst__carrier {
     int one_comm;     /* both directions share a communicator */
     int is_abandoned; /* atomic: tasks ask the communicators no more */
 
-    pst_graph *graph; /* growing; every collective is one of its tasks */
+    pst_graph *graph;      /* growing; every collective is one of its tasks, but those of: */
+    pst__program *program; /* of the pass that runs; NULL: none, or the pass has left it */
+    pst__script script;    /* what the pass submits, where that is to become a program */
     pst__queue queues[PST__LANE_COUNT];
     pst__operation *spare, *last_spare;
     uint64_t gather_ticket; /* of the last gather of what peers read */

@@ -297,7 +297,10 @@ static int abort_in_time(pst__carrier *carrier) {
 /* A callback may still be on its last lines when its task counts as ended. */
 static int drained(pst__carrier *carrier) {
     const struct timespec pause = {0, 50000};
-    if (pst_launch_wait((pst_launch){carrier->graph, 0}) != PST_OK) return 0;
+    for (int lane = 0; lane < PST__LANE_COUNT; lane++)
+        for (const pst__operation *operation = carrier->queues[lane].oldest; operation != NULL;
+             operation = operation->next)
+            if (pst_task_wait(operation->launch, operation->task, NULL) != PST_OK) return 0;
     for (int i = 0; i < 1000 && !all_ended(carrier); i++)
         (void)nanosleep(&pause, NULL);
     return all_ended(carrier);
@@ -357,6 +360,7 @@ void pst__carrier_free(pst__carrier *carrier) {
     stop_watching(carrier);
     pst_buckets_destroy(carrier->buckets);
     pst__operation_free_all(carrier);
+    pst__script_free(carrier->heap, &carrier->script);
     pst__stalls_free(&carrier->stalls);
     pst_arena_destroy(carrier->gathered);
     pst_arena_destroy(carrier->staging);

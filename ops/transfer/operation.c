@@ -7,11 +7,6 @@
 #include <stdio.h>
 #include <time.h>
 
-/* Pairs with the release when `finished` was recorded: who sees it may wait for that. */
-static int is_launched(const pst__operation *operation) {
-    return pst__load_acquire(&operation->launched);
-}
-
 static pst_status create_events(pst__carrier *carrier, pst__operation *operation) {
     pst_device *device = carrier->device;
     pst_status status = device->ops->event_create(device, 0, &operation->ready);
@@ -56,6 +51,8 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     operation->work.collective.wake = wake_lane;
     operation->work.collective.wake_argument = queue->lane;
     operation->task = (pst_task){NULL, 0};
+    operation->launch = (pst_launch){operation->carrier->graph, 0};
+    operation->after_count = 0;
     operation->then = NULL;
     operation->done = NULL;
     operation->cast_count = 0;
@@ -123,108 +120,6 @@ void pst__operation_give(pst__carrier *carrier, pst__operation *operation) {
     put_spare(carrier, operation);
 }
 
-/* ---- on the worker --------------------------------------------------------------------------- */
-
-/* The last part is on its stream: from here on the executor's thread needs no answer any more. */
-static pst_status note_launch(pst__operation *operation, pst_stream *stream) {
-    pst__carrier *carrier = operation->carrier;
-    pst_status status =
-        carrier->device->ops->event_record(carrier->device, operation->finished, stream);
-    if (status != PST_OK) {
-        /* It runs, and nobody could know when it ends. */
-        pst_runtime_poison(carrier->runtime, status, "a collective's event could not be recorded");
-        return status;
-    }
-    /* Pairs with the acquire in is_launched: who sees it may wait for `finished`. */
-    pst__store_release(&operation->launched, 1);
-    return PST_OK;
-}
-
-static int has_second_part(const pst__operation *operation) {
-    return operation->work.combine_apart || operation->then != NULL;
-}
-
-/* The acquire pairs with the release in abandon_all: the communicator may be gone. */
-static int is_abandoned(const pst__operation *operation) {
-    return pst__load_acquire(&operation->carrier->is_abandoned);
-}
-
-static pst_status start(void *argument, pst_stream *stream) {
-    pst__operation *operation = argument;
-    if (is_abandoned(operation)) return PST_ECANCELED;
-    pst_work work = pst_collective_as_work(&operation->work);
-    pst_status status = work.start(work.argument, stream);
-    if (status != PST_OK || !operation->carrier->asynchronous || has_second_part(operation))
-        return status;
-    return note_launch(operation, stream);
-}
-
-static pst_status test(void *argument) {
-    pst__operation *operation = argument;
-    if (is_abandoned(operation)) return PST_ECANCELED;
-    pst_work work = pst_collective_as_work(&operation->work);
-    return work.test(work.argument);
-}
-
-static pst_status combine(pst__operation *operation, pst_stream *stream) {
-    pst_work work = pst_combine_as_work(&operation->work);
-    return work.start(work.argument, stream);
-}
-
-static pst_status start_second(void *argument, pst_stream *stream) {
-    pst__operation *operation = argument;
-    if (is_abandoned(operation)) return PST_ECANCELED;
-    pst_status status =
-        operation->then != NULL ? operation->then(operation, stream) : combine(operation, stream);
-    if (status != PST_OK || !operation->carrier->asynchronous) return status;
-    return note_launch(operation, stream);
-}
-
-static void poison(const pst__operation *operation, pst_status status) {
-    const pst_collective *collective = &operation->work.collective;
-    pst_comm *comm = operation->work.comm;
-    char text[PST__ERROR_BYTES];
-    (void)snprintf(text, sizeof text, "rank %zu, engine '%s': %s of '%s' (ticket %llu) failed: %s",
-                   operation->carrier->rank, operation->carrier->name,
-                   pst_collective_name(collective->kind), collective->name,
-                   (unsigned long long)collective->ticket, comm->ops->error_text(comm));
-    pst_runtime_poison(operation->carrier->runtime, status, text);
-}
-
-/* A collective that an abort or a failure has let go ends, too, but with no result. */
-static void check_result(pst__operation *operation) {
-    pst_comm *comm = operation->work.comm;
-    if (!operation->carrier->asynchronous || comm->ops->status == NULL) return;
-    pst_status status = comm->ops->status(comm);
-    if (status == PST_OK) return;
-    pst__store_relaxed(&operation->failed, 1);
-    poison(operation, status);
-}
-
-static void finish_part(pst__operation *operation) {
-    /* The last one sees what the others did. */
-    if (pst__sub_acq_rel(&operation->unfinished, 1) != 1) return;
-    const pst_status failure = (pst_status)pst__load_relaxed(&operation->failure);
-    if (failure != PST_OK) poison(operation, failure);
-    if (!pst__load_relaxed(&operation->failed)) check_result(operation);
-    if (operation->done != NULL && !pst__load_relaxed(&operation->failed))
-        operation->done(operation);
-    /* Pairs with the acquire in reap: all that the callback did has ended when the memory is
-     * reused. */
-    pst__store_release(&operation->ended, 1);
-}
-
-/* A task of it has ended. It never ran, or was abandoned, when the runtime was poisoned before:
- * then that error has been reported. The relaxed stores are published by the decrement. */
-static void ended(void *argument, pst_status status) {
-    pst__operation *operation = argument;
-    if (status < 0) {
-        pst__store_relaxed(&operation->failed, 1);
-        if (operation->work.status == status) pst__store_relaxed(&operation->failure, (int)status);
-    }
-    finish_part(operation);
-}
-
 pst_status pst__operation_add_piece(pst__operation *operation, const pst_reduce_piece *piece) {
     size_t *count = &operation->work.collective.piece_count;
     pst_status status =
@@ -234,216 +129,6 @@ pst_status pst__operation_add_piece(pst__operation *operation, const pst_reduce_
         return pst__carrier_fail(operation->carrier, status, "%s", "no memory to reduce gradients");
     operation->pieces[(*count)++] = *piece;
     return PST_OK;
-}
-
-/* ---- submitting ------------------------------------------------------------------------------ */
-
-#define EVENTS_A_TASK 4u
-
-/* A task takes four events; tasks without work, in front of it on the same lane, take the rest. */
-static pst_status wait_for_events(pst__operation *operation, pst_event *const **after,
-                                  size_t *after_count) {
-    while (*after_count > EVENTS_A_TASK) {
-        pst_task_options options = {.size = sizeof options,
-                                    .name = operation->work.collective.name,
-                                    .lane = operation->queue->lane,
-                                    .after_events = *after,
-                                    .after_event_count = EVENTS_A_TASK};
-        pst_status status = pst_graph_add(operation->carrier->graph, &options, NULL);
-        if (status != PST_OK) return status;
-        *after += EVENTS_A_TASK;
-        *after_count -= EVENTS_A_TASK;
-    }
-    return PST_OK;
-}
-
-static pst_status take_staging(pst__operation *operation) {
-    pst_collective *collective = &operation->work.collective;
-    pst_comm *comm = operation->work.comm;
-    size_t bytes = comm->ops->staging_bytes(comm, collective);
-    if (collective->staging != NULL || bytes == 0) return PST_OK;
-    pst_status status = pst_arena_acquire(operation->carrier->staging, bytes, &operation->staging);
-    collective->staging = operation->staging.memory;
-    return status;
-}
-
-static pst_work work_of(pst__operation *operation) {
-    const int ends_later = !operation->carrier->asynchronous;
-    return (pst_work){.start = start, .test = ends_later ? test : NULL, .argument = operation};
-}
-
-static const char *path_of(pst__operation *operation) {
-    return pst_comm_path(operation->work.comm, &operation->work.collective);
-}
-
-/* The sums of a reduction, on a lane of their own behind the chunks' arrival; or what else comes
- * behind the collective. */
-static pst_status add_second_part(pst__operation *operation, size_t bytes) {
-    pst_task arrival = operation->task;
-    pst__queue *queue = operation->queue;
-    const pst_collective *collective = &operation->work.collective;
-    pst_task_options options = {.size = sizeof options,
-                                .name = collective->name,
-                                .lane =
-                                    operation->then != NULL ? queue->then_lane : queue->sum_lane,
-                                .work = {.start = start_second, .argument = operation},
-                                .after = &arrival,
-                                .after_count = 1,
-                                .done = ended,
-                                .done_argument = operation,
-                                .ticket = collective->ticket,
-                                .bytes = bytes,
-                                .path = path_of(operation)};
-    pst_status status = pst_graph_add(operation->carrier->graph, &options, &operation->task);
-    if (status == PST_OK) {
-        pst_task_release(arrival);
-        return PST_OK;
-    }
-    /* The first part goes on alone, and the second never comes. */
-    pst_runtime_poison(operation->carrier->runtime, status,
-                       "the second part of a collective got no task");
-    pst__store_relaxed(&operation->failed, 1);
-    finish_part(operation);
-    return PST_OK;
-}
-
-static pst_status add_task(pst__operation *operation, size_t bytes, pst_event *const *after,
-                           size_t after_count) {
-    pst_collective *collective = &operation->work.collective;
-    pst_status status = wait_for_events(operation, &after, &after_count);
-    if (status != PST_OK) return status;
-    collective->ticket = operation->queue->tickets + 1;
-    operation->work.combine_apart =
-        operation->queue->sum_lane != NULL && collective->kind == PST_REDUCE_SCATTER;
-    operation->unfinished = 1 + has_second_part(operation); /* the add publishes it */
-    pst_task_options options = {.size = sizeof options,
-                                .name = collective->name,
-                                .lane = operation->queue->lane,
-                                .work = work_of(operation),
-                                .after_events = after,
-                                .after_event_count = after_count,
-                                .done = ended,
-                                .done_argument = operation,
-                                .ticket = collective->ticket,
-                                .bytes = bytes,
-                                .path = path_of(operation)};
-    status = pst_graph_add(operation->carrier->graph, &options, &operation->task);
-    if (status != PST_OK) return status;
-    operation->queue->tickets++;
-    return has_second_part(operation) ? add_second_part(operation, bytes) : PST_OK;
-}
-
-/* Within a capture the calling thread launches: `after`, then the call. */
-static pst_status launch_on(pst__operation *operation, const pst_lane *lane,
-                            pst_status (*call)(void *argument, pst_stream *stream),
-                            pst_event *const *after, size_t after_count) {
-    pst_device *device = operation->carrier->device;
-    pst_stream *stream = pst_lane_stream(lane);
-    const pst_work work = {.start = call, .argument = operation};
-    pst_status status = PST_OK;
-    for (size_t i = 0; status == PST_OK && i < after_count; i++)
-        status = device->ops->stream_wait(device, stream, after[i]);
-    return status == PST_OK ? device->ops->launch(device, stream, &work) : status;
-}
-
-static pst_status launch_captured(pst__operation *operation, pst_event *const *after,
-                                  size_t after_count) {
-    pst__queue *queue = operation->queue;
-    pst_collective *collective = &operation->work.collective;
-    pst_device *device = operation->carrier->device;
-    if (queue->captured_tickets == PST_MOST_CAPTURED)
-        return pst__carrier_fail(operation->carrier, PST_EUNSUPPORTED,
-                                 "more than %u collectives in a graph", PST_MOST_CAPTURED);
-    collective->ticket =
-        PST_TICKET_CAPTURED(operation->carrier->captures, queue->captured_tickets + 1);
-    operation->work.combine_apart =
-        queue->sum_lane != NULL && collective->kind == PST_REDUCE_SCATTER;
-    pst_status status = launch_on(operation, queue->lane, start, after, after_count);
-    if (status == PST_OK) queue->captured_tickets++;
-    if (status == PST_OK && has_second_part(operation)) {
-        status = device->ops->event_record(device, operation->ready, pst_lane_stream(queue->lane));
-        if (status == PST_OK)
-            status =
-                launch_on(operation, operation->then != NULL ? queue->then_lane : queue->sum_lane,
-                          start_second, &operation->ready, 1);
-    }
-    if (status == PST_OK) return PST_OK;
-    return pst__carrier_fail(operation->carrier, status, "%s of '%s' could not be captured: %s",
-                             pst_collective_name(collective->kind), collective->name,
-                             queue->comm->ops->error_text(queue->comm));
-}
-
-static void enqueue(pst__queue *queue, pst__operation *operation) {
-    if (queue->oldest == NULL)
-        queue->oldest = operation;
-    else
-        queue->newest->next = operation;
-    queue->newest = operation;
-    if (queue->holding == NULL) queue->holding = operation;
-}
-
-/* On the host device an event may be recorded again only while no task is to wait for it: what is
- * done there, as the calling thread's events are at once, is not waited for. */
-static size_t add_events(const pst__carrier *carrier, pst_event *const *events, size_t event_count,
-                         pst_event **all, size_t count) {
-    for (size_t i = 0; i < event_count; i++)
-        if (carrier->asynchronous ||
-            carrier->device->ops->event_query(carrier->device, events[i]) != PST_OK)
-            all[count++] = events[i];
-    return count;
-}
-
-pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_event *const *after,
-                                 size_t after_count) {
-    pst_event *all[PST__MOST_AFTER];
-    const pst_lease *staging = &operation->staging;
-    pst_status status = take_staging(operation);
-    size_t count = add_events(operation->carrier, after, after_count, all, 0);
-    count = add_events(operation->carrier, staging->after, staging->after_count, all, count);
-    operation->carrier->is_beside_graph |= operation->carrier->outside == NULL;
-    if (status == PST_OK)
-        status = operation->carrier->outside != NULL ? launch_captured(operation, all, count)
-                                                     : add_task(operation, bytes, all, count);
-    if (status != PST_OK) {
-        pst__operation_give(operation->carrier, operation);
-        return status;
-    }
-    enqueue(operation->queue, operation);
-    return PST_OK;
-}
-
-/* A task behind a launched graph: until that has ended, ranks are watched and deadlines count. */
-pst_status pst__operation_follow_graph(pst__carrier *carrier) {
-    pst__operation *operation;
-    pst_device *device = carrier->device;
-    pst_status status = pst__operation_take(carrier, PST__GATHER_LANE, &operation);
-    if (status != PST_OK) return status;
-    operation->unfinished = 1; /* the add publishes it */
-    operation->is_waited = 1;
-    pst__store_relaxed(&operation->launched, 1); /* it has no memory */
-    const pst_task_options options = {.size = sizeof options,
-                                      .name = "graph of a step",
-                                      .lane = operation->queue->lane,
-                                      .after_events = &operation->ready,
-                                      .after_event_count = 1,
-                                      .done = ended,
-                                      .done_argument = operation};
-    status = device->ops->event_record(device, operation->ready, carrier->compute);
-    if (status == PST_OK) status = pst_graph_add(carrier->graph, &options, &operation->task);
-    if (status == PST_OK)
-        enqueue(operation->queue, operation);
-    else
-        pst__operation_give(carrier, operation);
-    return status;
-}
-
-pst_status pst__operation_wait_launches(pst__carrier *carrier) {
-    pst_status status = PST_OK;
-    for (int lane = 0; lane < PST__LANE_COUNT; lane++)
-        for (pst__operation *operation = carrier->queues[lane].oldest;
-             operation != NULL && status == PST_OK; operation = operation->next)
-            status = pst__operation_wait_launch(operation);
-    return status;
 }
 
 /* ---- taking back ----------------------------------------------------------------------------- */
@@ -459,7 +144,7 @@ static int has_ended(const pst__operation *operation) {
 
 /* The memory of what is launched, in the order of launching. */
 static void release_launched(pst__queue *queue) {
-    for (; queue->holding != NULL && is_launched(queue->holding);
+    for (; queue->holding != NULL && pst__operation_is_launched(queue->holding);
          queue->holding = queue->holding->next)
         give_memory(queue->holding, queue->holding->finished);
 }
@@ -558,10 +243,9 @@ static int is_gather(const pst__operation *operation) {
 static pst_status wait_on_host(pst__operation *operation, int is_traced) {
     pst__carrier *carrier = operation->carrier;
     pst__waits *waits = &carrier->waits;
-    pst_launch launch = {carrier->graph, 0};
-    int had_ended = pst_task_test(launch, operation->task) != PST_PENDING;
+    int had_ended = pst_task_test(operation->launch, operation->task) != PST_PENDING;
     uint64_t begin = had_ended ? 0 : pst__now();
-    pst_status status = pst_task_wait(launch, operation->task, carrier->options.compute);
+    pst_status status = pst_task_wait(operation->launch, operation->task, carrier->options.compute);
     if (!had_ended) {
         uint64_t end = pst__now();
         *(is_gather(operation) ? &waits->exposed_gather_ns : &waits->exposed_reduce_ns) +=
@@ -576,7 +260,7 @@ pst_status pst__operation_wait(pst__operation *operation) {
     pst__carrier *carrier = operation->carrier;
     pst__waits *waits = &carrier->waits;
     if (operation->is_waited) return PST_OK;
-    int on_stream = carrier->asynchronous && is_launched(operation);
+    int on_stream = carrier->asynchronous && pst__operation_is_launched(operation);
     if (carrier->asynchronous && !on_stream) waits->late_launches++;
     const pst__stall *stall =
         carrier->outside != NULL
@@ -612,16 +296,25 @@ pst_status pst__operation_wait_end(const pst__operation *operation) {
                                  "the host waits for '%s', which no graph can hold: train some "
                                  "steps before the capture",
                                  operation->work.collective.name);
-    pst_status status = pst_task_wait((pst_launch){carrier->graph, 0}, operation->task, NULL);
+    pst_status status = pst_task_wait(operation->launch, operation->task, NULL);
     if (status == PST_OK) return pst_runtime_status(carrier->runtime);
     return lost(carrier, status);
 }
 
 pst_status pst__operation_wait_launch(pst__operation *operation) {
     pst__carrier *carrier = operation->carrier;
-    if (carrier->asynchronous && is_launched(operation)) return PST_OK;
+    if (carrier->asynchronous && pst__operation_is_launched(operation)) return PST_OK;
     carrier->waits.late_launches += (uint64_t)carrier->asynchronous;
-    return lost(carrier, pst_task_wait_launch((pst_launch){carrier->graph, 0}, operation->task));
+    return lost(carrier, pst_task_wait_launch(operation->launch, operation->task));
+}
+
+pst_status pst__operation_wait_launches(pst__carrier *carrier) {
+    pst_status status = PST_OK;
+    for (int lane = 0; lane < PST__LANE_COUNT; lane++)
+        for (pst__operation *operation = carrier->queues[lane].oldest;
+             operation != NULL && status == PST_OK; operation = operation->next)
+            status = pst__operation_wait_launch(operation);
+    return status;
 }
 
 /* ---- leaving it all -------------------------------------------------------------------------- */
@@ -629,8 +322,8 @@ pst_status pst__operation_wait_launch(pst__operation *operation) {
 /* On an asynchronous device a launched task asks its communicator only when it ends. */
 static int asks_no_more(const pst__operation *operation) {
     const pst__carrier *carrier = operation->carrier;
-    if (carrier->asynchronous && is_launched(operation)) return 1;
-    return pst_task_test((pst_launch){carrier->graph, 0}, operation->task) != PST_PENDING;
+    if (carrier->asynchronous && pst__operation_is_launched(operation)) return 1;
+    return pst_task_test(operation->launch, operation->task) != PST_PENDING;
 }
 
 /* One part of each operation is ended by nobody: so none of them ever is, and asks what has come of

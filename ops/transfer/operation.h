@@ -11,9 +11,15 @@
 #include "base/atomic.h"
 #include "ops/transfer/carrier.h"
 
+/* A memory's earlier use that a task waits for, and compute's writes, at most. */
+#define PST__MOST_AFTER (2 * PST_LEASE_EVENTS + 2)
+
 struct pst__operation {
     pst_collective_work work;
-    pst_task task; /* the last one */
+    pst_task task;                     /* the last one */
+    pst_launch launch;                 /* that it is of */
+    pst_event *after[PST__MOST_AFTER]; /* that a step of a program waits for on its stream */
+    size_t after_count;
     pst__carrier *carrier;
     pst__queue *queue;
     pst_event *ready;    /* compute's writes that the collective reads */
@@ -45,8 +51,10 @@ struct pst__operation {
     struct pst__operation *next;
 };
 
-/* A memory's earlier use that a task waits for, and compute's writes, at most. */
-#define PST__MOST_AFTER (2 * PST_LEASE_EVENTS + 2)
+/* Pairs with the release when `finished` was recorded: who sees it may wait for that. */
+static inline int pst__operation_is_launched(const pst__operation *operation) {
+    return pst__load_acquire(&operation->launched);
+}
 
 /* The segments of an all-gather of `bytes` of each rank. */
 void pst__fill_segments(pst_segment *segments, size_t world, size_t bytes);
@@ -72,6 +80,10 @@ pst_status pst__operation_wait_end(const pst__operation *operation);
 pst_status pst__operation_wait_launch(pst__operation *operation);
 /* The same of all that is in flight. */
 pst_status pst__operation_wait_launches(pst__carrier *carrier);
+/* What a program calls for its steps. */
+const pst__operation_calls *pst__operation_calls_of(const pst__carrier *carrier);
+/* The pass goes on by itself: neither program nor script from here on. */
+void pst__operation_leave_program(pst__carrier *carrier);
 /* A graph has been launched on compute's stream: it is in flight until it has ended. */
 pst_status pst__operation_follow_graph(pst__carrier *carrier);
 /* Takes back what has ended, and the memory of what is launched; cheap. */

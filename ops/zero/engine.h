@@ -81,12 +81,21 @@ typedef struct pst__recording {
     size_t count, capacity;
 } pst__recording;
 
+/* What a path has programs of. */
+typedef enum pst__program_kind {
+    PST__PROGRAM_FORWARD = 0,
+    PST__PROGRAM_BACKWARD,
+    PST__PROGRAM_ACCUMULATION, /* a backward that does not reduce */
+    PST__PROGRAMS
+} pst__program_kind;
+
 /* A path that passes of one kind take through the model. */
 typedef struct pst__path {
-    pst__plan *plan;       /* NULL: none */
-    uint64_t used;         /* number of the last pass that took it */
-    uint32_t successor;    /* the path of the pass after that, or PST__NO_PATH */
-    pst__agreement agreed; /* of the last backward on it that was read */
+    pst__plan *plan;                       /* NULL: none */
+    uint64_t used;                         /* number of the last pass that took it */
+    uint32_t successor;                    /* the path of the pass after that, or PST__NO_PATH */
+    pst__agreement agreed;                 /* of the last backward on it that was read */
+    pst__program *programs[PST__PROGRAMS]; /* NULL: no pass has been noted yet */
 } pst__path;
 
 #define PST__MOST_PATHS 8u
@@ -148,6 +157,9 @@ struct pst_zero {
     pst__pass pass;
     pst__history history[2];
     int replay;
+    pst__program **replayed; /* where the program is that this pass has begun with; NULL: none */
+    pst__program **retired;  /* of no use, and not idle when that was seen */
+    size_t retired_count, retired_capacity;
     pst__order order; /* of uses; orders of backward */
     pst__need *need;  /* by group: does anybody need it in backward? */
     unsigned char *needed_here;
@@ -298,6 +310,17 @@ void pst__path_taken(pst_zero *engine, int grad, const pst__path *path);
 /* Is there a plan of the forward in this recording? */
 int pst__path_is_known(const pst_zero *engine, int grad, const pst__recording *recording);
 void pst__path_free_all(pst_zero *engine);
+
+/* ---- replay.c -------------------------------------------------------------------------------- */
+/* A pass begins on this path (NULL: none): by its program, or noted so that it gets one. */
+void pst__replay_begin(pst_zero *engine, pst__path *path, pst__program_kind kind);
+/* It leaves the path, or is broken off: what comes is neither replayed nor noted. */
+void pst__replay_leave(pst_zero *engine);
+/* It has taken the path to its end. */
+void pst__replay_end(pst_zero *engine, pst__path *path, pst__program_kind kind);
+/* The path is to be another one. */
+void pst__replay_forget(pst_zero *engine, pst__path *path);
+void pst__replay_free(pst_zero *engine);
 
 /* ---- agree.c --------------------------------------------------------------------------------- */
 /* Compares parameters, groups and options over the ranks. Blocks. */

@@ -13,6 +13,7 @@ static int is_following(const pst__pass *pass) {
 static void stay_on_path(pst_zero *engine, uint32_t group, int is_use) {
     pst__pass *pass = &engine->pass;
     if (pst__path_goes_on(pass->path, pass->position, group, is_use)) return;
+    pst__replay_leave(engine);
     pass->path = pst__path_other(engine, pass->grad, pass->path, pass->position, group, is_use);
     engine->stats.deviations++;
 }
@@ -101,6 +102,14 @@ uint32_t pst_zero_uses(const pst_zero *engine, uint32_t group) {
     return engine == NULL || group >= engine->group_count ? 0 : engine->groups[group].gathered.uses;
 }
 
+static void end_replay(pst_zero *engine, pst_status status, pst__path *path,
+                       pst__program_kind kind) {
+    if (status == PST_OK && path != NULL)
+        pst__replay_end(engine, path, kind);
+    else
+        pst__replay_leave(engine);
+}
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
 /* Stages 1 and 2: what an update made stale is gathered before anybody asks, in recorded order. */
@@ -130,6 +139,7 @@ static void begin_uses(pst_zero *engine) {
 
 pst_status pst__pass_end_broken(pst_zero *engine) {
     pst_status status = PST_OK;
+    pst__replay_leave(engine);
     if (engine->pass.kind == PST__BACKWARD) {
         status = pst__backward_break_off(engine);
         pst__reduce_abandon(engine);
@@ -152,6 +162,7 @@ pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
     pass->kind = PST__FORWARD;
     pass->path = engine->replay ? pst__path_expected(engine, pass->grad) : NULL;
     pass->position = 0;
+    pst__replay_begin(engine, pass->path, PST__PROGRAM_FORWARD);
     engine->stats.forwards++;
     return engine->options.stage < 3 ? gather_stale(engine) : PST_OK;
 }
@@ -169,6 +180,7 @@ pst_status pst_zero_end_forward(pst_zero *engine) {
     if (pass->grad) pass->backward_path = pass->path;
     status = pass->grad ? pst__gather_wait_all(engine) : pst__gather_settle(engine);
     if (status == PST_OK) status = pst__gather_guard_shards(engine);
+    end_replay(engine, status, pass->path, PST__PROGRAM_FORWARD);
     return status == PST_OK && !pass->grad ? pst__record_complete(engine, 0) : status;
 }
 
@@ -189,6 +201,10 @@ static pst_status check_backward(pst_zero *engine, int reduce) {
     return PST_OK;
 }
 
+static pst__program_kind backward_program(const pst_zero *engine) {
+    return engine->pass.reduce ? PST__PROGRAM_BACKWARD : PST__PROGRAM_ACCUMULATION;
+}
+
 pst_status pst_zero_begin_backward(pst_zero *engine, int reduce) {
     pst_status status = check_backward(engine, reduce);
     if (status != PST_OK) return status;
@@ -199,8 +215,10 @@ pst_status pst_zero_begin_backward(pst_zero *engine, int reduce) {
         return pst__zero_fail(engine, PST_ESTATE, "%s",
                               "a backward without a plan cannot be captured: train some steps like "
                               "it before");
-    if (status == PST_OK) engine->pass.kind = PST__BACKWARD;
-    return status;
+    if (status != PST_OK) return status;
+    pst__replay_begin(engine, engine->pass.backward_path, backward_program(engine));
+    engine->pass.kind = PST__BACKWARD;
+    return PST_OK;
 }
 
 pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *const *sources,
@@ -233,6 +251,7 @@ pst_status pst_zero_end_backward(pst_zero *engine) {
     if (pass->kind != PST__BACKWARD)
         return pst__zero_fail(engine, PST_ESTATE, "%s", "end_backward without begin_backward");
     status = finish_backward(engine);
+    end_replay(engine, status, pass->backward_path, backward_program(engine));
     if (status != PST_OK) pst__reduce_abandon(engine);
     pass->kind = PST__NO_PASS;
     pass->after_backward = 1;

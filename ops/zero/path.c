@@ -100,6 +100,7 @@ void pst__path_add(pst_zero *engine, int grad, pst__plan *plan) {
     pst__path *path = place_for(history, plan);
     if (engine->pass.backward_path == path) engine->pass.backward_path = NULL;
     pst__plan_destroy(engine->carrier.heap, path->plan);
+    pst__replay_forget(engine, path);
     path->plan = plan;
     path->successor = PST__NO_PATH;
     if (grad) pst__agreement_copy(engine, &path->agreed, &engine->agreed_eagerly);
@@ -108,6 +109,9 @@ void pst__path_add(pst_zero *engine, int grad, pst__plan *plan) {
 
 void pst__path_free_all(pst_zero *engine) {
     for (int grad = 0; grad < 2; grad++)
-        for (size_t i = 0; i < PST__MOST_PATHS; i++)
+        for (size_t i = 0; i < PST__MOST_PATHS; i++) {
             pst__plan_destroy(engine->carrier.heap, engine->history[grad].paths[i].plan);
+            pst__replay_forget(engine, &engine->history[grad].paths[i]);
+        }
+    pst__replay_free(engine);
 }

@@ -209,6 +209,7 @@ void pst_zero_reset_stats(pst_zero *engine) {
 
 void pst_zero_destroy(pst_zero *engine) {
     if (engine == NULL) return;
+    pst__replay_leave(engine);
     if (engine->sealed && engine->pass.kind == PST__BACKWARD) pst__reduce_abandon(engine);
     if (pst__carrier_close(&engine->carrier)) zero_free(engine->carrier.heap, engine);
 }

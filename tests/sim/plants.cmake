@@ -92,7 +92,7 @@ penstock_plant(wait_name_freed_as_more ops/zero/registry.c "was freed as" 20000
   "pst__heap_free(engine->carrier.heap, wait_name, bytes + 64);")
 penstock_plant(open_bucket_forgotten ops/zero/pass.c "was not freed" 20000
   "if (status != PST_OK) pst__reduce_abandon(engine);" "")
-penstock_plant(refused_operation_forgotten ops/transfer/operation.c "was not freed" 20000
+penstock_plant(refused_operation_forgotten ops/transfer/submit.c "was not freed" 20000
   "        pst__operation_give(operation->carrier, operation);\n        return status;"
   "        return status;")
 
@@ -101,7 +101,7 @@ penstock_plant(gradient_never_consumed ops/deepcompile/flat_reduce.c "consumed" 
   "        (void)flat->reports[i].token;\n    flat->report_count")
 
 # ---- the same order on all ranks -------------------------------------------------------------
-penstock_plant(ticket_skipped_on_a_rank ops/transfer/operation.c "different collectives" 5000
+penstock_plant(ticket_skipped_on_a_rank ops/transfer/submit.c "different collectives" 5000
   "    operation->queue->tickets++;"
   "    operation->queue->tickets += operation->carrier->rank == 1 ? 2 : 1;")
 

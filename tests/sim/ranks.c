@@ -66,7 +66,7 @@ static void draw_program(program *self, uint64_t seed, int is_flat) {
         self->model.shapes[p].trainable = 1; /* all shards change */
     self->fault = (fault_kind)random_below(&random, FAULT_KINDS);
     self->world = 2 + (int)random_below(&random, COMMS_RANKS - 1);
-    self->steps = 1 + (int)random_below(&random, 3);
+    self->steps = 1 + (int)random_below(&random, 5);
     self->at_rank = (int)random_below(&random, (uint32_t)self->world);
     self->at_step = (int)random_below(&random, (uint32_t)self->steps);
     self->at_group = (int)random_below(&random, (uint32_t)self->model.group_count);

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from penstock import _C
 from penstock._arguments import Options, check_model
-from penstock._errors import PenstockError
+from penstock._errors import PenstockError, refuse_copy
 from penstock._gradients import (
     call_hooks,
     give_up,
@@ -322,10 +322,10 @@ class Engine:
         self.updated()
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
-        _refuse_copy(self.name)
+        refuse_copy(self.name)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        _refuse_copy(self.name)
+        refuse_copy(self.name)
 
     def close(self) -> None:
         """End the engine: threads, memory and private process groups are given back.
@@ -598,15 +598,6 @@ def _refuse_moved(parameter: Parameter) -> None:
         "ESTATE",
         f"parameter {parameter.name!r} was moved or converted after shard: do that (to, half, ...) "
         "before penstock.shard(model)",
-    )
-
-
-def _refuse_copy(name: str) -> NoReturn:
-    raise PenstockError(
-        "EUNSUPPORTED",
-        f"{name} is sharded: neither it nor a module of it can be copied (deepcopy, AveragedModel) "
-        "or pickled (torch.save). Copy the model before penstock.shard, and shard the copy as "
-        "well; save the state_dict()",
     )
 
 

@@ -38,9 +38,9 @@ class Stats:
         Waits that these are the sum of, and waits that could not be timed.
     late_launches : int
         On GPUs: waits for a collective that was not launched by then.
-    forwards, backwards, planned_passes, deviations, prefetches : int
-        Passes; those that followed a plan to their end; how often one left the path that was
-        expected; groups gathered ahead.
+    forwards, backwards, planned_passes, replayed_passes, deviations, prefetches : int
+        Passes; those that followed a plan to their end; those whose collectives were launched as
+        one sealed graph; how often one left the path that was expected; groups gathered ahead.
     broken_backwards : int
         Backwards that failed; see `shard` for what becomes of gradients.
     arena_peak, arena_reserved, bucket_peak : int
@@ -64,6 +64,7 @@ class Stats:
     backwards: int
     broken_backwards: int
     planned_passes: int
+    replayed_passes: int
     deviations: int
     prefetches: int
     arena_peak: int
