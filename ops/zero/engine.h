@@ -236,7 +236,7 @@ pst_status pst__backward_gather(pst_zero *engine, uint32_t group);
 /* A use has ended, the last one that was open: does the group stay, as its next use has no gather
  * of its own? */
 int pst__backward_keeps(const pst_zero *engine, pst__group *group);
-/* A report: the reductions whose turn it is, and gathers that they held back. */
+/* Behind a report: the reductions whose turn it is now, and gathers that they held back. */
 pst_status pst__backward_reported(pst_zero *engine);
 /* All that is left of the order. */
 pst_status pst__backward_finish(pst_zero *engine);
@@ -249,6 +249,7 @@ uint64_t pst__backward_order(const pst_zero *engine);
 uint64_t pst__backward_hash(const pst_zero *engine, uint64_t order);
 
 /* ---- reduce.c -------------------------------------------------------------------------------- */
+/* Notes a group's gradients; pst__backward_reported says what goes out then. */
 pst_status pst__reduce_report(pst_zero *engine, uint32_t group, const void *const *sources,
                               pst_dtype dtype);
 void pst__reduce_begin(pst_zero *engine);

@@ -232,7 +232,8 @@ pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *cons
         return pst__zero_fail(engine, PST_ESTATE,
                               "group '%s': gradients outside of a backward that reduces",
                               engine->groups[group].name);
-    return pst__reduce_report(engine, group, sources, sources_dtype);
+    status = pst__reduce_report(engine, group, sources, sources_dtype);
+    return status == PST_OK ? pst__backward_reported(engine) : status;
 }
 
 static pst_status finish_backward(pst_zero *engine) {

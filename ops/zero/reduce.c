@@ -294,7 +294,7 @@ pst_status pst__reduce_report(pst_zero *engine, uint32_t index, const void *cons
     memcpy(group->sources, sources, group->layout.member_count * sizeof *sources);
     group->sources_dtype = dtype;
     group->reported = 1;
-    return pst__backward_reported(engine);
+    return PST_OK;
 }
 
 void pst__reduce_begin(pst_zero *engine) {
