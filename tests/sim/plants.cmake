@@ -105,6 +105,15 @@ penstock_plant(ticket_skipped_on_a_rank ops/transfer/submit.c "different collect
   "    operation->queue->tickets++;"
   "    operation->queue->tickets += operation->carrier->rank == 1 ? 2 : 1;")
 
+penstock_plant(step_ticket_skipped_on_a_rank ops/transfer/submit.c "different collectives" 5000
+  "    if (status == PST_OK) operation->queue->tickets++;"
+  "    if (status == PST_OK) operation->queue->tickets += operation->carrier->rank == 1 ? 2 : 1;")
+
+# ---- a pass that leaves its program ----------------------------------------------------------
+penstock_plant(last_step_stays_closed ops/transfer/program.c "was not freed" 20000
+  "    for (; program->next < program->count; program->next++)"
+  "    for (; program->next + 1 < program->count; program->next++)")
+
 # ---- leases do not overlap -------------------------------------------------------------------
 penstock_plant(pieces_overlap mem/pool.c "overlaps" 5000
   "    right->offset = offset;\n" "    right->offset = offset - PST_ARENA_ALIGNMENT;\n")

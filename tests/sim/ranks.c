@@ -22,13 +22,21 @@ typedef enum fault_kind {
     FAULT_KINDS
 } fault_kind;
 
+#define MOST_STEPS 6
+
+/* Whether a step leaves the path of the others, or is broken off: so planned passes are replayed,
+ * and leave their programs at any place. All ranks do alike. */
+typedef enum course { WHOLE, LEAVES_OUT, FORWARD_BROKEN, BACKWARD_BROKEN, COURSES } course;
+
 typedef struct program {
     model model;
     fault_kind fault;
     int world, steps, at_rank, at_step, at_group; /* the fault is there */
     uint32_t spin;
-    int silent_rank, silent_group; /* -1: none; this rank has no gradients for this group */
-    int is_flat;                   /* flat shards in place of an engine */
+    course courses[MOST_STEPS];
+    size_t course_groups[MOST_STEPS]; /* that is left out, or the last one before the break */
+    int silent_rank, silent_group;    /* -1: none; this rank has no gradients for this group */
+    int is_flat;                      /* flat shards in place of an engine */
     int is_traced, has_watchdog;
     int kept_memory; /* an engine said that it could not free all */
     rank_state states[COMMS_RANKS];
@@ -66,7 +74,7 @@ static void draw_program(program *self, uint64_t seed, int is_flat) {
         self->model.shapes[p].trainable = 1; /* all shards change */
     self->fault = (fault_kind)random_below(&random, FAULT_KINDS);
     self->world = 2 + (int)random_below(&random, COMMS_RANKS - 1);
-    self->steps = 1 + (int)random_below(&random, 5);
+    self->steps = 1 + (int)random_below(&random, MOST_STEPS);
     self->at_rank = (int)random_below(&random, (uint32_t)self->world);
     self->at_step = (int)random_below(&random, (uint32_t)self->steps);
     self->at_group = (int)random_below(&random, (uint32_t)self->model.group_count);
@@ -80,6 +88,11 @@ static void draw_program(program *self, uint64_t seed, int is_flat) {
     self->silent_rank =
         random_once_in(&random, 2) ? (int)random_below(&random, (uint32_t)self->world) : -1;
     self->silent_group = (int)random_below(&random, (uint32_t)self->model.group_count);
+    for (int step = 0; step < MOST_STEPS; step++) {
+        const int is_whole = random_below(&random, 3) != 0;
+        self->courses[step] = is_whole ? WHOLE : (course)random_below(&random, COURSES);
+        self->course_groups[step] = random_below(&random, (uint32_t)self->model.group_count);
+    }
 }
 
 /* ---- a rank ----------------------------------------------------------------------------- */
@@ -145,36 +158,68 @@ static float mean(const rank_state *state, size_t parameter, size_t element) {
     return mean_gradient(state->world, have, state->version, parameter, element);
 }
 
+/* What this step does otherwise than the others, and at which group. */
+static course course_of(const rank_state *state, int step, size_t *group) {
+    const program *self = state->argument;
+    *group = self->course_groups[step];
+    return self->courses[step];
+}
+
+static void forward_of(rank_state *state, int step) {
+    size_t at;
+    const course course = course_of(state, step, &at);
+    CHECK_OK(pst_zero_begin_forward(state->engine, 1));
+    for (size_t g = 0; g < state->model->group_count; g++) {
+        CHECK(meet_fault(state, step, (int)g));
+        if (course == LEAVES_OUT && g == at) continue;
+        use(state, g);
+        CHECK_FINE();
+        if (course == FORWARD_BROKEN && g == at) return;
+    }
+    CHECK_OK(pst_zero_end_forward(state->engine));
+}
+
 /* What follows a group that is not reported is reduced by end_backward. */
 static void backward_of(rank_state *state, int step) {
     const program *self = state->argument;
+    size_t at;
+    const course course = course_of(state, step, &at);
     make_gradients(state, state->version);
     if (is_at_fault(state, step) && self->fault == FAULT_TARGET)
         state->target_status[self->at_group] = PST_ENOMEM;
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
     for (size_t g = state->model->group_count; g-- > 0;) {
+        if (course == LEAVES_OUT && g == at) continue;
         begin_use(state, g);
         CHECK_FINE();
         if (state->rank != self->silent_rank || (int)g != self->silent_group) report(state, g);
         CHECK_FINE();
         end_use(state, g);
         CHECK_FINE();
+        if (course == BACKWARD_BROKEN && g == at) return;
     }
     CHECK_OK(pst_zero_end_backward(state->engine));
 }
 
+static void check_sums(rank_state *state, int step) {
+    size_t at;
+    const course course = course_of(state, step, &at);
+    for (size_t g = 0; g < state->model->group_count; g++)
+        for (size_t p = state->model->first[g]; p < state->model->first[g + 1]; p++)
+            if (course != LEAVES_OUT || g != at) check_gradient(state, g, p, mean);
+}
+
 static void train_step(rank_state *state, int step) {
-    CHECK_OK(pst_zero_begin_forward(state->engine, 1));
-    for (size_t g = 0; g < state->model->group_count; g++) {
-        CHECK(meet_fault(state, step, (int)g));
-        use(state, g);
-        CHECK_FINE();
-    }
-    CHECK_OK(pst_zero_end_forward(state->engine));
+    size_t at;
+    const course course = course_of(state, step, &at);
+    forward_of(state, step);
+    CHECK_FINE();
+    if (course == FORWARD_BROKEN) return;
     fresh_targets(state);
     backward_of(state, step);
     CHECK_FINE();
-    if (state->world != 3) check_gradients(state, mean); /* a third is not exact */
+    if (course == BACKWARD_BROKEN) return;
+    if (state->world != 3) check_sums(state, step); /* a third is not exact */
     CHECK_FINE();
     update(state);
 }
