@@ -1,9 +1,9 @@
 """What the hooks of a sharded model cost the training thread: ``python bench/zero/hooks.py``.
 
 A chain of tiny blocks, sharded over this process alone, beside the same unsharded, by turns; on the
-CPU, where nothing is communicated: what differs is the hooks. A block has six of them a step: at the
-beginning and the end of its forward, where its output's gradient is there, where its two parameters'
-are, where its input's is.
+CPU, where nothing is communicated: what differs is the hooks. A block has six of them a step: at
+the beginning and the end of its forward, where its output's gradient is there, where those of its
+two parameters are, where its input's is.
 """
 
 from __future__ import annotations
