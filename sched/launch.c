@@ -1,4 +1,5 @@
-/* A launch begins, its gates are opened, it is canceled. */
+#include "sched/launch.h"
+
 #include "sched/advance.h"
 
 #include <inttypes.h>
@@ -144,7 +145,7 @@ static pst_status check_gate(const pst_launch *launch, const pst__node *gate,
             "graph %s: gate %s can only be opened in the current launch %" PRIu64
             ", not in %" PRIu64,
             graph->name, pst__node_name(gate), latest, launch->number);
-    return pst__lane_check_borrowed(borrowed, gate);
+    return pst__graph_check_borrowed(borrowed, gate);
 }
 
 pst_status pst_gate_open(pst_launch launch, pst_task task, pst_lane *borrowed) {

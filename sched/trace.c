@@ -38,7 +38,7 @@ static void end_arrows(const pst_lane *lane, const pst__node *node, uint64_t num
 }
 
 static void end_grown_arrows(const pst_lane *lane, const pst__node *node, uint64_t time) {
-    const pst__grown *task = (const pst__grown *)(const void *)node;
+    const pst__grown *task = pst__grown_of(node);
     for (uint32_t i = 0; i < task->link_count; i++)
         if (task->links[i].flow != 0) pst__trace_flow(lane->track, task->links[i].flow, time, 1);
 }

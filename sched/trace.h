@@ -3,7 +3,7 @@
 #define PST_SCHED_TRACE_H
 
 #include "base/clock.h"
-#include "sched/advance.h"
+#include "sched/graph.h"
 
 /* Now, or 0 when nothing is recorded: the one branch that tracing costs when it is off. */
 static inline uint64_t pst__hook_begin(const pst_lane *lane) {

@@ -1,7 +1,8 @@
 #include "sched/worker.h"
 
-#include "sched/thread.h"
-#include "sched/wait.h"
+#include "sched/poison.h"
+#include "sched/turn.h"
+#include "sched/watchdog.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -114,7 +115,7 @@ static void *run(void *argument) {
         const uint32_t count = pst__park_count(&self->park);
         look seen = serve(self);
         if (seen.changed || pst__load_acquire(&self->stop)) continue;
-        if (seen.pending) pst__monitor_check_health(self->runtime);
+        if (seen.pending) pst__health_check(self->runtime);
         pst__park_wait(&self->park, count, seen.pending ? poll_ns : PST__FOREVER);
         if (seen.pending) poll_ns = pst__poll_longer(poll_ns);
     }
@@ -135,7 +136,7 @@ void pst__worker_end_track(pst__worker *worker) {
 
 static pst_status start_thread(pst__worker *worker, const char *name) {
     pst_runtime *runtime = worker->runtime;
-    const pst_status status = pst__monitor_start(runtime);
+    const pst_status status = pst__watchdog_start(runtime);
     if (status != PST_OK) return status;
     pst__store_relaxed(&worker->stop, 0); /* the thread's start publishes both */
     pst__store_relaxed(&worker->ended, 0);

@@ -1,22 +1,8 @@
-/* A worker: the thread that serves one lane or several. */
+/* The life of workers. */
 #ifndef PST_SCHED_WORKER_H
 #define PST_SCHED_WORKER_H
 
 #include "sched/lane.h"
-
-#include <pthread.h>
-
-struct pst__worker {
-    pst_runtime *runtime;
-    pst__worker *next;
-    pst_lane *lanes; /* newest first; lanes are only added */
-    pst__track *track;
-    int has_thread; /* the creator's, and of who joins it */
-    uint32_t stop;  /* set by pst__worker_stop, which wakes the thread */
-    uint32_t ended; /* the last word of the thread */
-    pthread_t thread;
-    _Alignas(PST__CACHE_LINE) pst__park park; /* written by all who have something for its lanes */
-};
 
 /* Starts a worker for a lane: a new one (*worker is NULL), which has no lane yet, or one whose
  * thread was joined. `name` is the lane's, for errors and the trace. PST_ENOMEM, PST_ESYSTEM, with
