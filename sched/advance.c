@@ -85,8 +85,8 @@ static void release_list(pst__advance *advance, pst__grown *task, pst__link **li
         pst__link *next = link->next; /* the link is the target's: gone once it has arrived */
         pst__node *target = &link->target->node;
         if (phase == PST__WHEN_LAUNCHED && !pst__is_early(&task->node, target->lane)) {
-            (void)pst__grown_push(&task->late,
-                                  link); /* a gate's event, of another device: wait for it */
+            /* A gate's event, of another device: wait for it. */
+            (void)pst__grown_push(&task->late, link);
             link = next;
             continue;
         }
@@ -280,16 +280,13 @@ void pst__advance_finish(pst__advance *advance) {
 
 /* ---- failures ------------------------------------------------------------------------- */
 
-/* What the work itself or its device has said about it. */
-static void get_reason(const pst_lane *lane, char *reason, size_t size) {
-    pst__error_own(&lane->runtime->error, lane->texts, reason, size);
-    if (reason[0] == '\0') (void)snprintf(reason, size, "%s", pst__device_text(lane->device));
-}
-
 void pst__report_failure(const pst__node *node, const pst_lane *lane, pst_status status) {
     pst_runtime *runtime = lane->runtime;
     char reason[512], text[PST__ERROR_BYTES];
-    get_reason(lane, reason, sizeof reason);
+    /* What the work itself, or else its device, has said about it. */
+    pst__error_own(&runtime->error, lane->texts, reason, sizeof reason);
+    if (reason[0] == '\0')
+        (void)snprintf(reason, sizeof reason, "%s", pst__device_text(lane->device));
     (void)snprintf(text, sizeof text,
                    "lane %s: task %s (ticket %" PRIu64 ") of graph %s failed: %s%s%s", lane->name,
                    pst__node_name(node), pst__node_ticket(node), node->graph->name,

@@ -19,20 +19,6 @@ pst_status pst__graph_check_borrowed(const pst_lane *borrowed, const pst__node *
         node->flags & PST__NODE_GATE ? "gate" : "task", pst__node_name(node), borrowed->name);
 }
 
-void pst__detail_fill(pst__detail *detail, const pst_task_options *options) {
-    detail->name = options->name;
-    detail->test = options->work.test;
-    detail->done = options->done;
-    detail->done_argument = options->done_argument;
-    detail->ticket = options->ticket;
-    detail->bytes = options->bytes;
-    detail->path = options->path;
-    detail->priority = (int16_t)options->priority;
-    detail->after_count = (uint16_t)options->after_event_count;
-    for (uint32_t i = 0; i < detail->after_count; i++)
-        detail->after[i] = options->after_events[i];
-}
-
 void pst__detail_drop_event(pst__detail *detail) {
     if (detail->event != NULL)
         detail->event_device->ops->event_destroy(detail->event_device, detail->event);

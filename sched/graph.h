@@ -280,7 +280,20 @@ static inline pst__node *pst__graph_node(pst_graph *graph, pst_task task) {
     return task.id < graph->node_count ? &graph->nodes[task.id] : NULL;
 }
 
-void pst__detail_fill(pst__detail *detail, const pst_task_options *options);
+static inline void pst__detail_fill(pst__detail *detail, const pst_task_options *options) {
+    detail->name = options->name;
+    detail->test = options->work.test;
+    detail->done = options->done;
+    detail->done_argument = options->done_argument;
+    detail->ticket = options->ticket;
+    detail->bytes = options->bytes;
+    detail->path = options->path;
+    detail->priority = (int16_t)options->priority;
+    detail->after_count = (uint16_t)options->after_event_count;
+    for (uint32_t i = 0; i < detail->after_count; i++)
+        detail->after[i] = options->after_events[i];
+}
+
 /* Sees to it that the task's event, which is kept from launch to launch, is of this device. */
 pst_status pst__detail_make_event(pst__detail *detail, pst_device *device);
 void pst__detail_drop_event(pst__detail *detail);

@@ -49,8 +49,8 @@ static void make_readable(int descriptor) {
 
 /* A store-load fence lies between what the caller has published and this call. */
 static void call_pumps(pst__pump *pump) {
-    /* Relaxed, after the caller's fence: pairs with the fence in take_back. A 1 that is about to be
-     * taken back suffices: the turn after that finds what the caller has published. */
+    /* Relaxed, after the caller's fence: pairs with the fence in take_back (pump.c). A 1 that is
+     * about to be taken back suffices: the turn after that finds what the caller has published. */
     if (pst__load_relaxed(&pump->signalled)) return;
     /* Acquire-release: take_back, when it finds this 1, finds what was published, too. */
     if (pst__swap_acq_rel(&pump->signalled, 1)) return;
@@ -64,7 +64,7 @@ void pst__lane_notify(pst_lane *lane) {
      * lane. */
     pst__worker *worker = pst__load_acquire(&lane->worker);
     if (worker != NULL) {
-        pst__park_wake(&worker->park);
+        pst__park_wake(&worker->loop.park);
         return;
     }
     /* Its fence is that of the calls, too. */

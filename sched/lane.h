@@ -132,11 +132,7 @@ struct pst__worker {
     pst__worker *next;
     pst_lane *lanes; /* newest first; lanes are only added */
     pst__track *track;
-    int has_thread; /* the creator's, and of who joins it */
-    uint32_t stop;  /* set by pst__worker_stop, which wakes the thread */
-    uint32_t ended; /* the last word of the thread */
-    pthread_t thread;
-    _Alignas(PST__CACHE_LINE) pst__park park; /* written by all who have something for its lanes */
+    pst__loop loop; /* woken by all who have something for its lanes */
 };
 
 /* ---- the orders of a lane ---------------------------------------------------------------

@@ -107,11 +107,12 @@ static pst_status drain(pst_runtime *runtime) {
 
 /* Threads before what they work on. */
 static pst_status end_threads(pst_runtime *runtime) {
-    pst_status status = pst__watchdog_stop(runtime);
+    pst__loop_stop(&runtime->watchdog.loop);
+    pst_status status = pst__loop_join(&runtime->watchdog.loop, runtime);
     for (pst__worker *worker = runtime->workers; worker != NULL; worker = worker->next)
-        pst__worker_stop(worker);
+        pst__loop_stop(&worker->loop);
     for (pst__worker *worker = runtime->workers; worker != NULL; worker = worker->next)
-        if (status == PST_OK) status = pst__worker_join(worker);
+        if (status == PST_OK) status = pst__loop_join(&worker->loop, runtime);
     return status;
 }
 

@@ -1,7 +1,7 @@
-/* A lane's creation and its end. Threads walk along the lanes of a runtime, of a
- * worker and of an order without a lock, so a lane's memory stays where it is, in all these lists,
- * until the runtime goes. What is destroyed is its name, its stream, its events, its worker's
- * thread; the place serves the next lane that is created to be served alike. */
+/* A lane's creation and its end. Threads walk along the lanes of a runtime, of a worker and of an
+ * order without a lock, so a lane's memory stays where it is, in all these lists, until the runtime
+ * goes. What is destroyed is its name, its stream, its events, its worker's thread; the place
+ * serves the next lane that is created to be served alike. */
 #include "base/options.h"
 #include "sched/calls.h"
 #include "sched/device/device.h"
@@ -140,7 +140,7 @@ static pst_status fill(pst_lane *lane, const pst_lane_options *options) {
  * that have none to one. The caller holds the runtime's lock. */
 static void adopt_borrowed(pst_runtime *runtime) {
     pst__worker *worker = runtime->workers;
-    while (worker != NULL && pst__load_relaxed(&worker->stop))
+    while (worker != NULL && pst__load_relaxed(&worker->loop.stop))
         worker = worker->next;
     for (pst_lane *lane = runtime->lanes; worker != NULL && lane != NULL; lane = lane->next)
         if (lane->mode == PST_LANE_BORROWED && lane->worker == NULL &&
@@ -356,8 +356,8 @@ static pst_status end_worker(const pst_lane *lane) {
     if (lane->mode != PST_LANE_WORKER) return PST_OK;
     pst__worker *worker = lane->worker;
     if (worker == NULL) return PST_OK;
-    pst__worker_stop(worker);
-    const pst_status status = pst__worker_join(worker);
+    pst__loop_stop(&worker->loop);
+    const pst_status status = pst__loop_join(&worker->loop, worker->runtime);
     if (status != PST_OK) return status;
     pst__worker_end_track(worker);
     give_borrowed_away(worker);

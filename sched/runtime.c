@@ -79,3 +79,30 @@ void pst__wait_call_hook(pst_runtime *runtime, pst_waiting *waiting, uint64_t wa
     waiting->waited_ns = waited_ns;
     runtime->waiting_hook(runtime->waiting_context, waiting);
 }
+
+/* ---- loops ------------------------------------------------------------------------------ */
+
+void pst__loop_leave(pst__loop *loop, pst_runtime *runtime) {
+    pst__store_release(&loop->ended, 1); /* pairs with the acquire in has_ended */
+    pst__runtime_wake_waiters(runtime);
+}
+
+void pst__loop_stop(pst__loop *loop) {
+    /* Relaxed: who may start it has done so. */
+    if (!pst__load_relaxed(&loop->has_thread)) return;
+    pst__store_release(&loop->stop, 1); /* pairs with the acquires in the threads' `run` */
+    pst__park_wake(&loop->park);
+}
+
+static int has_ended(const void *loop) {
+    /* Acquire: pairs with the release in pst__loop_leave. */
+    return (int)pst__load_acquire(&((const pst__loop *)loop)->ended);
+}
+
+pst_status pst__loop_join(pst__loop *loop, pst_runtime *runtime) {
+    if (!pst__load_relaxed(&loop->has_thread)) return PST_OK; /* see pst__loop_stop */
+    if (pst__wait_aside(runtime, has_ended, loop) != PST_OK) return PST_ETIMEDOUT;
+    (void)pthread_join(loop->thread, NULL);
+    pst__store_relaxed(&loop->has_thread, 0);
+    return PST_OK;
+}

@@ -14,6 +14,15 @@
 typedef struct pst__worker pst__worker;
 typedef struct pst__observer pst__observer;
 
+/* A thread that goes on until it is told to stop. */
+typedef struct pst__loop {
+    pthread_t thread;
+    uint32_t has_thread;                      /* also one that has ended and is not joined */
+    uint32_t stop;                            /* set by pst__loop_stop, which wakes the thread */
+    uint32_t ended;                           /* the thread's last word, by pst__loop_leave */
+    _Alignas(PST__CACHE_LINE) pst__park park; /* where it sleeps; written by all who wake it */
+} pst__loop;
+
 /* How those who pump are called. `signalled` is 1 from a notification until a turn for which it was
  * taken back has found nothing to do. The descriptor is readable then; it may be readable once too
  * often, never too seldom. */
@@ -39,10 +48,7 @@ typedef struct pst__watchdog {
     uint32_t is_looking; /* 1 while a thread looks: one at a time */
     uint64_t next_look;  /* a pump's, pst__now() */
     uint64_t reports;
-    uint32_t has_thread, stop;
-    uint32_t ended; /* the last word of the thread */
-    pthread_t thread;
-    pst__park park;
+    pst__loop loop;
 } pst__watchdog;
 
 struct pst_runtime {
@@ -133,6 +139,14 @@ static inline void pst__runtime_wake_seen_waiters(pst_runtime *runtime) {
  * runtime's deadline. */
 pst_status pst__wait_aside(pst_runtime *runtime, int (*holds)(const void *argument),
                            const void *argument);
+
+/* The last call of the thread of a loop: it touches nothing of the runtime behind it. */
+void pst__loop_leave(pst__loop *loop, pst_runtime *runtime);
+/* Has the thread end, if there is one. Any thread may wake it still, also when it has ended. */
+void pst__loop_stop(pst__loop *loop);
+/* Joins the thread, if there is one, which pst__loop_stop has ended. PST_ETIMEDOUT after the
+ * runtime's deadline: it is in a task, a hook or a log of the user's. */
+pst_status pst__loop_join(pst__loop *loop, pst_runtime *runtime);
 
 /* The least time between two calls of the caller's hook for long waits. */
 #define PST__WAITING_HOOK_NS 50000000u

@@ -17,7 +17,7 @@ static void note_texts(pst_lane *lane) {
 /* ---- in flight: the device has a task, and is asked when it is done --------------------- */
 
 /* After a poison launched work is given some time to end, and then abandoned. Acquire: pairs with
- * the exchange in pst_runtime_poison, so that its time is seen as well. */
+ * the exchange in pst__runtime_stop, so that its time is seen as well. */
 static int is_abandoned(const pst_runtime *runtime) {
     return pst__load_acquire(&runtime->poison) != PST_OK && runtime->grace_ns != 0 &&
            pst__now() - pst__load_relaxed(&runtime->poison_at) > runtime->grace_ns;

@@ -13,10 +13,10 @@ void pst__watchdog_init(pst_runtime *runtime, const pst_runtime_options *options
     pst__watchdog *watchdog = &runtime->watchdog;
     watchdog->interval_ns = options->watchdog_ns / LOOKS + (options->watchdog_ns % LOOKS != 0);
     watchdog->poisons = options->watchdog_poisons;
-    ck_ec_init(&watchdog->park.count, 0);
+    ck_ec_init(&watchdog->loop.park.count, 0);
 }
 
-/* ---- a look ---------------------------------------------------------------- */
+/* ---- a look ---------------------------------------------------------------------------- */
 
 /* 1 at the look at which `count` has not changed for long enough, and only at that one. */
 static int is_stalled(pst__stall *stall, uint64_t count) {
@@ -75,7 +75,7 @@ void pst__watchdog_look(pst_runtime *runtime) {
 void pst__watchdog_pump(pst_runtime *runtime) {
     pst__watchdog *watchdog = &runtime->watchdog;
     /* Relaxed: a thread that starts now looks once too often. */
-    if (watchdog->interval_ns == 0 || pst__load_relaxed(&watchdog->has_thread)) return;
+    if (watchdog->interval_ns == 0 || pst__load_relaxed(&watchdog->loop.has_thread)) return;
     const uint64_t now = pst__now();
     uint64_t next = pst__load_relaxed(&watchdog->next_look);
     /* One of the threads that find a look due takes it. Acquire-release only because it is one
@@ -84,20 +84,19 @@ void pst__watchdog_pump(pst_runtime *runtime) {
         pst__watchdog_look(runtime);
 }
 
-/* ---- the thread -------------------------------------------------------------- */
+/* ---- the thread ------------------------------------------------------------------------ */
 
 static void *run(void *argument) {
     pst_runtime *runtime = argument;
     pst__watchdog *watchdog = &runtime->watchdog;
     for (;;) {
-        const uint32_t count = pst__park_count(&watchdog->park);
-        /* Acquire: pairs with the release in pst__watchdog_stop. */
-        if (pst__load_acquire(&watchdog->stop)) break;
-        pst__park_wait(&watchdog->park, count, watchdog->interval_ns);
+        const uint32_t count = pst__park_count(&watchdog->loop.park);
+        /* Acquire: pairs with the release in pst__loop_stop. */
+        if (pst__load_acquire(&watchdog->loop.stop)) break;
+        pst__park_wait(&watchdog->loop.park, count, watchdog->interval_ns);
         pst__watchdog_look(runtime);
     }
-    pst__store_release(&watchdog->ended, 1); /* pairs with the acquire in has_ended */
-    pst__runtime_wake_waiters(runtime);
+    pst__loop_leave(&watchdog->loop, runtime);
     return NULL;
 }
 
@@ -106,28 +105,11 @@ pst_status pst__watchdog_start(pst_runtime *runtime) {
     uint32_t none = 0;
     /* One of the threads that create lanes together starts it. Acquire-release only because it is
      * one operation for all: pthread_create and _join order the rest. */
-    if (watchdog->interval_ns == 0 || !pst__cas_acq_rel(&watchdog->has_thread, &none, 1))
+    if (watchdog->interval_ns == 0 || !pst__cas_acq_rel(&watchdog->loop.has_thread, &none, 1))
         return PST_OK;
-    const int error = pst__thread_start(&watchdog->thread, run, runtime);
+    const int error = pst__thread_start(&watchdog->loop.thread, run, runtime);
     if (error == 0) return PST_OK;
-    pst__store_release(&watchdog->has_thread, 0);
+    pst__store_release(&watchdog->loop.has_thread, 0);
     return pst__runtime_fail(runtime, PST_ESYSTEM, "the watchdog's thread could not be started: %s",
                              strerror(error));
-}
-
-static int has_ended(const void *watchdog) {
-    /* Acquire: pairs with the release in run. */
-    return (int)pst__load_acquire(&((const pst__watchdog *)watchdog)->ended);
-}
-
-pst_status pst__watchdog_stop(pst_runtime *runtime) {
-    pst__watchdog *watchdog = &runtime->watchdog;
-    /* Relaxed: no other thread uses the runtime any more. */
-    if (!pst__load_relaxed(&watchdog->has_thread)) return PST_OK;
-    pst__store_release(&watchdog->stop, 1); /* pairs with the acquire in run */
-    pst__park_wake(&watchdog->park);
-    if (pst__wait_aside(runtime, has_ended, watchdog) != PST_OK) return PST_ETIMEDOUT;
-    (void)pthread_join(watchdog->thread, NULL);
-    pst__store_relaxed(&watchdog->has_thread, 0);
-    return PST_OK;
 }

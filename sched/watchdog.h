@@ -11,8 +11,6 @@ void pst__watchdog_init(pst_runtime *runtime, const pst_runtime_options *options
 /* The runtime is about to have workers: from now on the watchdog has a thread of its own. The
  * threads that create lanes may call it together. PST_ESYSTEM, with a text. */
 pst_status pst__watchdog_start(pst_runtime *runtime);
-/* Ends the thread. PST_ETIMEDOUT after the runtime's deadline: it is in the user's log or hook. */
-pst_status pst__watchdog_stop(pst_runtime *runtime);
 
 /* One look at all lanes, and the health checks, unless another thread looks just now. The caller
  * owns no lane. */
