@@ -69,7 +69,7 @@ penstock_plant(no_look_before_sleep sched/worker.c "" 5000
 
 penstock_plant(added_to_a_stopped_graph sched/growing.c "does not end" 20000
   "    pst__runtime_note_stop(graph->runtime);\n    pst__lane_notify(lane);" "")
-penstock_plant(launched_while_canceled sched/launch.c "" 40000
+penstock_plant(launched_while_canceled sched/launch.c "" 80000
   "if (pst__load_relaxed(&graph->stop) != PST_OK) pst__runtime_note_stop(runtime);" ""
   --program launchers)
 penstock_plant(arrived_after_the_look sched/turn.c "does not end" 20000
