@@ -1,7 +1,6 @@
 #include "sched/watchdog.h"
 
 #include "base/clock.h"
-#include "sched/lane.h"
 #include "sched/poison.h"
 #include "sched/report.h"
 
