@@ -40,7 +40,7 @@ target_include_directories(penstock_objects SYSTEM PUBLIC ${PENSTOCK_CUDA_INCLUD
                            ${PENSTOCK_NCCL_INCLUDE})
 target_compile_definitions(penstock_objects PUBLIC _GNU_SOURCE)
 target_compile_options(penstock_objects PUBLIC -Wall -Wextra -Wconversion)
-# What a task throws, or the end of its thread, unwinds the library's frames: see sched/calls.h.
+# What a task throws, or the end of its thread, unwinds the library's frames: see pst__advance_leave.
 target_compile_options(penstock_objects PUBLIC $<$<COMPILE_LANGUAGE:C>:-fexceptions>)
 if(PENSTOCK_SANITIZE STREQUAL "thread" AND CMAKE_C_COMPILER_ID STREQUAL "GNU")
   # gcc points out that the sanitizer takes no notice of lone fences; the accesses around each one

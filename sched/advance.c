@@ -1,6 +1,9 @@
 #include "sched/advance.h"
 
-#include "sched/order.h"
+#include "sched/trace.h"
+
+#include <inttypes.h>
+#include <stdio.h>
 
 /* ---- counting --------------------------------------------------------------------------- */
 
@@ -62,10 +65,53 @@ static void release_all(pst__advance *advance, const pst__node *node, pst_status
     }
 }
 
+static pst__link *close_list(pst__link **list) {
+    /* Pairs with both orders of pst__grown_push. */
+    pst__link *link = pst__swap_acq_rel(list, &pst__grown_closed);
+    pst__link *oldest = NULL;
+    while (link != NULL && link != &pst__grown_closed) {
+        pst__link *next = link->next;
+        link->next = oldest;
+        oldest = link;
+        link = next;
+    }
+    return oldest;
+}
+
+static void release_list(pst__advance *advance, pst__grown *task, pst__link **list,
+                         pst__phase phase, pst_status status) {
+    pst__link *link = close_list(list);
+    while (link != NULL) {
+        pst__link *next = link->next; /* the link is the target's: gone once it has arrived */
+        pst__node *target = &link->target->node;
+        if (phase == PST__WHEN_LAUNCHED && !pst__is_early(&task->node, target->lane)) {
+            /* A gate's event, of another device: wait for it. */
+            (void)pst__grown_push(&task->late, link);
+            link = next;
+            continue;
+        }
+        if (task->detail.launched_at != 0 && advance->lane != NULL && target->lane != advance->lane)
+            link->flow = pst__hook_edge(advance->lane, &task->node, target);
+        pst__advance_arrive(advance, target, 1, status);
+        link = next;
+    }
+}
+
+/* Not inlined, so that sealed graphs' tasks do not pay for it. */
+__attribute__((noinline)) static void release_grown(pst__advance *advance, pst__node *node,
+                                                    pst__phase phase, pst_status status) {
+    pst__grown *task = pst__grown_of(node);
+    /* Relaxed: this thread alone closes it. */
+    const int has_early = pst__load_relaxed(&task->early) != &pst__grown_closed;
+    if (has_early && phase != PST__WHEN_DONE)
+        release_list(advance, task, &task->early, phase, status);
+    if (phase != PST__WHEN_LAUNCHED) release_list(advance, task, &task->late, phase, status);
+}
+
 void pst__advance_release(pst__advance *advance, pst__node *node, pst__phase phase,
                           pst_status status) {
     if (node->flags & PST__NODE_GROWING) {
-        pst__grown_release(advance, node, phase, status);
+        release_grown(advance, node, phase, status);
         return;
     }
     if (phase == PST__WHEN_DONE && !(node->flags & PST__NODE_LATE)) return;
@@ -139,8 +185,8 @@ static inline void finish_task(pst__advance *advance, pst__node *node) {
     pst__advance_release(advance, node, end->phase, end->status);
     /* When the node is dropped it is another task's, and when it is counted the graph may go. */
     if (node->flags & PST__NODE_GROWING) {
-        pst__share *share = pst__grown_share(node);
-        pst__grown_drop(node);
+        pst__share *share = pst__grown_of(node)->share;
+        pst__grown_drop(pst__grown_of(node));
         pst__share_count_grown(&share->left);
     } else if (end->is_last) {
         (void)pst__sub_acq_rel(&pst__graph_run(node->graph, end->number)->unleft, 1);
@@ -153,19 +199,15 @@ static void end_task(pst__advance *advance, pst__node *node) {
     pst__end *end = &advance->end;
     advance->lane->has_news = 1;
     if (node->flags & PST__NODE_GROWING)
-        pst__share_count_grown(&pst__grown_share(node)->ended);
+        pst__share_count_grown(&pst__grown_of(node)->share->ended);
     else
         end->is_last = count_ended(advance->lane, node, end->number);
     if (node->detail != NULL && node->detail->done != NULL) {
-        advance->call = PST__CALL_DONE;
-        advance->node = node;
+        advance->call.kind = PST__CALL_DONE;
+        advance->call.node = node;
         node->detail->done(node->detail->done_argument, callback_status(end));
-        advance->node = NULL;
+        advance->call.node = NULL;
     }
-    finish_task(advance, node);
-}
-
-void pst__task_finish(pst__advance *advance, pst__node *node) {
     finish_task(advance, node);
 }
 
@@ -183,7 +225,7 @@ static void end_gate(pst__advance *advance, pst__node *gate) {
     /* Release: pairs with the acquire in pst__look. */
     (void)pst__cas_acq_rel(&gate->word, &open, pst__word(end->number, end->state, end->status));
     pst__advance_release(advance, gate, end->phase, end->status);
-    if (gate->flags & PST__NODE_GROWING) pst__grown_drop(gate);
+    if (gate->flags & PST__NODE_GROWING) pst__grown_drop(pst__grown_of(gate));
     (void)pst__sub_acq_rel(&graph->passing, 1);
     pst__runtime_wake_waiters(runtime);
 }
@@ -234,4 +276,57 @@ void pst__advance_finish(pst__advance *advance) {
         pst__fifo_remove_first(&advance->gates);
         pass_gate(advance, gate);
     }
+}
+
+/* ---- failures ------------------------------------------------------------------------- */
+
+void pst__report_failure(const pst__node *node, const pst_lane *lane, pst_status status) {
+    pst_runtime *runtime = lane->runtime;
+    char reason[512], text[PST__ERROR_BYTES];
+    /* What the work itself, or else its device, has said about it. */
+    pst__error_own(&runtime->error, lane->texts, reason, sizeof reason);
+    if (reason[0] == '\0')
+        (void)snprintf(reason, sizeof reason, "%s", pst__device_text(lane->device));
+    (void)snprintf(text, sizeof text,
+                   "lane %s: task %s (ticket %" PRIu64 ") of graph %s failed: %s%s%s", lane->name,
+                   pst__node_name(node), pst__node_ticket(node), node->graph->name,
+                   pst_status_text(status), reason[0] == '\0' ? "" : ": ", reason);
+    if (pst_runtime_status(runtime) == PST_OK)
+        (void)pst__runtime_fail(runtime, status, "%s", text);
+    else
+        pst__log(&runtime->error, PST_LOG_ERROR, "rank %d: %s", runtime->rank, text);
+}
+
+void pst__fail_node(pst__advance *advance, pst__node *node, uint64_t number, pst_status status,
+                    pst__phase phase) {
+    pst__report_failure(node, advance->lane, status);
+    pst__node_end(advance, node, number, PST__TASK_FAILED, pst__kept_status(status), phase);
+}
+
+/* ---- code that does not return ---------------------------------------------------------- */
+
+/* The code has left its task to the stack's unwinding: the task ends, and the lane goes on with
+ * whoever takes it next. */
+static void complete(pst__advance *turn) {
+    pst_lane *lane = turn->lane;
+    pst__node *node = turn->call.node;
+    turn->call.node = NULL;
+    if (turn->call.kind == PST__CALL_DONE) {
+        finish_task(turn, node);
+    } else {
+        (void)pst__runtime_fail(lane->runtime, PST_EINVAL,
+                                "an exception, or the end of its thread, has left task %s: work "
+                                "must return",
+                                pst__node_name(node));
+        const uint64_t number =
+            turn->call.kind == PST__CALL_TEST ? pst__word_number(node->word) : node->graph->number;
+        if (turn->call.kind == PST__CALL_TEST) lane->current = NULL;
+        pst__fail_node(turn, node, number, PST_EINVAL, PST__ALL);
+    }
+    pst__advance_finish(turn);
+}
+
+void pst__advance_leave(pst__advance *turn) {
+    *pst__calls_of_thread() = turn->call.outer;
+    if (turn->call.node != NULL) complete(turn);
 }

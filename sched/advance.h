@@ -2,6 +2,7 @@
 #ifndef PST_SCHED_ADVANCE_H
 #define PST_SCHED_ADVANCE_H
 
+#include "sched/calls.h"
 #include "sched/graph.h"
 
 typedef enum pst__phase {
@@ -9,8 +10,6 @@ typedef enum pst__phase {
     PST__WHEN_DONE,     /* the others */
     PST__ALL            /* both: the task ended without having been in flight */
 } pst__phase;
-
-typedef enum pst__call { PST__CALL_START, PST__CALL_TEST, PST__CALL_DONE } pst__call;
 
 /* How a node ends. */
 typedef struct pst__end {
@@ -25,11 +24,8 @@ typedef struct pst__end {
 typedef struct pst__advance {
     pst_lane *lane;  /* the lane that the thread owns; NULL: none */
     pst__fifo gates; /* gates that have become ready and are still to be passed */
-    /* A turn: the call of the user's code that it is in; see calls.h. */
-    struct pst__advance *outer;
-    pst__node *node; /* NULL: none */
-    pst__call call;
-    pst__end end; /* of the task that is ending */
+    pst__call call;  /* a turn: the user's code that it is in */
+    pst__end end;    /* of the task that is ending */
 } pst__advance;
 
 /* `count` predecessors of `node` have come, with `status` if it is an error. */
@@ -57,47 +53,18 @@ void pst__node_become(pst__node *node, uint64_t number, pst__task_state state, p
 void pst__node_end(pst__advance *advance, pst__node *node, uint64_t number, pst__task_state state,
                    pst_status status, pst__phase phase);
 
-/* The part of that behind a task's callback, as advance->end says. */
-void pst__task_finish(pst__advance *advance, pst__node *node);
+/* Says that the task failed, and why. In a poisoned runtime the text of the poison stays: what
+ * fails then fails because of it. */
+void pst__report_failure(const pst__node *node, const pst_lane *lane, pst_status status);
 
-/* ---- tasks of growing graphs --------------------------------------------------------------
- *
- * Their successors are a list, which is closed when the task releases them. */
+/* The same, and the node ends. */
+void pst__fail_node(pst__advance *advance, pst__node *node, uint64_t number, pst_status status,
+                    pst__phase phase);
 
-#define PST__LINKS_INLINE 4u
+/* The end of the scope of a turn, which pst__calls_enter has put on the thread's list: a call that
+ * it is in does not return, as an exception or the thread's end unwinds it, and is completed. */
+void pst__advance_leave(pst__advance *turn);
 
-/* An edge: stands in its source's list, lies in its target's block. */
-typedef struct pst__link {
-    struct pst__link *next;
-    pst__grown *target;
-    pst__grown *source; /* held while the target's stream may have to wait for its event */
-    uint64_t flow;      /* the arrow that the source has begun in the trace; 0: none */
-} pst__link;
-
-struct pst__grown {
-    pst__node node;
-    pst__detail detail;
-    pst__link *early; /* successors that the launch releases; closed by then */
-    pst__link *late;  /* successors that the end releases; closed by then */
-    pst__link *links; /* to the predecessors; own_links or from the heap */
-    uint32_t link_count;
-    uint32_t references; /* one of the graph until the task has ended, one of the caller's handle */
-    pst__share *share;
-    pst__grown *next, *previous; /* among spare blocks, or among the graph's closed gates */
-    ck_stack_entry_t released;
-    pst__link own_links[PST__LINKS_INLINE];
-};
-
-static inline pst__share *pst__grown_share(const pst__node *node) {
-    return ((const pst__grown *)(const void *)node)->share;
-}
-
-void pst__grown_release(pst__advance *advance, pst__node *node, pst__phase phase,
-                        pst_status status);
-/* Makes the lane's stream wait for the events of the node's predecessors. */
-pst_status pst__grown_wait_events(const pst__node *node, const pst_lane *lane);
-/* The node is launched or canceled: it needs its predecessors no more. */
-void pst__grown_forget_predecessors(pst__node *node);
 /* The node, of either kind of graph, has left its queue: it needs its predecessors no more, and is
  * armed for the next launch. Relaxed: before this launch is published, and the next one's arrivals
  * come after that. */
@@ -105,9 +72,5 @@ static inline void pst__node_dequeued(pst__node *node) {
     pst__store_relaxed(&node->pending, node->predecessors);
     if (node->flags & PST__NODE_GROWING) pst__grown_forget_predecessors(node);
 }
-/* The graph's own reference, when the task has ended. */
-void pst__grown_drop(pst__node *node);
-/* Takes a gate that is opened off its graph's list; the caller holds the graph's lock. */
-void pst__grown_delist_gate(pst__node *gate);
 
 #endif

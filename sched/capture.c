@@ -1,11 +1,9 @@
 /* A sealed graph within the caller's capture: the calling thread launches its tasks once, in an
  * order that the edges and the lanes allow, on the lanes' streams, which fork from the captured
  * stream and join it. */
-#include "sched/advance.h"
-#include "sched/calls.h"
-#include "sched/order.h"
-
 #include "base/clock.h"
+#include "sched/calls.h"
+#include "sched/graph.h"
 
 #include <sched.h>
 

@@ -1,6 +1,6 @@
 /* The check at sealing: edges, lanes that launch in the order of adding, and the outer thread's
  * program must leave no cycle. Vertices 0..tasks-1 are tasks, the others the program's lines. */
-#include "sched/order.h"
+#include "sched/cycle.h"
 
 #include <stdio.h>
 #include <string.h>

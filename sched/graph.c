@@ -1,11 +1,158 @@
 #include "sched/graph.h"
 
-#include "base/options.h"
 #include "sched/calls.h"
-#include "sched/order.h"
-#include "sched/wait.h"
 
 #define DETAILS_PER_CHUNK 256u
+
+/* ---- tasks ------------------------------------------------------------------------------ */
+
+size_t pst_graph_size(const pst_graph *graph) {
+    return graph == NULL ? 0 : graph->node_count;
+}
+
+pst_status pst__graph_check_borrowed(const pst_lane *borrowed, const pst__node *node) {
+    pst_runtime *runtime = node->graph->runtime;
+    if (borrowed == NULL || (borrowed->mode == PST_LANE_BORROWED && borrowed->runtime == runtime))
+        return PST_OK;
+    return pst__runtime_fail(
+        runtime, PST_EINVAL, "%s %s: lane %s is not a borrowed lane of this runtime",
+        node->flags & PST__NODE_GATE ? "gate" : "task", pst__node_name(node), borrowed->name);
+}
+
+void pst__detail_drop_event(pst__detail *detail) {
+    if (detail->event != NULL)
+        detail->event_device->ops->event_destroy(detail->event_device, detail->event);
+    detail->event = NULL;
+}
+
+pst_status pst__detail_make_event(pst__detail *detail, pst_device *device) {
+    if (detail->event_device != device) pst__detail_drop_event(detail);
+    if (detail->event != NULL) return PST_OK;
+    const pst_status status = device->ops->event_create(device, 0, &detail->event);
+    if (status == PST_OK) detail->event_device = device;
+    return status;
+}
+
+/* ---- shares ----------------------------------------------------------------------------- */
+
+static pst__share *add_share(pst_graph *graph, pst_lane *lane) {
+    if (pst__heap_grow(&graph->runtime->heap, (void **)&graph->share_of, &graph->share_room,
+                       lane->index + 1u, sizeof(pst__share *)) != PST_OK)
+        return NULL;
+    pst__share *share = graph->share_of[lane->index];
+    if (share != NULL) return share;
+    share = pst__heap_alloc(&graph->runtime->heap, sizeof *share);
+    if (share == NULL) return NULL;
+    share->lane = lane;
+    share->item = (pst__node){.graph = graph, .lane = lane, .flags = PST__NODE_BATCH};
+    share->next = graph->shares;
+    /* Release: whoever adds up the shares finds it complete. */
+    pst__store_release(&graph->shares, share);
+    return graph->share_of[lane->index] = share;
+}
+
+pst__share *pst__graph_make_share(pst_graph *graph, pst_lane *lane) {
+    return add_share(graph, lane->leader) == NULL ? NULL : add_share(graph, lane);
+}
+
+/* ---- tasks of growing graphs ------------------------------------------------------------ */
+
+pst__link pst__grown_closed;
+
+void pst__grown_free_links(const pst_graph *graph, pst__grown *task) {
+    if (task->links != task->own_links)
+        pst__heap_free(&graph->runtime->heap, task->links, task->link_count * sizeof *task->links);
+    task->links = NULL;
+    task->link_count = 0;
+}
+
+void pst__grown_drop(pst__grown *task) {
+    /* Release: what this thread did with the block comes before its next use; acquire: the last one
+     * sees what the others did. */
+    if (pst__sub_acq_rel(&task->references, 1) != 1) return;
+    pst_graph *graph = task->node.graph;
+    pst__grown_free_links(graph, task);
+    ck_stack_push_upmc(&graph->released, &task->released);
+}
+
+void pst_task_release(pst_task task) {
+    if (task.graph == NULL || task.graph->kind != PST_GRAPH_GROWING || task.id == 0) return;
+    pst__grown_drop((pst__grown *)(uintptr_t)task.id);
+}
+
+void pst__grown_forget_predecessors(pst__node *node) {
+    pst__grown *task = pst__grown_of(node);
+    for (uint32_t i = 0; i < task->link_count; i++) {
+        pst__grown *source = task->links[i].source;
+        task->links[i].source = NULL;
+        if (source != NULL) pst__grown_drop(source);
+    }
+}
+
+pst_status pst__grown_wait_events(const pst__node *node, const pst_lane *lane) {
+    const pst__grown *task = pst__grown_of(node);
+    for (uint32_t i = 0; i < task->link_count; i++) {
+        const pst__grown *source = task->links[i].source;
+        if (source == NULL || !source->detail.event_recorded ||
+            source->detail.event_device != lane->device)
+            continue;
+        pst_status status =
+            lane->device->ops->stream_wait(lane->device, lane->stream, source->detail.event);
+        if (status != PST_OK) return status;
+    }
+    return PST_OK;
+}
+
+void pst__grown_delist_gate(pst__node *node) {
+    pst__grown *gate = pst__grown_of(node);
+    if (gate->previous != NULL)
+        gate->previous->next = gate->next;
+    else
+        node->graph->closed_gates = gate->next;
+    if (gate->next != NULL) gate->next->previous = gate->previous;
+}
+
+/* ---- its launches ----------------------------------------------------------------------- */
+
+/* Acquires: pair with the releases in add_share and graph.h. */
+static const pst__share *shares_of(const pst_graph *graph) {
+    return pst__load_acquire(&graph->shares);
+}
+
+/* What is added is looked at last, and so includes whatever has ended by then. */
+uint32_t pst__grown_unended(const pst_graph *graph) {
+    uint32_t ended = 0;
+    for (const pst__share *share = shares_of(graph); share != NULL; share = share->next)
+        ended += pst__load_acquire(&share->ended);
+    return pst__load_relaxed(&graph->added) - ended;
+}
+
+uint32_t pst__grown_unleft(const pst_graph *graph) {
+    uint32_t left = 0;
+    for (const pst__share *share = shares_of(graph); share != NULL; share = share->next)
+        left += pst__load_acquire(&share->left);
+    return pst__load_relaxed(&graph->added) - left;
+}
+
+uint32_t pst__graph_count_unfinished(pst_graph *graph) {
+    uint32_t count = 0;
+    if (graph->kind == PST_GRAPH_GROWING) return pst__run_unended(graph, &graph->runs[0]);
+    for (size_t i = 0; i < graph->node_count; i++) {
+        const pst__question asked = {graph, &graph->nodes[i], pst__graph_number(graph), 0};
+        pst_status status;
+        count += !pst__task_has_ended(pst__look(&asked, &status));
+    }
+    return count;
+}
+
+int pst__runtime_is_idle(pst_runtime *runtime) {
+    int idle = 1;
+    ck_spinlock_lock(&runtime->lock);
+    for (pst_graph *graph = runtime->graphs; graph != NULL && idle; graph = graph->next)
+        idle = pst__graph_is_done(graph);
+    ck_spinlock_unlock(&runtime->lock);
+    return idle;
+}
 
 /* ---- life ------------------------------------------------------------------------------- */
 
@@ -57,6 +204,12 @@ pst_status pst_graph_create(pst_runtime *runtime, pst_graph_kind kind, const cha
     return PST_OK;
 }
 
+static void free_block(void *context, void *memory) {
+    pst__grown *task = memory;
+    pst__grown_free_links(context, task);
+    pst__detail_drop_event(&task->detail);
+}
+
 static void drop_event(void *context, void *detail) {
     (void)context;
     pst__detail_drop_event(detail);
@@ -88,7 +241,8 @@ void pst__graph_free(pst_graph *graph) {
     pst__graph_free_sealed_arrays(graph);
     pst__slab_each(&graph->details, drop_event, NULL);
     pst__slab_free(&graph->details);
-    pst__grown_free_all(graph);
+    pst__slab_each(&graph->tasks, free_block, graph);
+    pst__slab_free(&graph->tasks);
     free_shares(graph);
     pst__heap_free(heap, graph->nodes, graph->node_capacity * sizeof *graph->nodes);
     pst__heap_free(heap, graph->pairs, graph->pair_capacity * sizeof *graph->pairs);
@@ -96,17 +250,6 @@ void pst__graph_free(pst_graph *graph) {
     pst__heap_free(heap, graph->gates, graph->gate_capacity * sizeof *graph->gates);
     pst__heap_free_text(heap, graph->name);
     pst__heap_free(heap, graph, sizeof *graph);
-}
-
-uint32_t pst__graph_count_unfinished(pst_graph *graph) {
-    uint32_t count = 0;
-    if (graph->kind == PST_GRAPH_GROWING) return pst__run_unended(graph, &graph->runs[0]);
-    for (size_t i = 0; i < graph->node_count; i++) {
-        const pst__question asked = {graph, &graph->nodes[i], pst__graph_number(graph), 0};
-        pst_status status;
-        count += !pst__task_has_ended(pst__look(&asked, &status));
-    }
-    return count;
 }
 
 static int nobody_is_in(const void *argument) {
@@ -137,259 +280,4 @@ pst_status pst_graph_destroy(pst_graph *graph) {
     delist(graph);
     pst__graph_free(graph);
     return PST_OK;
-}
-
-size_t pst_graph_size(const pst_graph *graph) {
-    return graph == NULL ? 0 : graph->node_count;
-}
-
-/* ---- shares ----------------------------------------------------------------------------- */
-
-static pst__share *add_share(pst_graph *graph, pst_lane *lane) {
-    if (pst__heap_grow(&graph->runtime->heap, (void **)&graph->share_of, &graph->share_room,
-                       lane->index + 1u, sizeof(pst__share *)) != PST_OK)
-        return NULL;
-    pst__share *share = graph->share_of[lane->index];
-    if (share != NULL) return share;
-    share = pst__heap_alloc(&graph->runtime->heap, sizeof *share);
-    if (share == NULL) return NULL;
-    share->lane = lane;
-    share->item = (pst__node){.graph = graph, .lane = lane, .flags = PST__NODE_BATCH};
-    share->next = graph->shares;
-    /* Release: whoever adds up the shares finds it complete. */
-    pst__store_release(&graph->shares, share);
-    return graph->share_of[lane->index] = share;
-}
-
-pst__share *pst__graph_make_share(pst_graph *graph, pst_lane *lane) {
-    return add_share(graph, lane->leader) == NULL ? NULL : add_share(graph, lane);
-}
-
-/* ---- checks ----------------------------------------------------------------------------- */
-
-static pst_status fail(const pst_graph *graph, pst_status status, const char *task,
-                       const char *text) {
-    return pst__runtime_fail(graph->runtime, status, "graph %s: task %s: %s", graph->name,
-                             task == NULL ? "" : task, text);
-}
-
-pst_status pst__graph_check_building(pst_graph *graph, const char *task) {
-    if (graph->kind != PST_GRAPH_SEALED)
-        return fail(graph, PST_ESTATE, task, "only sealed graphs are built this way");
-    if (graph->is_launchable) return fail(graph, PST_ESTATE, task, "the graph is sealed already");
-    return PST_OK;
-}
-
-/* NULL when nothing is. */
-static const char *what_is_wrong(pst_graph *graph, const pst_task_options *options) {
-    const pst_lane *lane = options->lane;
-    if (lane == NULL) return "it has no lane (gates: pst_graph_add_gate)";
-    if (lane->runtime != graph->runtime) return "its lane belongs to another runtime";
-    if (lane->mode == PST_LANE_BORROWED)
-        return "its lane is borrowed, and such a lane takes no tasks";
-    if (options->after_event_count > PST__AFTER_EVENTS) return "it has more than 4 after_events";
-    if ((options->after == NULL && options->after_count > 0) ||
-        (options->after_events == NULL && options->after_event_count > 0))
-        return "a list of predecessors or events is missing";
-    if (options->after_count >= PST__COUNT_LIMIT) return "it has too many predecessors";
-    if (options->priority != 0 &&
-        (!pst__order_has_priorities(lane->order) || options->priority < PST_PRIORITY_MOST_URGENT ||
-         options->priority > PST_PRIORITY_LEAST_URGENT))
-        return "it has a priority, which must be -4 to 3 and belongs to lanes BY_PRIORITY";
-    for (size_t i = 0; i < options->after_count; i++)
-        if (pst__graph_node(graph, options->after[i]) == NULL)
-            return options->after[i].graph == NULL
-                       ? "one of its predecessors is no task"
-                       : "one of its predecessors belongs to another graph";
-    return NULL;
-}
-
-static pst_status check_options(pst_graph *graph, const pst_task_options *options) {
-    const char *wrong = options == NULL ? "options are missing or their `size` is not "
-                                          "sizeof(pst_task_options)"
-                                        : what_is_wrong(graph, options);
-    if (wrong == NULL) return PST_OK;
-    return fail(graph, PST_EINVAL, options == NULL ? NULL : options->name, wrong);
-}
-
-pst__node *pst__graph_node(pst_graph *graph, pst_task task) {
-    if (graph == NULL || task.graph != graph) return NULL;
-    if (graph->kind == PST_GRAPH_GROWING) return (pst__node *)(uintptr_t)task.id;
-    return task.id < graph->node_count ? &graph->nodes[task.id] : NULL;
-}
-
-/* ---- building a sealed graph ------------------------------------------------------------ */
-
-void pst__detail_fill(pst__detail *detail, const pst_task_options *options) {
-    detail->name = options->name;
-    detail->test = options->work.test;
-    detail->done = options->done;
-    detail->done_argument = options->done_argument;
-    detail->ticket = options->ticket;
-    detail->bytes = options->bytes;
-    detail->path = options->path;
-    detail->priority = (int16_t)options->priority;
-    detail->after_count = (uint16_t)options->after_event_count;
-    for (uint32_t i = 0; i < detail->after_count; i++)
-        detail->after[i] = options->after_events[i];
-}
-
-pst_status pst_task_set_ticket(pst_task task, uint64_t ticket) {
-    if (task.graph == NULL || task.graph->kind != PST_GRAPH_SEALED) return PST_EINVAL;
-    const pst__node *node = pst__graph_node(task.graph, task);
-    if (node == NULL || pst__node_ticket(node) == 0) return PST_EINVAL;
-    pst__store_relaxed(&node->detail->ticket, ticket); /* see pst__node_ticket */
-    return PST_OK;
-}
-
-void pst__detail_drop_event(pst__detail *detail) {
-    if (detail->event != NULL)
-        detail->event_device->ops->event_destroy(detail->event_device, detail->event);
-    detail->event = NULL;
-}
-
-pst_status pst__detail_make_event(pst__detail *detail, pst_device *device) {
-    if (detail->event_device != device) pst__detail_drop_event(detail);
-    if (detail->event != NULL) return PST_OK;
-    const pst_status status = device->ops->event_create(device, 0, &detail->event);
-    if (status == PST_OK) detail->event_device = device;
-    return status;
-}
-
-static int wants_detail(const pst_task_options *options) {
-    return options->name != NULL || options->work.test != NULL || options->done != NULL ||
-           options->ticket != 0 || options->bytes != 0 || options->after_event_count > 0 ||
-           options->priority != 0 || options->lane->asynchronous;
-}
-
-static pst_status reserve(pst_graph *graph, size_t pairs, const char *task) {
-    const pst__heap *heap = &graph->runtime->heap;
-    if (graph->node_count + 2 > PST__COUNT_LIMIT || graph->pair_count + pairs > UINT32_MAX)
-        return fail(graph, PST_EINVAL, task, "the graph is full: 2^26 tasks, 2^32 edges");
-    pst_status status = PST_OK;
-    if (graph->node_count + 2 > graph->node_capacity)
-        status = pst__heap_grow(heap, (void **)&graph->nodes, &graph->node_capacity,
-                                graph->node_count + 2, sizeof *graph->nodes);
-    if (status == PST_OK && graph->pair_count + pairs > graph->pair_capacity)
-        status = pst__heap_grow(heap, (void **)&graph->pairs, &graph->pair_capacity,
-                                graph->pair_count + pairs, sizeof *graph->pairs);
-    return status == PST_OK ? PST_OK : fail(graph, status, task, "no memory");
-}
-
-static void append_pair(pst_graph *graph, uint32_t from, uint32_t to) {
-    if (from >= to) graph->disordered = 1;
-    graph->pairs[graph->pair_count++] = (pst__pair){from, to};
-    graph->nodes[to].predecessors++;
-}
-
-static pst_task append_node(pst_graph *graph) {
-    pst__node *node = &graph->nodes[graph->node_count];
-    node->graph = graph;
-    return (pst_task){graph, graph->node_count++};
-}
-
-/* Copied only for a caller with another header: this is done for every task. */
-static const pst_task_options *read_options(const pst_task_options *given, pst_task_options *copy) {
-    if (given != NULL && given->size == sizeof *given) return given;
-    return pst__read_options(copy, sizeof *copy, given) ? copy : NULL;
-}
-
-pst_status pst_graph_add(pst_graph *graph, const pst_task_options *given, pst_task *task) {
-    pst_task_options copy;
-    if (task != NULL) *task = (pst_task){NULL, 0};
-    if (graph == NULL) return PST_EINVAL;
-    const pst_task_options *options = read_options(given, &copy);
-    pst_status status = check_options(graph, options);
-    if (status != PST_OK) return status;
-    if (graph->kind == PST_GRAPH_GROWING) return pst__grown_add(graph, options, task);
-    status = pst__graph_check_building(graph, options->name);
-    if (status == PST_OK) status = reserve(graph, options->after_count, options->name);
-    if (status != PST_OK) return status;
-    pst__share *share = pst__graph_share(graph, options->lane);
-    if (share == NULL) return fail(graph, PST_ENOMEM, options->name, "no memory");
-    pst__detail *detail = NULL;
-    if (wants_detail(options)) {
-        detail = pst__slab_take(&graph->details);
-        if (detail == NULL) return fail(graph, PST_ENOMEM, options->name, "no memory");
-        pst__detail_fill(detail, options);
-    }
-    const pst_task added = append_node(graph);
-    pst__node *node = &graph->nodes[added.id];
-    node->start = options->work.start;
-    node->argument = options->work.argument;
-    node->lane = options->lane;
-    node->detail = detail;
-    pst__store_relaxed(&share->tasks, share->tasks + 1); /* pst_lane_destroy looks at it */
-    for (size_t i = 0; i < options->after_count; i++)
-        append_pair(graph, (uint32_t)options->after[i].id, (uint32_t)added.id);
-    if (task != NULL) *task = added;
-    return PST_OK;
-}
-
-pst_status pst_graph_add_gate(pst_graph *graph, const char *name, pst_task *gate) {
-    if (gate == NULL) return PST_EINVAL;
-    *gate = (pst_task){NULL, 0};
-    if (graph == NULL) return PST_EINVAL;
-    if (graph->kind == PST_GRAPH_GROWING) return pst__grown_add_gate(graph, name, gate);
-    pst_status status = pst__graph_check_building(graph, name);
-    if (status == PST_OK) status = reserve(graph, 0, name);
-    if (status != PST_OK) return status;
-    if (pst__heap_grow(&graph->runtime->heap, (void **)&graph->gates, &graph->gate_capacity,
-                       graph->gate_count + 1, sizeof *graph->gates) != PST_OK)
-        return fail(graph, PST_ENOMEM, name, "no memory");
-    pst__detail *detail = pst__slab_take(&graph->details);
-    if (detail == NULL) return fail(graph, PST_ENOMEM, name, "no memory");
-    detail->name = name;
-    *gate = append_node(graph);
-    pst__node *node = &graph->nodes[gate->id];
-    node->flags = PST__NODE_GATE;
-    node->predecessors = 1; /* its opening */
-    node->detail = detail;
-    graph->gates[graph->gate_count++] = (uint32_t)gate->id;
-    return PST_OK;
-}
-
-pst_status pst_graph_add_edge(pst_graph *graph, pst_task from, pst_task to) {
-    if (graph == NULL) return PST_EINVAL;
-    const pst__node *source = pst__graph_node(graph, from);
-    const pst__node *target = pst__graph_node(graph, to);
-    pst_status status = pst__graph_check_building(graph, "(edge)");
-    if (status != PST_OK) return status;
-    if (source == NULL || target == NULL)
-        return pst__runtime_fail(
-            graph->runtime, PST_EINVAL,
-            "graph %s: edge from %s to %s: %s is no task of this graph; edges lead from task to "
-            "task of one graph",
-            graph->name, source == NULL ? "(foreign task)" : pst__node_name(source),
-            target == NULL ? "(foreign task)" : pst__node_name(target),
-            source == NULL ? "the first" : "the second");
-    if (target->predecessors + 1u >= PST__COUNT_LIMIT)
-        return fail(graph, PST_EINVAL, pst__node_name(target), "it has too many predecessors");
-    status = reserve(graph, 1, pst__node_name(target));
-    if (status == PST_OK) append_pair(graph, (uint32_t)from.id, (uint32_t)to.id);
-    return status;
-}
-
-static pst_status append_outer(pst_graph *graph, pst_task task, uint32_t is_wait) {
-    if (graph == NULL) return PST_EINVAL;
-    const pst__node *node = pst__graph_node(graph, task);
-    pst_status status = pst__graph_check_building(graph, "(outer program)");
-    if (status != PST_OK) return status;
-    if (node == NULL || (!is_wait && !(node->flags & PST__NODE_GATE)))
-        return fail(graph, PST_EINVAL, node == NULL ? "(foreign task)" : pst__node_name(node),
-                    "the outer thread waits for tasks and opens gates of this graph only");
-    if (pst__heap_grow(&graph->runtime->heap, (void **)&graph->outer, &graph->outer_capacity,
-                       graph->outer_count + 1, sizeof *graph->outer) != PST_OK)
-        return fail(graph, PST_ENOMEM, pst__node_name(node), "no memory");
-    graph->outer[graph->outer_count++] = (pst__outer){(uint32_t)task.id, is_wait};
-    graph->disordered = 1;
-    return PST_OK;
-}
-
-pst_status pst_graph_outer_open(pst_graph *graph, pst_task gate) {
-    return append_outer(graph, gate, 0);
-}
-
-pst_status pst_graph_outer_wait(pst_graph *graph, pst_task task) {
-    return append_outer(graph, task, 1);
 }

@@ -60,7 +60,7 @@ static inline void pst__share_count_grown(uint32_t *counted) {
     pst__store_release(counted, *counted + 1);
 }
 
-/* ---- graphs --------------------------------------------------------------------------- */
+/* ---- building ------------------------------------------------------------------------- */
 
 typedef struct pst__pair {
     uint32_t from, to;
@@ -72,7 +72,55 @@ typedef struct pst__outer {
     uint32_t is_wait;
 } pst__outer;
 
+/* ---- tasks of growing graphs --------------------------------------------------------------
+ *
+ * Their successors are a list, which is closed when the task releases them. */
+
 typedef struct pst__grown pst__grown;
+
+#define PST__LINKS_INLINE 4u
+
+/* An edge: stands in its source's list, lies in its target's block. */
+typedef struct pst__link {
+    struct pst__link *next;
+    pst__grown *target;
+    pst__grown *source; /* held while the target's stream may have to wait for its event */
+    uint64_t flow;      /* the arrow that the source has begun in the trace; 0: none */
+} pst__link;
+
+struct pst__grown {
+    pst__node node;
+    pst__detail detail;
+    pst__link *early; /* successors that the launch releases; closed by then */
+    pst__link *late;  /* successors that the end releases; closed by then */
+    pst__link *links; /* to the predecessors; own_links or from the heap */
+    uint32_t link_count;
+    uint32_t references; /* one of the graph until the task has ended, one of the caller's handle */
+    pst__share *share;
+    pst__grown *next, *previous; /* among spare blocks, or among the graph's closed gates */
+    ck_stack_entry_t released;
+    pst__link own_links[PST__LINKS_INLINE];
+};
+
+static inline pst__grown *pst__grown_of(const pst__node *node) {
+    return (pst__grown *)(uintptr_t)node;
+}
+
+/* What closes a list: from then on the task's launch or end is known. */
+extern pst__link pst__grown_closed;
+
+/* 0 when the list is closed already. Release: the source's thread sees the link's fields (its swap
+ * acquires); acquire: a closed list shows what the source did before. */
+static inline int pst__grown_push(pst__link **list, pst__link *link) {
+    pst__link *head = pst__load_acquire(list);
+    do {
+        if (head == &pst__grown_closed) return 0;
+        link->next = head;
+    } while (!pst__cas_acq_rel(list, &head, link));
+    return 1;
+}
+
+/* ---- the graph -------------------------------------------------------------------------- */
 
 struct pst_graph {
     pst_runtime *runtime;
@@ -124,6 +172,8 @@ struct pst_graph {
     ck_stack_t released; /* blocks of a growing graph that any thread has given back */
 };
 
+/* ---- its launches ----------------------------------------------------------------------- */
+
 /* The launch that un-launched nodes of this graph belong to, or the one that `number` names. */
 static inline pst__run *pst__graph_run(pst_graph *graph, uint64_t number) {
     return &graph->runs[number & 1];
@@ -169,6 +219,41 @@ static inline int pst__graph_is_done(const pst_graph *graph) {
            (graph->kind == PST_GRAPH_GROWING || pst__run_is_done(graph, &graph->runs[1]));
 }
 
+/* 1 when no graph has unfinished tasks. */
+int pst__runtime_is_idle(pst_runtime *runtime);
+
+/* What a thread asks about: a node in one launch of its graph. */
+typedef struct pst__question {
+    pst_graph *graph;
+    pst__node *node;
+    uint64_t number;
+    int launched_suffices;
+} pst__question;
+
+/* The state of the node in the launch asked about. A node that is in a later launch has ended in
+ * this one, and only the launch's own status is still known. */
+static inline pst__task_state pst__look(const pst__question *asked, pst_status *status) {
+    /* Acquire: pairs with the release in pst__node_become; who sees the end sees what the task did.
+     */
+    const uint32_t word = pst__load_acquire(&asked->node->word);
+    const uint32_t ahead =
+        (pst__word_number(word) - (uint32_t)(asked->number & PST__NUMBER_MASK)) & PST__NUMBER_MASK;
+    if (ahead == 0) {
+        *status = pst__word_status(word);
+        return pst__word_state(word);
+    }
+    *status = PST_OK;
+    if (ahead > PST__NUMBER_MASK / 2) return PST__TASK_PENDING;
+    /* Relaxed: the node's own error comes before its later word, which is acquired above. */
+    *status = (pst_status)pst__load_relaxed(&pst__graph_run(asked->graph, asked->number)->status);
+    return PST__TASK_DONE;
+}
+
+/* Tasks and gates that have not ended, for a text. */
+uint32_t pst__graph_count_unfinished(pst_graph *graph);
+
+/* ---- its parts -------------------------------------------------------------------------- */
+
 static inline uint32_t pst__node_index(const pst__node *node) {
     return (uint32_t)(node - node->graph->nodes);
 }
@@ -182,12 +267,6 @@ static inline pst__share *pst__graph_share(pst_graph *graph, pst_lane *lane) {
     return share != NULL ? share : pst__graph_make_share(graph, lane);
 }
 
-/* Tasks and gates that have not ended, for a text. */
-uint32_t pst__graph_count_unfinished(pst_graph *graph);
-
-/* PST_ESTATE, naming `task`, unless the graph is one that is built and not sealed yet. */
-pst_status pst__graph_check_building(pst_graph *graph, const char *task);
-
 /* Frees what sealing has made. */
 void pst__graph_free_sealed_arrays(pst_graph *graph);
 
@@ -195,25 +274,42 @@ void pst__graph_free_sealed_arrays(pst_graph *graph);
 void pst__graph_free(pst_graph *graph);
 
 /* The node of a handle, or NULL when the handle is none of this graph's. */
-pst__node *pst__graph_node(pst_graph *graph, pst_task task);
+static inline pst__node *pst__graph_node(pst_graph *graph, pst_task task) {
+    if (graph == NULL || task.graph != graph) return NULL;
+    if (graph->kind == PST_GRAPH_GROWING) return (pst__node *)(uintptr_t)task.id;
+    return task.id < graph->node_count ? &graph->nodes[task.id] : NULL;
+}
 
-void pst__detail_fill(pst__detail *detail, const pst_task_options *options);
+static inline void pst__detail_fill(pst__detail *detail, const pst_task_options *options) {
+    detail->name = options->name;
+    detail->test = options->work.test;
+    detail->done = options->done;
+    detail->done_argument = options->done_argument;
+    detail->ticket = options->ticket;
+    detail->bytes = options->bytes;
+    detail->path = options->path;
+    detail->priority = (int16_t)options->priority;
+    detail->after_count = (uint16_t)options->after_event_count;
+    for (uint32_t i = 0; i < detail->after_count; i++)
+        detail->after[i] = options->after_events[i];
+}
+
 /* Sees to it that the task's event, which is kept from launch to launch, is of this device. */
 pst_status pst__detail_make_event(pst__detail *detail, pst_device *device);
 void pst__detail_drop_event(pst__detail *detail);
 
-/* Ends what is not launched of the current launch with `status`. Any thread. */
-void pst__graph_cancel(pst_graph *graph, pst_status status);
+/* PST_EINVAL, with a text, unless `borrowed` is NULL or a borrowed lane of the node's runtime. */
+pst_status pst__graph_check_borrowed(const pst_lane *borrowed, const pst__node *node);
 
-/* ---- sealing ---------------------------------------------------------------------------- */
-
-/* PST_ECYCLE with the cycle's names in the error text. */
-pst_status pst__graph_check_cycles(pst_graph *graph);
-
-/* ---- growing graphs --------------------------------------------------------------------- */
-
-pst_status pst__grown_add(pst_graph *graph, const pst_task_options *options, pst_task *task);
-pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *gate);
-void pst__grown_free_all(pst_graph *graph);
+/* Makes the lane's stream wait for the events of a growing task's predecessors. */
+pst_status pst__grown_wait_events(const pst__node *node, const pst_lane *lane);
+/* A growing task is launched or canceled: it needs its predecessors no more. */
+void pst__grown_forget_predecessors(pst__node *node);
+/* Gives up a reference to a growing task. The graph's own goes when the task has ended. */
+void pst__grown_drop(pst__grown *task);
+/* Frees those to its predecessors. */
+void pst__grown_free_links(const pst_graph *graph, pst__grown *task);
+/* Takes a gate that is opened off its graph's list; the caller holds the graph's lock. */
+void pst__grown_delist_gate(pst__node *gate);
 
 #endif

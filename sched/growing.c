@@ -1,14 +1,7 @@
+#include "sched/growing.h"
+
 #include "sched/advance.h"
-
-#include "sched/order.h"
-#include "sched/trace.h"
-
-/* What closes a list: from then on the task's launch or end is known. */
-static pst__link closed;
-
-static pst__grown *grown_of(pst__node *node) {
-    return (pst__grown *)(void *)node;
-}
+#include "sched/launch.h"
 
 /* ---- blocks ----------------------------------------------------------------------------- */
 
@@ -43,111 +36,23 @@ static pst__grown *take_block(pst_graph *graph) {
     return block;
 }
 
-static void free_links(const pst_graph *graph, pst__grown *task) {
-    if (task->links != task->own_links)
-        pst__heap_free(&graph->runtime->heap, task->links, task->link_count * sizeof *task->links);
-    task->links = NULL;
-    task->link_count = 0;
-}
-
-static void drop(pst__grown *task) {
-    /* Release: what this thread did with the block comes before its next use; acquire: the last one
-     * sees what the others did. */
-    if (pst__sub_acq_rel(&task->references, 1) != 1) return;
-    pst_graph *graph = task->node.graph;
-    free_links(graph, task);
-    ck_stack_push_upmc(&graph->released, &task->released);
-}
-
-void pst__grown_drop(pst__node *node) {
-    drop(grown_of(node));
-}
-
-static void free_block(void *context, void *memory) {
-    pst__grown *task = memory;
-    free_links(context, task);
-    pst__detail_drop_event(&task->detail);
-}
-
-void pst__grown_free_all(pst_graph *graph) {
-    pst__slab_each(&graph->tasks, free_block, graph);
-    pst__slab_free(&graph->tasks);
-}
-
-void pst_task_release(pst_task task) {
-    if (task.graph == NULL || task.graph->kind != PST_GRAPH_GROWING || task.id == 0) return;
-    drop((pst__grown *)(uintptr_t)task.id);
-}
-
 /* ---- edges ------------------------------------------------------------------------------ */
-
-/* 0 when the list is closed already. Release: the source's thread sees the link's fields (its
- * swap acquires); acquire: a closed list shows what the source did before. */
-static int push_link(pst__link **list, pst__link *link) {
-    pst__link *head = pst__load_acquire(list);
-    do {
-        if (head == &closed) return 0;
-        link->next = head;
-    } while (!pst__cas_acq_rel(list, &head, link));
-    return 1;
-}
-
-static pst__link *close_list(pst__link **list) {
-    /* Pairs with both orders of push_link. */
-    pst__link *link = pst__swap_acq_rel(list, &closed);
-    pst__link *oldest = NULL;
-    while (link != NULL && link != &closed) {
-        pst__link *next = link->next;
-        link->next = oldest;
-        oldest = link;
-        link = next;
-    }
-    return oldest;
-}
-
-static void release_list(pst__advance *advance, pst__grown *task, pst__link **list,
-                         pst__phase phase, pst_status status) {
-    pst__link *link = close_list(list);
-    while (link != NULL) {
-        pst__link *next = link->next; /* the link is the target's: gone once it has arrived */
-        pst__node *target = &link->target->node;
-        if (phase == PST__WHEN_LAUNCHED && !pst__is_early(&task->node, target->lane)) {
-            (void)push_link(&task->late, link); /* a gate's event, of another device: wait for it */
-            link = next;
-            continue;
-        }
-        if (task->detail.launched_at != 0 && advance->lane != NULL && target->lane != advance->lane)
-            link->flow = pst__hook_edge(advance->lane, &task->node, target);
-        pst__advance_arrive(advance, target, 1, status);
-        link = next;
-    }
-}
-
-void pst__grown_release(pst__advance *advance, pst__node *node, pst__phase phase,
-                        pst_status status) {
-    pst__grown *task = grown_of(node);
-    /* Relaxed: this thread alone closes it. */
-    const int has_early = pst__load_relaxed(&task->early) != &closed;
-    if (has_early && phase != PST__WHEN_DONE)
-        release_list(advance, task, &task->early, phase, status);
-    if (phase != PST__WHEN_LAUNCHED) release_list(advance, task, &task->late, phase, status);
-}
 
 /* Which device a gate's event is on is only known once the gate has been passed, that is, when its
  * early list is closed: until then targets on asynchronous lanes all stand there. */
 static int push_behind_gate(pst__grown *gate, const pst_lane *lane, pst__link *link) {
     if (lane->asynchronous) {
-        if (push_link(&gate->early, link)) return 1;
+        if (pst__grown_push(&gate->early, link)) return 1;
         if (pst__is_early(&gate->node, lane)) return 0;
     }
-    return push_link(&gate->late, link);
+    return pst__grown_push(&gate->late, link);
 }
 
 /* 0 when what the target waits for has come already. */
 static int push_behind(pst__grown *source, const pst_lane *lane, pst__link *link) {
     if (source->node.lane == NULL) return push_behind_gate(source, lane, link);
     const int is_early = source->node.lane->asynchronous && pst__is_early(&source->node, lane);
-    return push_link(is_early ? &source->early : &source->late, link);
+    return pst__grown_push(is_early ? &source->early : &source->late, link);
 }
 
 /* Adds the edge; 1 when the source has gone by already, with its error in *status. */
@@ -164,29 +69,6 @@ static uint32_t connect(pst__link *link, pst__grown *source, pst__grown *target,
     const pst_status seen = pst__word_status(pst__load_acquire(&source->node.word));
     if (seen < 0 && *status == PST_OK) *status = seen;
     return 1;
-}
-
-pst_status pst__grown_wait_events(const pst__node *node, const pst_lane *lane) {
-    const pst__grown *task = (const pst__grown *)(const void *)node;
-    for (uint32_t i = 0; i < task->link_count; i++) {
-        const pst__grown *source = task->links[i].source;
-        if (source == NULL || !source->detail.event_recorded ||
-            source->detail.event_device != lane->device)
-            continue;
-        pst_status status =
-            lane->device->ops->stream_wait(lane->device, lane->stream, source->detail.event);
-        if (status != PST_OK) return status;
-    }
-    return PST_OK;
-}
-
-void pst__grown_forget_predecessors(pst__node *node) {
-    pst__grown *task = grown_of(node);
-    for (uint32_t i = 0; i < task->link_count; i++) {
-        pst__grown *source = task->links[i].source;
-        task->links[i].source = NULL;
-        if (source != NULL) drop(source);
-    }
 }
 
 /* ---- adding ----------------------------------------------------------------------------- */
@@ -215,7 +97,7 @@ static pst_status reserve_event(pst__grown *task, const pst_lane *lane, int want
 }
 
 static void put_back(pst_graph *graph, pst__grown *task) {
-    if (task->links != task->own_links) free_links(graph, task);
+    if (task->links != task->own_links) pst__grown_free_links(graph, task);
     task->next = graph->spare;
     graph->spare = task;
 }
@@ -242,26 +124,6 @@ static pst_status begin_adding(pst_graph *graph) {
     return poison;
 }
 
-/* Acquires: pair with the releases in add_share (graph.c) and graph.h. */
-static const pst__share *shares_of(const pst_graph *graph) {
-    return pst__load_acquire(&graph->shares);
-}
-
-/* What is added is looked at last, and so includes whatever has ended by then. */
-uint32_t pst__grown_unended(const pst_graph *graph) {
-    uint32_t ended = 0;
-    for (const pst__share *share = shares_of(graph); share != NULL; share = share->next)
-        ended += pst__load_acquire(&share->ended);
-    return pst__load_relaxed(&graph->added) - ended;
-}
-
-uint32_t pst__grown_unleft(const pst_graph *graph) {
-    uint32_t left = 0;
-    for (const pst__share *share = shares_of(graph); share != NULL; share = share->next)
-        left += pst__load_acquire(&share->left);
-    return pst__load_relaxed(&graph->added) - left;
-}
-
 /* Before the task is anybody's. Relaxed: who has seen it end has seen it added. */
 static void count_added(pst_graph *graph) {
     pst__store_relaxed(&graph->added, graph->added + 1);
@@ -279,7 +141,7 @@ static void fill(pst_graph *graph, pst__grown *task, const pst_task_options *opt
     pst__detail_fill(&task->detail, options);
     /* Nothing is early behind a host task: see pst__is_early. So it stays when the lane has gone,
      * and its place is another device's. */
-    if (!options->lane->asynchronous) task->early = &closed;
+    if (!options->lane->asynchronous) task->early = &pst__grown_closed;
     /* One more than it has predecessors, so that it waits for the end of this call. */
     node->pending = (uint32_t)options->after_count + 1;
     task->references = references;
@@ -366,13 +228,4 @@ pst_status pst__grown_add_gate(pst_graph *graph, const char *name, pst_task *han
     status = pst_runtime_status(graph->runtime);
     if (status != PST_OK) pst__graph_cancel(graph, status);
     return PST_OK;
-}
-
-void pst__grown_delist_gate(pst__node *node) {
-    pst__grown *gate = grown_of(node);
-    if (gate->previous != NULL)
-        gate->previous->next = gate->next;
-    else
-        node->graph->closed_gates = gate->next;
-    if (gate->next != NULL) gate->next->previous = gate->previous;
 }

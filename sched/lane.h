@@ -1,4 +1,5 @@
-/* A lane: an in-order queue on one stream, served by whoever owns it at the moment. */
+/* A lane: an in-order queue on one stream, served by whoever owns it at the moment; and the worker,
+ * the thread that serves one lane or several. */
 #ifndef PST_SCHED_LANE_H
 #define PST_SCHED_LANE_H
 
@@ -61,18 +62,24 @@ typedef struct pst__in_flight {
     uint32_t unasked;      /* launches since the device was last asked */
 } pst__in_flight;
 
+/* For how many looks of the watchdog a count has not changed. */
+typedef struct pst__stall {
+    uint64_t count;
+    uint32_t looks; /* 0: there was nothing to look at */
+} pst__stall;
+
 /* By what the watchdog knows that a lane goes on. */
 typedef struct pst__watch {
-    uint64_t ends;               /* of tasks that were in flight or pending; the lane owner's */
-    uint64_t heartbeats;         /* turns and launches so far; read by the watchdog at any time */
-    pst__launch_log launches;    /* read by the watchdog at any time */
-    pst__lane_stall task, owner; /* the watchdog's: since when `ends` and `heartbeats` stand */
+    uint64_t ends;            /* of tasks that were in flight or pending; the lane owner's */
+    uint64_t heartbeats;      /* turns and launches so far; read by the watchdog at any time */
+    pst__launch_log launches; /* read by the watchdog at any time */
+    pst__stall task, owner;   /* the watchdog's: since when `ends` and `heartbeats` stand */
 } pst__watch;
 
 /* Whose turn it is, in two words that any thread may write:
  *
  *   owned  missed
- *     2            the lane is destroyed; its place waits for a new one (see lane.c)
+ *     2            the lane is destroyed; its place waits for a new one (see place.c)
  *     0      0     nobody serves the lane; pst__lane_try_own takes it
  *     1      0     its owner takes turns; pst__lane_disown hands it back
  *     1      1     and the worker has missed it: pst__lane_disown wakes it
@@ -108,7 +115,7 @@ struct pst_lane {
 
     /* the owner's */
     _Alignas(PST__CACHE_LINE) pst__fifo ready; /* BY_PRIORITY: still to be put on its level */
-    pst__fifo stopped;                         /* see pst__order_set_aside */
+    pst__fifo stopped;                         /* see set_aside (turn.c) */
     uint64_t stops_seen;                       /* of the runtime, when that was last looked for */
     pst__node *current;                        /* a host device's launch that is pending */
     pst__in_flight in_flight;                  /* on an asynchronous device */
@@ -119,6 +126,38 @@ struct pst_lane {
     pst__levels levels; /* BY_PRIORITY */
     pst__watch watch;
 };
+
+struct pst__worker {
+    pst_runtime *runtime;
+    pst__worker *next;
+    pst_lane *lanes; /* newest first; lanes are only added */
+    pst__track *track;
+    pst__loop loop; /* woken by all who have something for its lanes */
+};
+
+/* ---- the orders of a lane ---------------------------------------------------------------
+ *
+ *                  a task enters the queue   the head, which launches next
+ *   BY_READINESS   when it is ready          the first
+ *   BY_SUBMISSION  when it is added, or      the first, once it is ready
+ *                  its graph launched
+ *   BY_PRIORITY    when it is ready          the first of the most urgent level
+ *
+ * A new order is a line here and a case in order.h: nothing else looks at what order a lane has. */
+
+#define PST__LANE_ORDERS (PST_LANE_BY_PRIORITY + 1)
+
+/* A task holds up those that were added behind it. Several lanes can have such an order together.
+ */
+static inline int pst__order_is_by_adding(pst_lane_order order) {
+    return order == PST_LANE_BY_SUBMISSION;
+}
+
+static inline int pst__order_has_priorities(pst_lane_order order) {
+    return order == PST_LANE_BY_PRIORITY;
+}
+
+/* ---- whose turn ------------------------------------------------------------------------- */
 
 #define PST__LANE_GONE 2u
 
@@ -142,6 +181,10 @@ static inline int pst__lane_try_own(pst_lane *lane) {
     return pst__load_relaxed(&lane->owned) == 0 && pst__cas_acq_rel(&lane->owned, &expected, 1);
 }
 
+/* Waits until the calling thread owns the lane, whose owner may be in a task, which may take its
+ * time. PST_OK or PST_ETIMEDOUT. */
+pst_status pst__lane_await(pst_lane *leader);
+
 /* Hands the lane back. Its worker may have looked away while it was owned: a thread that is not the
  * worker wakes it when it changed something, or when something has arrived or the worker has
  * missed it meanwhile. */
@@ -152,12 +195,8 @@ static inline void pst__lane_heartbeat(pst_lane *lane) {
     pst__store_relaxed(&lane->watch.heartbeats, lane->watch.heartbeats + 1);
 }
 
-/* One turn of the lane, which the caller owns, and of its followers: arrivals, completions, then
- * launches within the budget. Never blocks. 1 when something was done: then the caller takes
- * another turn at once, or wakes those who wait. */
-int pst__lane_turn(pst_lane *lane, const pst__budget *budget);
-
-/* Wakes whoever serves the lane. */
+/* Wakes whoever serves the lane: its worker, or those who wait and those who pump. Any thread,
+ * never blocks. */
 void pst__lane_notify(pst_lane *lane);
 
 /* 1 when a stream of this lane can wait for events of `device`. */
@@ -173,19 +212,9 @@ static inline void pst__lane_wake_waiters(pst_lane *lane) {
     pst__runtime_wake_waiters(lane->runtime);
 }
 
-/* PST_EINVAL, with a text, unless `borrowed` is NULL or a borrowed lane of the node's runtime. */
-pst_status pst__lane_check_borrowed(const pst_lane *borrowed, const pst__node *node);
-
-/* The event that stands for a node of this lane that is launched or has ended; recorded now if
- * nobody foresaw the question, for which the caller waits until the lane's owner ends its turn.
- * PST_EDEVICE (no memory, or the device failed), PST_ETIMEDOUT. */
-pst_status pst__lane_event_of(pst_lane *lane, pst__node *node, pst_event **event);
-
-/* Gives back what the lane has, and its memory, when no thread can find it. */
+/* Gives back what the lane has, but not its place. */
+void pst__lane_close(pst_lane *lane);
+/* The same, and its memory, when no thread can find it. */
 void pst__lane_free(pst_lane *lane);
-
-/* A borrowed lane of an asynchronous device has events to poll: any worker may do it. Gives those
- * that have none to one. The caller holds the runtime's lock. */
-void pst__lane_adopt_borrowed(pst_runtime *runtime);
 
 #endif

@@ -1,4 +1,5 @@
-/* A launch begins, its gates are opened, it is canceled. */
+#include "sched/launch.h"
+
 #include "sched/advance.h"
 
 #include <inttypes.h>
@@ -144,7 +145,7 @@ static pst_status check_gate(const pst_launch *launch, const pst__node *gate,
             "graph %s: gate %s can only be opened in the current launch %" PRIu64
             ", not in %" PRIu64,
             graph->name, pst__node_name(gate), latest, launch->number);
-    return pst__lane_check_borrowed(borrowed, gate);
+    return pst__graph_check_borrowed(borrowed, gate);
 }
 
 pst_status pst_gate_open(pst_launch launch, pst_task task, pst_lane *borrowed) {
@@ -178,31 +179,22 @@ pst_status pst_gate_open(pst_launch launch, pst_task task, pst_lane *borrowed) {
 
 /* ---- canceling -------------------------------------------------------------------------- */
 
-static void cancel_sealed_gates(pst_graph *graph, pst_status status) {
-    for (size_t i = 0; i < graph->gate_count; i++) {
-        pst__node *gate = &graph->nodes[graph->gates[i]];
-        if (!claim(gate, graph->number)) continue;
-        (void)note_opening(gate->detail, graph->number, NULL);
-        opened(gate, status);
-    }
-}
-
-static void cancel_grown_gates(pst_graph *graph, pst_status status) {
-    for (pst__grown *gate = graph->closed_gates, *next; gate != NULL; gate = next) {
-        next = gate->next;
-        if (!claim(&gate->node, 0)) continue;
-        pst__grown_delist_gate(&gate->node);
-        (void)note_opening(&gate->detail, 0, NULL);
-        opened(&gate->node, status);
-    }
+static void cancel_gate(pst__node *gate, pst_status status) {
+    const uint64_t number = gate->graph->number; /* 0 of a growing graph */
+    if (!claim(gate, number)) return;
+    if (gate->flags & PST__NODE_GROWING) pst__grown_delist_gate(gate);
+    (void)note_opening(gate->detail, number, NULL);
+    opened(gate, status);
 }
 
 /* Those that are closed end with `status`. The caller holds the graph's lock. */
 static void cancel_gates(pst_graph *graph, pst_status status) {
-    if (graph->kind == PST_GRAPH_SEALED)
-        cancel_sealed_gates(graph, status);
-    else
-        cancel_grown_gates(graph, status);
+    for (size_t i = 0; i < graph->gate_count; i++)
+        cancel_gate(&graph->nodes[graph->gates[i]], status);
+    for (pst__grown *gate = graph->closed_gates, *next; gate != NULL; gate = next) {
+        next = gate->next;
+        cancel_gate(&gate->node, status);
+    }
 }
 
 /* The caller holds the graph's lock. */

@@ -1,9 +1,10 @@
 /* pst_run_once and how a foreign loop knows when to call it. */
 #include "sched/pump.h"
 
-#include "sched/lane.h"
-#include "sched/monitor.h"
-#include "sched/thread.h"
+#include "sched/graph.h"
+#include "sched/poison.h"
+#include "sched/turn.h"
+#include "sched/watchdog.h"
 
 #include <errno.h>
 #include <string.h>
@@ -12,32 +13,7 @@
 
 static const pst__budget pump_budget = {.launches = 64, .nanoseconds = PST__TURN_NS};
 
-void pst__pump_init(pst__pump *pump) {
-    *pump = (pst__pump){.descriptor = -1};
-}
-
-void pst__pump_close(pst__pump *pump) {
-    if (pump->descriptor >= 0) (void)close(pump->descriptor);
-}
-
 /* ---- the signal ------------------------------------------------------------------------- */
-
-static void make_readable(int descriptor) {
-    const uint64_t one = 1;
-    /* It can only fail when the count is at its end, and then the descriptor is readable. */
-    if (write(descriptor, &one, sizeof one) < 0) return;
-}
-
-void pst__pump_signal(pst__pump *pump) {
-    /* Relaxed, after the caller's fence: pairs with the fence in take_back. A 1 that is about to be
-     * taken back suffices: the turn after that finds what the caller has published. */
-    if (pst__load_relaxed(&pump->signalled)) return;
-    /* Acquire-release: take_back, when it finds this 1, finds what was published, too. */
-    if (pst__swap_acq_rel(&pump->signalled, 1)) return;
-    /* Acquire: pairs with the release in pst_fd, which makes a new descriptor readable itself. */
-    const int descriptor = pst__load_acquire(&pump->descriptor);
-    if (descriptor >= 0) make_readable(descriptor);
-}
 
 /* A turn has found nothing: takes the signal back. 1 when something may have come since that turn,
  * so that another look is due. The descriptor is emptied first: whoever signals after the store
@@ -48,9 +24,9 @@ static int take_back(pst__pump *pump) {
     const int descriptor = pst__load_acquire(&pump->descriptor);
     const int was_readable =
         descriptor >= 0 && read(descriptor, &count, sizeof count) == (ssize_t)sizeof count;
-    /* Acquire-release: pairs with the exchange in pst__pump_signal. */
+    /* Acquire-release: pairs with the exchange in call_pumps (lane.c). */
     if (!pst__swap_acq_rel(&pump->signalled, 0)) return was_readable;
-    /* Orders the store above with the looks of the turn that follows; see pst__pump_signal. */
+    /* Orders the store above with the looks of the turn that follows; see pst__lane_notify. */
     pst__fence_store_load();
     return 1;
 }
@@ -60,17 +36,15 @@ pst_status pst_fd(pst_runtime *runtime, int *descriptor) {
     pst__pump *pump = &runtime->pump;
     ck_spinlock_lock(&runtime->lock);
     int made = pump->descriptor;
-    const int is_new = made < 0;
-    if (is_new) {
-        made = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (made < 0) {
+        /* Readable, as nobody wrote before: the first look comes without having been asked for. */
+        made = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
         pst__store_release(&pump->descriptor, made); /* pairs with the acquires above */
     }
     ck_spinlock_unlock(&runtime->lock);
     *descriptor = made;
     if (made < 0)
         return pst__runtime_fail(runtime, PST_ESYSTEM, "pst_fd: eventfd: %s", strerror(errno));
-    /* Nobody wrote before: the first look comes without having been asked for. */
-    if (is_new) make_readable(made);
     return PST_OK;
 }
 
@@ -136,8 +110,8 @@ pst_status pst_run_once(pst_runtime *runtime, int *idle) {
     if (!help.did && take_back(&runtime->pump))
         help = pst__runtime_help(runtime, PST__HELP_ALL, &pump_budget);
     set_poll(&runtime->pump, poll, help.did, help.pending);
-    pst__monitor_pump(runtime);
-    if (help.pending) pst__monitor_check_health(runtime);
+    pst__watchdog_pump(runtime);
+    if (help.pending) pst__health_check(runtime);
     if (help.did && idle == NULL) return PST_OK;
     const int is_idle = pst__runtime_is_idle(runtime);
     if (idle != NULL) *idle = is_idle;

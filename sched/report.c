@@ -1,7 +1,5 @@
-/* The texts name the task that does not end, and the one that all others wait for. */
-#include "sched/wait.h"
+#include "sched/report.h"
 
-#include "sched/advance.h"
 #include "sched/order.h"
 
 #include <inttypes.h>

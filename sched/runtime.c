@@ -2,84 +2,12 @@
 
 #include "base/clock.h"
 #include "base/options.h"
-#include "sched/calls.h"
-#include "sched/device/host.h"
-#include "sched/graph.h"
-#include "sched/wait.h"
-#include "sched/worker.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 
-#define DEFAULT_SPIN          2000u
-#define DEFAULT_TRACE_RECORDS 65536u
-#define DEFAULT_TASK_CAPACITY 1024u
-#define DRAIN_SLEEP_NS        200000u
-#define NOTICE_NS             100000000u
-
-/* ---- creation --------------------------------------------------------------------------- */
-
-static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options) {
-    runtime->rank = options->rank;
-    runtime->spin = options->spin == 0 ? DEFAULT_SPIN : options->spin;
-    runtime->deadline_ns = options->deadline_ns;
-    runtime->watchdog_ns = options->watchdog_ns;
-    runtime->grace_ns = options->deadline_ns;
-    if (runtime->grace_ns == 0 && options->watchdog_poisons)
-        runtime->grace_ns = options->watchdog_ns;
-    runtime->waiting_hook = options->waiting;
-    runtime->waiting_context = options->waiting_context;
-    runtime->task_capacity =
-        options->task_capacity == 0 ? DEFAULT_TASK_CAPACITY : options->task_capacity;
-    ck_spinlock_init(&runtime->lock);
-    ck_spinlock_init(&runtime->launching);
-    ck_ec_init(&runtime->waiting.count, 0);
-    pst__pump_init(&runtime->pump);
-    pst__monitor_init(runtime, options);
-    pst__error_init(&runtime->error, options->log, options->log_context);
-    pst_status status = pst__trace_create(
-        &runtime->heap, &runtime->error, runtime->rank, options->world_size,
-        options->trace_records == 0 ? DEFAULT_TRACE_RECORDS : options->trace_records,
-        &runtime->trace);
-    if (status != PST_OK) return status;
-    status = pst__host_create(&runtime->heap, &runtime->host);
-    if (status != PST_OK) return status;
-    return runtime->host->ops->event_create(runtime->host, 0, &runtime->done_event);
-}
-
-static void free_runtime(pst_runtime *runtime) {
-    pst__pump_close(&runtime->pump);
-    pst__monitor_free(runtime);
-    if (runtime->done_event != NULL)
-        runtime->host->ops->event_destroy(runtime->host, runtime->done_event);
-    if (runtime->host != NULL) runtime->host->ops->destroy(runtime->host);
-    if (runtime->trace != NULL) pst__trace_destroy(runtime->trace);
-    const pst__heap heap = runtime->heap;
-    pst__heap_free(&heap, runtime, sizeof *runtime);
-}
-
-pst_status pst_runtime_create(const pst_runtime_options *given, pst_runtime **created) {
-    if (created == NULL) return PST_EINVAL;
-    *created = NULL;
-    pst_runtime_options options = {0};
-    if (given != NULL && !pst__read_options(&options, sizeof options, given)) return PST_EINVAL;
-    if (options.rank < 0 || options.world_size < 0) return PST_EINVAL;
-    pst__heap heap;
-    pst_status status = pst__heap_init(&heap, &options.allocator);
-    if (status != PST_OK) return status;
-    pst_runtime *runtime = pst__heap_alloc(&heap, sizeof *runtime);
-    if (runtime == NULL) return PST_ENOMEM;
-    runtime->heap = heap;
-    status = fill(runtime, &options);
-    if (status != PST_OK) {
-        free_runtime(runtime);
-        return status;
-    }
-    *created = runtime;
-    return PST_OK;
-}
-
-/* ---- accessors -------------------------------------------------------------------------- */
+#define ASIDE_SPIN     200u
+#define ASIDE_SLEEP_NS 200000u
 
 pst_device *pst_runtime_host(pst_runtime *runtime) {
     return runtime == NULL ? NULL : runtime->host;
@@ -102,7 +30,7 @@ size_t pst_runtime_error(const pst_runtime *runtime, char *buffer, size_t size) 
 
 pst_status pst_runtime_status(const pst_runtime *runtime) {
     if (runtime == NULL) return PST_EINVAL;
-    /* Acquire: pairs with the exchange in stop_all, so that poison_at is seen as well. */
+    /* Acquire: pairs with the exchange in pst__runtime_stop, so that poison_at is seen as well. */
     return (pst_status)pst__load_acquire(&runtime->poison);
 }
 
@@ -113,117 +41,68 @@ void pst_runtime_get_stats(const pst_runtime *runtime, pst_runtime_stats *stats)
         /* Relaxed: figures, each on its own. */
         now.late_launches = pst__load_relaxed(&runtime->late_launches);
         now.late_launch_ns = pst__load_relaxed(&runtime->late_launch_ns);
-        now.watchdog_reports = pst__load_relaxed(&runtime->monitor.reports);
+        now.watchdog_reports = pst__load_relaxed(&runtime->watchdog.reports);
     }
     pst__write_sized(stats, &now, sizeof now);
 }
 
-/* ---- the end of all work ---------------------------------------------------------------- */
-
-/* Poisons without a text. 0 if it was poisoned already. */
-static int stop_all(pst_runtime *runtime, pst_status status) {
-    int none = PST_OK;
-    ck_spinlock_lock(&runtime->lock);
-    if (runtime->poison == PST_OK) pst__store_relaxed(&runtime->poison_at, pst__now());
-    /* Pairs with the acquire in pst_runtime_status. */
-    const int first = pst__cas_acq_rel(&runtime->poison, &none, (int)status);
-    if (first)
-        for (pst_graph *graph = runtime->graphs; graph != NULL; graph = graph->next)
-            pst__graph_cancel(graph, status);
-    ck_spinlock_unlock(&runtime->lock);
-    for (pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next)
-        pst__lane_notify(lane);
-    pst__runtime_wake_waiters(runtime);
-    return first;
-}
-
-void pst_runtime_poison(pst_runtime *runtime, pst_status given, const char *text) {
-    if (runtime == NULL || given >= 0) return;
-    const pst_status status = pst__kept_status(given);
-    /* The text first: whoever sees the poison finds it. */
-    if (text != NULL && pst_runtime_status(runtime) == PST_OK)
-        (void)pst__runtime_fail(runtime, status, "the runtime was stopped: %s", text);
-    /* The hooks last: no wait depends on them. */
-    if (stop_all(runtime, status)) pst__monitor_call_hooks(runtime, status);
-}
-
-int pst__runtime_is_idle(pst_runtime *runtime) {
-    int idle = 1;
-    ck_spinlock_lock(&runtime->lock);
-    for (pst_graph *graph = runtime->graphs; graph != NULL && idle; graph = graph->next)
-        idle = pst__graph_is_done(graph);
-    ck_spinlock_unlock(&runtime->lock);
-    return idle;
-}
-
-/* Without the fence of the other waits: a wake-up that is missed costs one short sleep. */
-static void help_or_sleep(pst_runtime *runtime) {
-    static const pst__budget budget = {.launches = 64, .nanoseconds = PST__TURN_NS};
-    const uint32_t count = pst__park_count(&runtime->waiting);
-    if (pst__runtime_help(runtime, PST__HELP_ALL, &budget).did) return;
-    (void)pst__add_acq_rel(&runtime->waiters, 1);
-    if (!pst__runtime_is_idle(runtime)) pst__park_wait(&runtime->waiting, count, DRAIN_SLEEP_NS);
-    (void)pst__sub_acq_rel(&runtime->waiters, 1);
-}
-
-/* What is in flight is abandoned after the grace, which its lane's thread notices soon, unless it
- * is in a task. */
-static pst_status drain(pst_runtime *runtime) {
-    const uint64_t begin = pst__now();
-    while (!pst__runtime_is_idle(runtime)) {
-        help_or_sleep(runtime);
-        if (runtime->grace_ns != 0 && pst__now() - begin > runtime->grace_ns + NOTICE_NS)
-            return PST_ETIMEDOUT;
-    }
-    return PST_OK;
-}
-
-/* Threads before what they work on. */
-static pst_status end_threads(pst_runtime *runtime) {
-    pst_status status = pst__monitor_stop(runtime);
-    for (pst__worker *worker = runtime->workers; worker != NULL; worker = worker->next)
-        pst__worker_stop(worker);
-    for (pst__worker *worker = runtime->workers; worker != NULL; worker = worker->next)
-        if (status == PST_OK) status = pst__worker_join(worker);
-    return status;
-}
-
-static void destroy_parts(pst_runtime *runtime) {
-    while (runtime->workers != NULL) {
-        pst__worker *next = runtime->workers->next;
-        pst__worker_free(runtime->workers);
-        runtime->workers = next;
-    }
-    while (runtime->graphs != NULL) {
-        pst_graph *next = runtime->graphs->next;
-        pst__graph_free(runtime->graphs);
-        runtime->graphs = next;
-    }
-    while (runtime->lanes != NULL) {
-        pst_lane *next = runtime->lanes->next;
-        pst__lane_free(runtime->lanes);
-        runtime->lanes = next;
-    }
-}
-
-pst_status pst_runtime_destroy(pst_runtime *runtime) {
-    if (runtime == NULL) return PST_OK;
-    pst_status status = pst__calls_refuse(runtime, "pst_runtime_destroy", "");
-    if (status != PST_OK) return status;
-    (void)stop_all(runtime, PST_ECANCELED);
-    if (!pst__runtime_is_idle(runtime))
-        pst__monitor_call_hooks(runtime, pst_runtime_status(runtime));
-    status = drain(runtime);
-    if (status == PST_OK) status = end_threads(runtime);
-    if (status != PST_OK) return pst__report_left_behind(runtime);
-    destroy_parts(runtime);
-    free_runtime(runtime);
-    return PST_OK;
-}
-
-/* ---- waking ----------------------------------------------------------------------------- */
+/* ---- waiting ---------------------------------------------------------------------------- */
 
 void pst__runtime_wake_waiters(pst_runtime *runtime) {
     pst__fence_store_load();
     if (pst__load_relaxed(&runtime->waiters) != 0) pst__park_wake(&runtime->waiting);
+}
+
+/* Without the fence of other waits: a wake-up that is missed costs one short sleep. */
+pst_status pst__wait_aside(pst_runtime *runtime, int (*holds)(const void *argument),
+                           const void *argument) {
+    for (uint32_t i = 0; i < ASIDE_SPIN; i++) {
+        if (holds(argument)) return PST_OK;
+        ck_pr_stall();
+    }
+    const uint64_t begin = pst__now();
+    for (;;) {
+        const uint32_t count = pst__park_count(&runtime->waiting);
+        (void)pst__add_acq_rel(&runtime->waiters, 1);
+        const int has_come = holds(argument);
+        if (!has_come) pst__park_wait(&runtime->waiting, count, ASIDE_SLEEP_NS);
+        (void)pst__sub_acq_rel(&runtime->waiters, 1);
+        if (has_come) return PST_OK;
+        if (runtime->deadline_ns != 0 && pst__now() - begin > runtime->deadline_ns)
+            return PST_ETIMEDOUT;
+    }
+}
+
+void pst__wait_call_hook(pst_runtime *runtime, pst_waiting *waiting, uint64_t waited_ns) {
+    if (runtime->waiting_hook == NULL || waited_ns - waiting->waited_ns < PST__WAITING_HOOK_NS)
+        return;
+    waiting->waited_ns = waited_ns;
+    runtime->waiting_hook(runtime->waiting_context, waiting);
+}
+
+/* ---- loops ------------------------------------------------------------------------------ */
+
+void pst__loop_leave(pst__loop *loop, pst_runtime *runtime) {
+    pst__store_release(&loop->ended, 1); /* pairs with the acquire in has_ended */
+    pst__runtime_wake_waiters(runtime);
+}
+
+void pst__loop_stop(pst__loop *loop) {
+    /* Relaxed: who may start it has done so. */
+    if (!pst__load_relaxed(&loop->has_thread)) return;
+    pst__store_release(&loop->stop, 1); /* pairs with the acquires in the threads' `run` */
+    pst__park_wake(&loop->park);
+}
+
+static int has_ended(const void *loop) {
+    /* Acquire: pairs with the release in pst__loop_leave. */
+    return (int)pst__load_acquire(&((const pst__loop *)loop)->ended);
+}
+
+pst_status pst__loop_join(pst__loop *loop, pst_runtime *runtime) {
+    if (!pst__load_relaxed(&loop->has_thread)) return PST_OK; /* see pst__loop_stop */
+    if (pst__wait_aside(runtime, has_ended, loop) != PST_OK) return PST_ETIMEDOUT;
+    (void)pthread_join(loop->thread, NULL);
+    pst__store_relaxed(&loop->has_thread, 0);
+    return PST_OK;
 }

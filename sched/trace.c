@@ -15,8 +15,9 @@ static uint64_t flow_id(const pst__node *from, const pst__node *to, uint64_t num
     return id | 1u;
 }
 
-static void begin_arrows(const pst_lane *lane, const pst__node *node, uint64_t number,
-                         uint64_t time) {
+/* The node's arrows to other lanes begin, and those from other lanes end. */
+static void draw_arrows(const pst_lane *lane, const pst__node *node, uint64_t number,
+                        uint64_t time) {
     const pst_graph *graph = node->graph;
     if (graph->cross_first == NULL) return;
     for (uint32_t e = node->first_edge; e < node[1].first_edge; e++) {
@@ -24,12 +25,6 @@ static void begin_arrows(const pst_lane *lane, const pst__node *node, uint64_t n
         if (to->lane != NULL && to->lane != lane)
             pst__trace_flow(lane->track, flow_id(node, to, number), time, 0);
     }
-}
-
-static void end_arrows(const pst_lane *lane, const pst__node *node, uint64_t number,
-                       uint64_t time) {
-    const pst_graph *graph = node->graph;
-    if (graph->cross_first == NULL) return;
     const uint32_t index = pst__node_index(node);
     for (uint32_t c = graph->cross_first[index]; c < graph->cross_first[index + 1]; c++) {
         const pst__node *from = &graph->nodes[graph->cross[c]];
@@ -38,7 +33,7 @@ static void end_arrows(const pst_lane *lane, const pst__node *node, uint64_t num
 }
 
 static void end_grown_arrows(const pst_lane *lane, const pst__node *node, uint64_t time) {
-    const pst__grown *task = (const pst__grown *)(const void *)node;
+    const pst__grown *task = pst__grown_of(node);
     for (uint32_t i = 0; i < task->link_count; i++)
         if (task->links[i].flow != 0) pst__trace_flow(lane->track, task->links[i].flow, time, 1);
 }
@@ -59,8 +54,7 @@ static const char *traced_path(const pst_lane *lane, pst__detail *detail) {
     return detail->traced_path;
 }
 
-static void slice_of_lane(const pst_lane *lane, const pst__node *node, uint64_t begin,
-                          uint64_t end) {
+void pst__hook_done(const pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end) {
     pst__detail *detail = node->detail;
     if (detail == NULL)
         pst__trace_slice(lane->track, "", begin, end, 0, 0);
@@ -127,26 +121,18 @@ uint64_t pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t numb
     } else if (node->flags & PST__NODE_GROWING) {
         end_grown_arrows(lane, node, begin);
     } else {
-        begin_arrows(lane, node, number, begin);
-        end_arrows(lane, node, number, begin);
+        draw_arrows(lane, node, number, begin);
     }
     return end;
-}
-
-void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end) {
-    slice_of_lane(lane, node, begin, end);
 }
 
 void pst__hook_done_on_device(pst_lane *lane, const pst__node *node, uint64_t number) {
     uint64_t begin = node->detail->launched_at, end = pst__now();
     if (is_timed(lane)) {
         take_times(lane, node->detail, &begin, &end);
-        if (!(node->flags & PST__NODE_GROWING)) {
-            begin_arrows(lane, node, number, begin);
-            end_arrows(lane, node, number, begin);
-        }
+        if (!(node->flags & PST__NODE_GROWING)) draw_arrows(lane, node, number, begin);
     }
-    slice_of_lane(lane, node, begin, end);
+    pst__hook_done(lane, node, begin, end);
 }
 
 uint64_t pst__hook_edge(pst_lane *lane, const pst__node *from, const pst__node *to) {

@@ -1,388 +1,104 @@
-/* A lane's turn: what has arrived, what can be launched, what the host's work has done. */
+#include "sched/turn.h"
+
 #include "sched/advance.h"
-#include "sched/calls.h"
 #include "sched/order.h"
-#include "sched/trace.h"
+#include "sched/serve.h"
 
-/* Launches on a lane that has ever more of them, until what is done there is asked about: the
- * questions cost the device's driver more than a launch costs us. */
-#define ASK_EVERY 16u
+/* ---- what is stopped --------------------------------------------------------------------
+ *
+ * A canceled or poisoned graph's tasks are launched no more, and so hold nobody up: where the head
+ * of a queue has to wait, they leave it, and end beside it as their predecessors end. */
 
-/* ---- in flight: the device has a task, and is asked when it is done --------------------- */
-
-/* After a poison launched work is given some time to end, and then abandoned. Acquire: pairs with
- * the exchange in pst_runtime_poison, so that its time is seen as well. */
-static int is_abandoned(const pst_runtime *runtime) {
-    return pst__load_acquire(&runtime->poison) != PST_OK && runtime->grace_ns != 0 &&
-           pst__now() - pst__load_relaxed(&runtime->poison_at) > runtime->grace_ns;
-}
-
-/* The device has the node, whose event is recorded if it has one. */
-static void add_in_flight(pst_lane *lane, pst__node *node) {
-    node->detail->flight_next = NULL;
-    if (lane->in_flight.first == NULL)
-        lane->in_flight.first = node;
-    else
-        lane->in_flight.last->detail->flight_next = node;
-    lane->in_flight.last = node;
-    /* Gates come when they have passed, which need not be the order of their records. */
-    if (node->detail->event_recorded && node->lane != NULL) lane->in_flight.newest = node;
-}
-
-static pst_event *event_in_flight(const pst_lane *lane, const pst__node *node) {
-    if (node->detail->event_recorded) return node->detail->event;
-    return node == lane->in_flight.tail ? lane->in_flight.tail_event : NULL;
-}
-
-static void end_oldest(pst__advance *advance, pst_status status) {
-    pst_lane *lane = advance->lane;
-    pst__node *node = lane->in_flight.first;
-    const uint64_t number = node->lane == NULL ? node->graph->number : pst__word_number(node->word);
-    lane->in_flight.first = node->detail->flight_next;
-    lane->watch.ends++;
-    if (node == lane->in_flight.tail) lane->in_flight.tail = NULL;
-    if (node == lane->in_flight.newest) lane->in_flight.newest = NULL;
-    if (node == lane->in_flight.mark) lane->in_flight.mark = NULL;
-    if (node->detail->launched_at != 0) pst__hook_done_on_device(lane, node, number);
-    pst__node_end(advance, node, number, status < 0 ? PST__TASK_FAILED : PST__TASK_DONE, status,
-                  PST__WHEN_DONE);
-}
-
-static pst__node *find_watched(const pst_lane *lane) {
-    pst__node *node = lane->in_flight.first;
-    while (node != NULL && event_in_flight(lane, node) == NULL)
-        node = node->detail->flight_next;
-    return node;
-}
-
-/* A failure after the launch: what the device did from there on is unknown. */
-static void lose_in_flight(pst__advance *advance, pst_status given) {
-    pst_lane *lane = advance->lane;
-    const pst_status status = pst__kept_status(given);
-    lane->in_flight.watched = NULL;
-    pst__report_failure(lane->in_flight.first, lane, status);
-    pst_runtime_poison(lane->runtime, status, NULL);
-    while (lane->in_flight.first != NULL)
-        end_oldest(advance, status);
-    pst__advance_finish(advance);
-}
-
-/* The last tasks in flight have no event of their own: records one for all of them. For when
- * nothing can be launched behind them for now. */
-static void mark_tail(pst__advance *advance) {
-    pst_lane *lane = advance->lane;
-    if (lane->in_flight.first == NULL || lane->in_flight.tail != NULL ||
-        lane->in_flight.last->detail->event_recorded)
-        return;
-    const pst_device_ops *ops = lane->device->ops;
-    pst_status status = ops->event_record(lane->device, lane->in_flight.tail_event, lane->stream);
-    if (status < 0)
-        lose_in_flight(advance, status);
-    else
-        lane->in_flight.tail = lane->in_flight.newest = lane->in_flight.last;
-}
-
-/* What the device says of a task in flight. */
-static pst_status ask(pst_lane *lane, const pst__node *node) {
-    pst__note_texts(lane);
-    const pst_status status =
-        lane->device->ops->event_query(lane->device, event_in_flight(lane, node));
-    if (status != PST_PENDING || !is_abandoned(lane->runtime)) return status;
-    return (pst_status)pst__load_relaxed(&lane->runtime->poison);
-}
-
-/* The tasks up to `last` are done, or it has failed. */
-static void end_up_to(pst__advance *advance, const pst__node *last, pst_status status) {
-    pst_lane *lane = advance->lane;
-    lane->in_flight.watched = NULL;
-    if (status < 0) {
-        lose_in_flight(advance, status);
-        return;
+/* Takes what was stopped out of the queue; 1 when there was something. */
+static int set_aside(pst_lane *leader) {
+    /* Acquire: pairs with the release in pst__runtime_note_stop; what was stopped by then is seen.
+     */
+    const uint64_t stops = pst__load_acquire(&leader->runtime->stops);
+    if (leader->stops_seen == stops) return 0;
+    leader->stops_seen = stops;
+    /* What was added to a stopped graph, or launched, has noted the stop after its push: it is
+     * found here. */
+    if (!pst__arrivals_empty(&leader->arrivals))
+        pst__arrivals_move(&leader->arrivals, &leader->ready);
+    pst__fifo kept = {NULL, NULL};
+    int found = 0;
+    for (pst__node *item = leader->ready.first, *next; item != NULL; item = next) {
+        next = pst__fifo_next(item);
+        const int is_stopped = pst__load_relaxed(&item->graph->stop) < 0;
+        pst__fifo_append(is_stopped ? &leader->stopped : &kept, item);
+        found |= is_stopped;
     }
-    for (const pst__node *ended = NULL; ended != last;) {
-        ended = lane->in_flight.first;
-        end_oldest(advance, PST_OK);
-    }
-    pst__advance_finish(advance);
+    leader->ready = kept;
+    return found;
 }
 
-/* Ends what is done, from the oldest on; 1 when anything was. If the newest is done, those between
- * are not asked about: a question costs as much as many launches. */
-static int end_in_flight(pst__advance *advance) {
-    pst_lane *lane = advance->lane;
-    const pst__node *newest = lane->in_flight.newest;
-    int ended = 0;
-    for (;; ended = 1) {
-        if (lane->in_flight.watched == NULL) lane->in_flight.watched = find_watched(lane);
-        const pst__node *last = lane->in_flight.watched;
-        if (last == NULL) return ended;
-        const pst_status status = ask(lane, last);
-        if (status == PST_PENDING) {
-            lane->needs_poll = 1;
-            return ended;
-        }
-        if (status == PST_OK && !ended && newest != NULL && newest != last &&
-            ask(lane, newest) == PST_OK)
-            last = newest;
-        end_up_to(advance, last, status);
-    }
+/* In flight from the launch before, it has to end there first. */
+static int may_end(const pst__node *node) {
+    return pst__node_is_ready(node) && pst__word_state(node->word) != PST__TASK_LAUNCHED;
 }
 
-/* The same between launches, with one question: about the task that was the newest at the last one.
- * So the tasks in flight are at most those that the device has not done and two rounds of launches.
- */
-static int end_marked(pst__advance *advance) {
-    pst_lane *lane = advance->lane;
-    const pst_status status =
-        lane->in_flight.mark == NULL ? PST_PENDING : ask(lane, lane->in_flight.mark);
-    if (status != PST_PENDING) end_up_to(advance, lane->in_flight.mark, status);
-    if (lane->in_flight.mark == NULL) lane->in_flight.mark = lane->in_flight.newest;
-    return status != PST_PENDING;
-}
-
-/* ---- launching -------------------------------------------------------------------------- */
-
-/* The status with which the node ends without running, PST_OK if it is to run. Relaxed: a cancel
- * makes no promise about tasks that are being launched at that moment. */
-static pst_status stop_of(const pst__node *node) {
-    pst_status inherited = pst__pending_status(pst__load_relaxed(&node->pending));
-    return inherited < 0 ? inherited : (pst_status)pst__load_relaxed(&node->graph->stop);
-}
-
-static pst_status wait_cross_events(const pst__node *node, const pst_lane *lane) {
-    const pst_graph *graph = node->graph;
-    if (graph->cross_first == NULL) return PST_OK;
-    const uint32_t index = pst__node_index(node);
-    for (uint32_t c = graph->cross_first[index]; c < graph->cross_first[index + 1]; c++) {
-        const pst__node *from = &graph->nodes[graph->cross[c]];
-        if (!pst__is_early(from, lane)) continue;
-        pst_status status =
-            lane->device->ops->stream_wait(lane->device, lane->stream, from->detail->event);
-        if (status != PST_OK) return status;
-    }
-    return PST_OK;
-}
-
-/* In flight from the launch before: it has to end there first, also when it is not to run now. */
-static int is_in_flight(const pst__node *node) {
-    return pst__word_state(node->word) == PST__TASK_LAUNCHED;
-}
-
-/* The waits before a launch. PST_PENDING: not yet, ask again. */
-static pst_status wait_before(const pst__node *node, const pst_lane *lane) {
-    const pst__detail *detail = node->detail;
-    if (detail == NULL) return PST_OK;
-    for (uint32_t i = 0; i < detail->after_count; i++) {
-        pst_status status =
-            lane->device->ops->stream_wait(lane->device, lane->stream, detail->after[i]);
-        if (status != PST_OK) return status;
-    }
-    if (!lane->asynchronous) return PST_OK;
-    return node->flags & PST__NODE_GROWING ? pst__grown_wait_events(node, lane)
-                                           : wait_cross_events(node, lane);
-}
-
-static pst_status call_launch(pst__advance *advance, pst__node *node) {
-    const pst_lane *lane = advance->lane;
-    if (node->start == NULL) return PST_OK;
-    const pst_work work = {node->start, node->detail == NULL ? NULL : node->detail->test,
-                           node->argument};
-    advance->call = PST__CALL_START;
-    advance->node = node;
-    const pst_status status = lane->device->ops->launch(lane->device, lane->stream, &work);
-    advance->node = NULL;
-    return status;
-}
-
-/* The device has it. Its event is recorded before successors may ask their streams to wait. */
-static void launched_on_device(pst__advance *advance, pst__node *node, uint64_t number) {
-    pst_lane *lane = advance->lane;
-    pst_status status = PST_OK;
-    if (node->flags & PST__NODE_EVENT)
-        status = lane->device->ops->event_record(lane->device, node->detail->event, lane->stream);
-    if (status < 0) {
-        /* The work runs and nobody can know when it ends: nothing after it is in order. */
-        pst_runtime_poison(lane->runtime, status, "an event could not be recorded");
-        if (node->detail->launched_at != 0) pst__hook_failed(lane, node);
-        pst__fail_node(advance, node, number, status, PST__ALL);
-        return;
-    }
-    node->detail->event_recorded = (node->flags & PST__NODE_EVENT) != 0;
-    add_in_flight(lane, node);
-    pst__count_launched(lane, node, number);
-    pst__node_become(node, number, PST__TASK_LAUNCHED, PST_OK);
-    pst__runtime_wake_seen_waiters(lane->runtime);
-    pst__advance_release(advance, node, PST__WHEN_LAUNCHED, PST_OK);
-}
-
-/* A host launch that will say later how it went. */
-static void launched_pending(pst__advance *advance, pst__node *node, uint64_t number) {
-    pst_lane *lane = advance->lane;
-    lane->current = node;
-    pst__count_launched(lane, node, number);
-    pst__node_become(node, number, PST__TASK_LAUNCHED, PST_OK);
-}
-
-/* Not inlined, so that tasks without a name do not pay for it. */
-__attribute__((noinline)) static void log_launch(pst_lane *lane, const pst__node *node) {
-    pst__launch_log_add(&lane->watch.launches, node->graph->id, node->detail->name,
-                        pst__node_ticket(node));
-}
-
-/* Stores only what changes: a growing graph's detail comes from the adding thread's cache and goes
- * back there. */
-static void forget_last_launch(pst__detail *detail, uint64_t begin) {
-    if (detail->event_recorded) detail->event_recorded = 0;
-    if (detail->launched_at != begin) detail->launched_at = begin;
-}
-
-static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
-    pst_lane *lane = advance->lane;
-    const uint64_t begin = pst__hook_begin(lane);
-    pst__lane_heartbeat(lane);
-    if (node->detail != NULL) {
-        forget_last_launch(node->detail, begin);
-        if (node->detail->name != NULL) log_launch(lane, node);
-    }
-    if (begin != 0) pst__hook_launching(lane, node);
-    pst_status status = call_launch(advance, node);
-    const uint64_t end = begin == 0 ? 0 : pst__hook_launched(lane, node, number, begin);
-    if (status == PST_PENDING &&
-        (lane->asynchronous || node->detail == NULL || node->detail->test == NULL))
-        status = PST_EINVAL;
-    if (status < 0) {
-        if (begin != 0) pst__hook_failed(lane, node);
-        pst__fail_node(advance, node, number, status, PST__ALL);
-    } else if (lane->asynchronous) {
-        launched_on_device(advance, node, number);
-    } else if (status == PST_PENDING) {
-        launched_pending(advance, node, number);
-    } else {
-        if (begin != 0) pst__hook_done(lane, node, begin, end);
-        pst__node_end(advance, node, number, PST__TASK_DONE, PST_OK, PST__ALL);
-    }
-}
-
-/* Launches the head of `queue`, the lane's own or its leader's, or ends it if it is not to run. 0
- * when there is nothing to launch yet. */
-static int advance_head(pst__advance *advance, pst_lane *queue) {
-    pst_lane *lane = advance->lane;
-    pst__node *node = pst__lane_head(queue);
-    if (node == NULL) return 0;
-    pst__note_texts(lane);
-    const pst_status stop = stop_of(node);
-    const pst_status waits = is_in_flight(node) ? PST_PENDING
-                             : stop < 0         ? PST_OK
-                                                : wait_before(node, lane);
-    if (waits == PST_PENDING) {
-        lane->needs_poll = 1;
-        return 0;
-    }
-    pst__lane_take_head(queue);
-    const uint64_t number = node->graph->number;
+static void end(pst__node *node) {
+    __attribute__((cleanup(pst__advance_leave))) pst__advance advance = {.lane = node->lane};
+    pst__calls_enter(&advance.call);
+    const pst_status inherited = pst__pending_status(pst__load_relaxed(&node->pending));
+    const pst_status stop = (pst_status)pst__load_relaxed(&node->graph->stop);
     pst__node_dequeued(node);
-    if (stop < 0)
-        pst__node_end(advance, node, number, PST__TASK_CANCELED, stop, PST__ALL);
-    else if (waits < 0)
-        pst__fail_node(advance, node, number, waits, PST__ALL);
-    else
-        launch(advance, node, number);
-    if (advance->gates.first != NULL) pst__advance_finish(advance);
+    pst__node_end(&advance, node, node->graph->number, PST__TASK_CANCELED,
+                  inherited < 0 ? inherited : stop, PST__ALL);
+    pst__advance_finish(&advance);
+}
+
+/* 1 when the last node of the item has ended: then the item is another launch's. */
+static int end_some(pst__node *item, int *changed) {
+    for (int was_last = 0; !was_last;) {
+        pst__node *node = pst__item_first(item);
+        if (!may_end(node)) return 0;
+        was_last = pst__item_take_first(item);
+        end(node);
+        *changed = 1;
+    }
     return 1;
 }
 
-/* ---- a host task's end ------------------------------------------------------------------------
- */
-
-static int end_current(pst__advance *advance) {
-    pst_lane *lane = advance->lane;
-    pst__node *node = lane->current;
-    pst__note_texts(lane);
-    advance->call = PST__CALL_TEST;
-    advance->node = node;
-    pst_status status = lane->device->ops->progress(lane->device, lane->stream);
-    advance->node = NULL;
-    if (status == PST_PENDING && is_abandoned(lane->runtime))
-        status = (pst_status)pst__load_relaxed(&lane->runtime->poison);
-    if (status == PST_PENDING) {
-        lane->needs_poll = 1;
-        return 0;
+/* Ends what stands aside and has no unfinished predecessor; 1 when there was something. */
+static int end_stopped(pst_lane *leader) {
+    pst__fifo items = leader->stopped, left = {NULL, NULL};
+    int changed = 0;
+    leader->stopped = left;
+    while (items.first != NULL) {
+        pst__node *item = items.first;
+        pst__fifo_remove_first(&items);
+        if (!end_some(item, &changed)) pst__fifo_append(&leader->stopped, item);
     }
-    lane->current = NULL;
-    lane->watch.ends++;
-    const uint64_t number = pst__word_number(node->word);
-    if (node->detail->launched_at != 0)
-        pst__hook_done(lane, node, node->detail->launched_at, pst__now());
-    if (status < 0)
-        pst__fail_node(advance, node, number, status, PST__ALL);
-    else
-        pst__node_end(advance, node, number, PST__TASK_DONE, PST_OK, PST__ALL);
-    pst__advance_finish(advance);
-    return 1;
+    return changed;
 }
 
 /* ---- the turn --------------------------------------------------------------------------- */
 
-void pst__spending_look(pst__spending *spending) {
-    pst__pace *pace = spending->pace;
-    if (spending->budget->nanoseconds != 0) {
-        const uint64_t now = pst__now();
-        const uint64_t quick = (uint64_t)pace->between * PST__PACE_NS / (now - pace->looked + 1);
-        pace->between = quick == 0                     ? 1
-                        : quick < PST__LAUNCHES_A_LOOK ? (uint32_t)quick
-                                                       : PST__LAUNCHES_A_LOOK;
-        pace->looked = now;
-        if (spending->until == 0) spending->until = now + spending->budget->nanoseconds;
-        spending->is_spent = now >= spending->until;
-    }
-    pace->rest = pace->between;
-}
-
-/* On a borrowed lane only gates arrive, each with its event recorded: they are in flight at once.
- */
-static void gates_into_flight(pst_lane *lane) {
-    while (lane->ready.first != NULL) {
-        pst__node *gate = lane->ready.first;
-        pst__fifo_remove_first(&lane->ready);
-        add_in_flight(lane, gate);
-    }
-}
-
-static uint32_t launch_some(pst__advance *advance, pst_lane *queue, pst__spending *spending,
-                            uint32_t most) {
-    uint32_t launched = 0;
-    while (launched < most && !spending->is_spent && advance->lane->current == NULL &&
-           advance_head(advance, queue)) {
-        launched++;
-        pst__spending_count(spending);
-    }
-    return launched;
-}
-
-static int ask_after_launches(pst__advance *advance, uint32_t launched) {
-    pst_lane *lane = advance->lane;
-    lane->in_flight.unasked += launched;
-    if (launched > 0 && lane->in_flight.unasked < ASK_EVERY) return 0;
-    lane->in_flight.unasked = 0;
-    return launched == 0 ? end_in_flight(advance) : end_marked(advance);
-}
-
-int pst__lane_serve(pst_lane *lane, pst_lane *queue, pst__spending *spending, uint32_t most) {
-    __attribute__((cleanup(pst__calls_leave))) pst__advance advance = {.lane = lane};
+static int launch_in_order(pst_lane *leader, pst__spending *spending) {
     int changed = 0;
-    pst__calls_enter(&advance);
-    lane->needs_poll = 0;
-    if (lane->mode == PST_LANE_BORROWED) gates_into_flight(lane);
-    if (lane->current != NULL) changed |= end_current(&advance);
-    if (lane->mode == PST_LANE_BORROWED) {
-        changed |= end_in_flight(&advance);
-    } else {
-        const uint32_t launched = launch_some(&advance, queue, spending, most);
-        changed |= ask_after_launches(&advance, launched) | (launched > 0);
-        mark_tail(&advance);
-        if (lane->current != NULL) lane->needs_poll = 1;
+    for (const pst__node *head; !spending->is_spent && (head = pst__lane_first(leader)) != NULL;) {
+        pst__lane_heartbeat(leader);
+        const int did = pst__lane_serve(head->lane, leader, spending, 1);
+        changed |= did;
+        if (!did) break;
     }
-    if (lane->in_flight.first != NULL) lane->needs_poll = 1;
+    return changed;
+}
+
+/* Acquire: pairs with the release in follow (place.c). */
+static pst_lane *next_of(const pst_lane *lane) {
+    return pst__load_acquire(&lane->follower);
+}
+
+static int turn_in_order(pst_lane *leader, pst__spending *spending) {
+    int changed = 0, needs_poll = 0;
+    for (pst_lane *lane = leader; lane != NULL; lane = next_of(lane))
+        if (!pst__lane_is_gone(lane)) changed |= pst__lane_serve(lane, leader, spending, 0);
+    changed |= launch_in_order(leader, spending);
+    for (pst_lane *lane = leader; lane != NULL; lane = next_of(lane))
+        needs_poll |= lane->needs_poll;
+    leader->needs_poll = needs_poll;
     return changed;
 }
 
@@ -390,13 +106,13 @@ int pst__lane_turn(pst_lane *lane, const pst__budget *budget) {
     pst__spending spending = pst__spending_begin(budget, &lane->pace);
     pst__lane_heartbeat(lane);
     if (!pst__arrivals_empty(&lane->arrivals)) pst__arrivals_move(&lane->arrivals, &lane->ready);
-    /* Acquire: pairs with the release in follow (lane.c). */
+    /* Acquire: pairs with the release in follow (place.c). */
     int changed = pst__load_acquire(&lane->follower) == NULL
                       ? pst__lane_serve(lane, lane, &spending, UINT32_MAX)
-                      : pst__order_turn(lane, &spending);
+                      : turn_in_order(lane, &spending);
     /* What is left waits, for a predecessor or for the task that runs. */
     if (pst__order_is_by_adding(lane->order) && pst__lane_first(lane) != NULL)
-        changed |= pst__order_set_aside(lane);
-    if (lane->stopped.first != NULL) changed |= pst__order_end_stopped(lane);
+        changed |= set_aside(lane);
+    if (lane->stopped.first != NULL) changed |= end_stopped(lane);
     return changed;
 }

@@ -1,40 +1,17 @@
-#include "sched/wait.h"
-
+/* Waiting for tasks and launches, and helping meanwhile. */
 #include "base/clock.h"
 #include "sched/calls.h"
-#include "sched/thread.h"
+#include "sched/poison.h"
+#include "sched/pump.h"
+#include "sched/report.h"
+#include "sched/watchdog.h"
 
 #include <inttypes.h>
 
-#define HOOK_NS    50000000u
 #define IDLE_TURNS 32u /* in idle, from one look at the workers' lanes to the next */
 #define BUSY_TURNS 64u /* that did something, until the clock and the watchdog have their look */
 
 /* ---- waiting ---------------------------------------------------------------------------- */
-
-#define ASIDE_SPIN     200u
-#define ASIDE_SLEEP_NS 200000u
-
-/* Without the fence of the waits below: a wake-up that is missed costs one short sleep. `holds` may
- * take what it answers with 1 for, so that answer is the last. */
-pst_status pst__wait_aside(pst_runtime *runtime, int (*holds)(const void *argument),
-                           const void *argument) {
-    for (uint32_t i = 0; i < ASIDE_SPIN; i++) {
-        if (holds(argument)) return PST_OK;
-        ck_pr_stall();
-    }
-    const uint64_t begin = pst__now();
-    for (;;) {
-        const uint32_t count = pst__park_count(&runtime->waiting);
-        (void)pst__add_acq_rel(&runtime->waiters, 1);
-        const int has_come = holds(argument);
-        if (!has_come) pst__park_wait(&runtime->waiting, count, ASIDE_SLEEP_NS);
-        (void)pst__sub_acq_rel(&runtime->waiters, 1);
-        if (has_come) return PST_OK;
-        if (runtime->deadline_ns != 0 && pst__now() - begin > runtime->deadline_ns)
-            return PST_ETIMEDOUT;
-    }
-}
 
 /* Such lanes live by those who wait. Relaxed: a lane that gets its worker now is looked at once too
  * often. */
@@ -94,22 +71,19 @@ static int sleep_until(pst_runtime *runtime, const pst__budget *budget, uint64_t
     return 1;
 }
 
-void pst__wait_call_hook(pst_runtime *runtime, pst_waiting *waiting, uint64_t waited_ns) {
-    if (runtime->waiting_hook == NULL || waited_ns - waiting->waited_ns < HOOK_NS) return;
-    waiting->waited_ns = waited_ns;
-    runtime->waiting_hook(runtime->waiting_context, waiting);
-}
-
-pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argument),
-                           const void *argument, const uint64_t *open, pst_waiting waiting) {
+/* Serves lanes until `holds` answers other than 0. PST_OK, PST_ETIMEDOUT past the runtime's
+ * deadline, or the status of a poisoned runtime. `holds` must be cheap; `open`: see budget.h.
+ * `waiting` says what for, to the caller's hook. */
+static pst_status wait_until(pst_runtime *runtime, int (*holds)(const void *argument),
+                             const void *argument, const uint64_t *open, pst_waiting waiting) {
     const pst__budget budget = {PST__LAUNCHES_A_TURN, PST__TURN_NS, holds, argument, open};
     const int is_timed = runtime->deadline_ns != 0 || runtime->waiting_hook != NULL;
     const uint64_t begin = is_timed ? pst__now() : 0;
     uint64_t poll_ns = PST__POLL_FIRST_NS;
     for (;;) {
         const spun spun = help_or_spin(runtime, &budget);
-        pst__monitor_pump(runtime);
-        pst__monitor_check_health(runtime);
+        pst__watchdog_pump(runtime);
+        pst__health_check(runtime);
         const pst_status poison = pst_runtime_status(runtime);
         if (poison != PST_OK) return poison;
         if (spun == SPUN_CAME) return PST_OK;
@@ -119,7 +93,7 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
             if (runtime->deadline_ns != 0 && spent >= runtime->deadline_ns) return PST_ETIMEDOUT;
             pst__wait_call_hook(runtime, &waiting, spent);
             if (runtime->deadline_ns != 0) timeout = least(timeout, runtime->deadline_ns - spent);
-            if (runtime->waiting_hook != NULL) timeout = least(timeout, HOOK_NS);
+            if (runtime->waiting_hook != NULL) timeout = least(timeout, PST__WAITING_HOOK_NS);
         }
         if (spun == SPUN_IDLE && sleep_until(runtime, &budget, timeout))
             poll_ns = pst__poll_longer(poll_ns);
@@ -129,23 +103,6 @@ pst_status pst__wait_until(pst_runtime *runtime, int (*holds)(const void *argume
 }
 
 /* ---- a task in a launch ----------------------------------------------------------------- */
-
-pst__task_state pst__look(const pst__question *asked, pst_status *status) {
-    /* Acquire: pairs with the release in pst__node_become; who sees the end sees what the task did.
-     */
-    const uint32_t word = pst__load_acquire(&asked->node->word);
-    const uint32_t ahead =
-        (pst__word_number(word) - (uint32_t)(asked->number & PST__NUMBER_MASK)) & PST__NUMBER_MASK;
-    if (ahead == 0) {
-        *status = pst__word_status(word);
-        return pst__word_state(word);
-    }
-    *status = PST_OK;
-    if (ahead > PST__NUMBER_MASK / 2) return PST__TASK_PENDING;
-    /* Relaxed: the node's own error comes before its later word, which is acquired above. */
-    *status = (pst_status)pst__load_relaxed(&pst__graph_run(asked->graph, asked->number)->status);
-    return PST__TASK_DONE;
-}
 
 static int has_come(const void *argument) {
     const pst__question *asked = argument;
@@ -187,6 +144,48 @@ pst_status pst_task_test(pst_launch launch, pst_task task) {
     return pst__task_has_ended(pst__look(&asked, &status)) ? status : PST_PENDING;
 }
 
+/* ---- a task's event --------------------------------------------------------------------- */
+
+/* The caller owns the lane. */
+static pst_event *owned_event_of(const pst_lane *lane, const pst__node *node) {
+    const pst_device_ops *ops = lane->device->ops;
+    pst__detail *detail = node->detail;
+    /* Relaxed: the lane's owners alone change it from launched on, and hand it over with the lane.
+     */
+    const int in_flight = pst__word_state(pst__load_relaxed(&node->word)) == PST__TASK_LAUNCHED;
+    if (!lane->asynchronous && !in_flight) return lane->runtime->done_event;
+    /* Those behind a task that has its event already may be looking at it, unowned. */
+    if (pst__detail_make_event(detail, lane->device) != PST_OK) return NULL;
+    if (in_flight && !detail->event_recorded) {
+        if (ops->event_record(lane->device, detail->event, lane->stream) != PST_OK) return NULL;
+        detail->event_recorded = 1;
+    }
+    return detail->event;
+}
+
+/* The event that stands for a node of this lane that is launched or has ended; recorded now if
+ * nobody foresaw the question, for which the caller waits until the lane's owner ends its turn.
+ * PST_EDEVICE (no memory, or the device failed), PST_ETIMEDOUT. */
+static pst_status event_of(pst_lane *lane, pst__node *node, pst_event **event) {
+    *event = NULL;
+    /* Acquire: pairs with the release in pst__node_become. */
+    const pst__task_state state = pst__word_state(pst__load_acquire(&node->word));
+    if (!lane->asynchronous && pst__task_has_ended(state)) {
+        *event = lane->runtime->done_event;
+        return PST_OK;
+    }
+    if (node->flags & PST__NODE_EVENT) { /* recorded with the launch */
+        *event = node->detail->event;
+        return PST_OK;
+    }
+    if (pst__lane_is_gone(lane)) return PST_OK; /* all its tasks have ended */
+    const pst_status status = pst__lane_await(lane->leader);
+    if (status != PST_OK) return status;
+    *event = owned_event_of(lane, node);
+    pst__lane_disown(lane->leader, 0, NULL);
+    return *event == NULL ? PST_EDEVICE : PST_OK;
+}
+
 /* Is the gate's latest opening that of this launch? With its event, if it has recorded one, on this
  * device (NULL: on any). */
 static int is_there(const pst__question *asked, const pst_device *device, pst_event **event) {
@@ -214,7 +213,7 @@ pst_event *pst_task_event(pst_launch launch, pst_task task) {
     const pst__task_state state = pst__look(&asked, &status);
     if (state < PST__TASK_LAUNCHED) return NULL;
     pst_event *event;
-    (void)pst__lane_event_of(asked.node->lane, asked.node, &event);
+    (void)event_of(asked.node->lane, asked.node, &event);
     return event;
 }
 
@@ -251,7 +250,7 @@ static pst_status stream_waits(const pst__question *asked, pst_lane *borrowed) {
     if (node->lane == NULL) return wait_for_opening(asked, borrowed);
     if (pst__task_has_ended(pst__look(asked, &status))) return PST_OK;
     pst_event *event;
-    status = pst__lane_event_of(node->lane, node, &event);
+    status = event_of(node->lane, node, &event);
     if (status == PST_OK) return give_wait(asked, borrowed, event);
     return pst__runtime_fail(asked->graph->runtime, status,
                              "lane %s: no event could be recorded for task %s: %s", borrowed->name,
@@ -276,9 +275,9 @@ static pst_status wait_for_launch(const pst__question *asked) {
     pst_runtime *runtime = asked->graph->runtime;
     const pst_waiting waiting = waiting_for(asked);
     if (!asked->launched_suffices || has_come(asked))
-        return pst__wait_until(runtime, has_come, asked, NULL, waiting);
+        return wait_until(runtime, has_come, asked, NULL, waiting);
     const uint64_t begin = pst__now();
-    const pst_status status = pst__wait_until(runtime, has_come, asked, NULL, waiting);
+    const pst_status status = wait_until(runtime, has_come, asked, NULL, waiting);
     /* Relaxed: figures for pst_runtime_get_stats. */
     (void)pst__add_relaxed(&runtime->late_launches, 1);
     (void)pst__add_relaxed(&runtime->late_launch_ns, pst__now() - begin);
@@ -308,7 +307,7 @@ pst_status pst_task_wait_launch(pst_launch launch, pst_task task) {
 pst_status pst_task_wait(pst_launch launch, pst_task task, pst_lane *borrowed) {
     pst__question asked;
     pst_status status = ask(&launch, task, &asked);
-    if (status == PST_OK) status = pst__lane_check_borrowed(borrowed, asked.node);
+    if (status == PST_OK) status = pst__graph_check_borrowed(borrowed, asked.node);
     if (status == PST_OK) status = may_wait(&asked);
     if (status != PST_OK) return status;
     const int by_stream = borrowed != NULL && borrowed->asynchronous;
@@ -337,9 +336,9 @@ pst_status pst_launch_wait(pst_launch launch) {
         status = pst__calls_refuse(graph->runtime, "a wait for all of graph", graph->name);
     if (status != PST_OK) return status;
     const pst__run *run = pst__graph_run(graph, launch.number);
-    status = pst__wait_until(graph->runtime, run_is_done, &launch,
-                             graph->kind == PST_GRAPH_SEALED ? &run->open : NULL,
-                             (pst_waiting){.lane = "", .task = ""});
+    status = wait_until(graph->runtime, run_is_done, &launch,
+                        graph->kind == PST_GRAPH_SEALED ? &run->open : NULL,
+                        (pst_waiting){.lane = "", .task = ""});
     if (has_timed_out(graph->runtime, status)) return pst__report_launch_timeout(&launch);
     if (status != PST_OK) return status;
     /* Relaxed: run_is_done has acquired the counters, which the status comes before. */

@@ -1,7 +1,8 @@
 #include "sched/worker.h"
 
-#include "sched/thread.h"
-#include "sched/wait.h"
+#include "sched/poison.h"
+#include "sched/turn.h"
+#include "sched/watchdog.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -77,7 +78,7 @@ static int spin(pst__worker *self) {
     for (uint32_t i = 0; i < self->runtime->spin; i++) {
         look seen = serve(self);
         if (seen.changed) return 1;
-        if (seen.pending || pst__load_relaxed(&self->stop)) return 0;
+        if (seen.pending || pst__load_relaxed(&self->loop.stop)) return 0;
         ck_pr_stall();
     }
     return 0;
@@ -94,28 +95,26 @@ static void abandon_lanes(pst__worker *self) {
 
 static void leave(pst__worker **ending) {
     pst__worker *self = *ending;
-    pst_runtime *runtime = self->runtime;
-    if (!pst__load_relaxed(&self->stop)) abandon_lanes(self);
-    pst__store_release(&self->ended, 1); /* pairs with the acquire in has_ended */
-    pst__runtime_wake_waiters(runtime);
+    if (!pst__load_relaxed(&self->loop.stop)) abandon_lanes(self);
+    pst__loop_leave(&self->loop, self->runtime);
 }
 
 static void *run(void *argument) {
     __attribute__((cleanup(leave))) pst__worker *self = argument;
     uint64_t poll_ns = PST__POLL_FIRST_NS;
     (void)pst__track_bind(self->track); /* without memory the trace lacks this track */
-    /* Acquire: pairs with the release in pst__worker_stop. */
-    while (!pst__load_acquire(&self->stop)) {
+    /* Acquire: pairs with the release in pst__loop_stop. */
+    while (!pst__load_acquire(&self->loop.stop)) {
         if (spin(self)) {
             poll_ns = PST__POLL_FIRST_NS;
             continue;
         }
         /* The count first, then a last look, then the sleep: what comes in between ends it. */
-        const uint32_t count = pst__park_count(&self->park);
+        const uint32_t count = pst__park_count(&self->loop.park);
         look seen = serve(self);
-        if (seen.changed || pst__load_acquire(&self->stop)) continue;
-        if (seen.pending) pst__monitor_check_health(self->runtime);
-        pst__park_wait(&self->park, count, seen.pending ? poll_ns : PST__FOREVER);
+        if (seen.changed || pst__load_acquire(&self->loop.stop)) continue;
+        if (seen.pending) pst__health_check(self->runtime);
+        pst__park_wait(&self->loop.park, count, seen.pending ? poll_ns : PST__FOREVER);
         if (seen.pending) poll_ns = pst__poll_longer(poll_ns);
     }
     return NULL;
@@ -135,12 +134,12 @@ void pst__worker_end_track(pst__worker *worker) {
 
 static pst_status start_thread(pst__worker *worker, const char *name) {
     pst_runtime *runtime = worker->runtime;
-    const pst_status status = pst__monitor_start(runtime);
+    const pst_status status = pst__watchdog_start(runtime);
     if (status != PST_OK) return status;
-    pst__store_relaxed(&worker->stop, 0); /* the thread's start publishes both */
-    pst__store_relaxed(&worker->ended, 0);
-    const int error = pst__thread_start(&worker->thread, run, worker);
-    worker->has_thread = error == 0;
+    pst__store_relaxed(&worker->loop.stop, 0); /* the thread's start publishes both */
+    pst__store_relaxed(&worker->loop.ended, 0);
+    const int error = pst__thread_start(&worker->loop.thread, run, worker);
+    worker->loop.has_thread = error == 0;
     if (error == 0) return PST_OK;
     return pst__runtime_fail(runtime, PST_ESYSTEM,
                              "lane %s: its worker thread could not be started: %s", name,
@@ -160,7 +159,7 @@ pst_status pst__worker_start(pst_runtime *runtime, const char *name, pst__worker
     if (made == NULL)
         return pst__runtime_fail(runtime, PST_ENOMEM, "lane %s: no memory for its worker", name);
     made->runtime = runtime;
-    ck_ec_init(&made->park.count, 0);
+    ck_ec_init(&made->loop.park.count, 0);
     const pst_status status = start(made, name);
     if (status == PST_OK)
         *worker = made;
@@ -174,26 +173,7 @@ void pst__worker_adopt(pst__worker *worker, pst_lane *lane) {
     /* Both release the lane's fields: to the worker's walk, and to pst__lane_notify. */
     pst__store_release(&lane->worker, worker);
     pst__store_release(&worker->lanes, lane);
-    pst__park_wake(&worker->park);
-}
-
-void pst__worker_stop(pst__worker *worker) {
-    pst__store_release(&worker->stop, 1); /* pairs with the acquires in run */
-    pst__park_wake(&worker->park);
-}
-
-static int has_ended(const void *argument) {
-    const pst__worker *worker = argument;
-    return (int)pst__load_acquire(&worker->ended); /* pairs with the release in leave */
-}
-
-pst_status pst__worker_join(pst__worker *worker) {
-    if (!worker->has_thread) return PST_OK;
-    const pst_status status = pst__wait_aside(worker->runtime, has_ended, worker);
-    if (status != PST_OK) return status;
-    (void)pthread_join(worker->thread, NULL);
-    worker->has_thread = 0;
-    return PST_OK;
+    pst__park_wake(&worker->loop.park);
 }
 
 void pst__worker_free(pst__worker *worker) {

@@ -1,22 +1,8 @@
-/* A worker: the thread that serves one lane or several. */
+/* A worker's life: the thread that serves one lane or several. */
 #ifndef PST_SCHED_WORKER_H
 #define PST_SCHED_WORKER_H
 
 #include "sched/lane.h"
-
-#include <pthread.h>
-
-struct pst__worker {
-    pst_runtime *runtime;
-    pst__worker *next;
-    pst_lane *lanes; /* newest first; lanes are only added */
-    pst__track *track;
-    int has_thread; /* the creator's, and of who joins it */
-    uint32_t stop;  /* set by pst__worker_stop, which wakes the thread */
-    uint32_t ended; /* the last word of the thread */
-    pthread_t thread;
-    _Alignas(PST__CACHE_LINE) pst__park park; /* written by all who have something for its lanes */
-};
 
 /* Starts a worker for a lane: a new one (*worker is NULL), which has no lane yet, or one whose
  * thread was joined. `name` is the lane's, for errors and the trace. PST_ENOMEM, PST_ESYSTEM, with
@@ -25,14 +11,9 @@ struct pst__worker {
 pst_status pst__worker_start(pst_runtime *runtime, const char *name, pst__worker **worker);
 /* Puts a lane under a worker. The caller holds the runtime's lock. */
 void pst__worker_adopt(pst__worker *worker, pst_lane *lane);
-/* Has the thread end. It may still be woken by any thread (see pst__lane_notify), also when it has
- * ended: a worker is freed with its runtime. */
-void pst__worker_stop(pst__worker *worker);
-/* Joins the thread, which pst__worker_stop has ended. PST_ETIMEDOUT after the runtime's deadline:
- * it is in a task of the user's. */
-pst_status pst__worker_join(pst__worker *worker);
 /* Its thread was joined, or could not be started: it records no more. */
 void pst__worker_end_track(pst__worker *worker);
+/* With its runtime: see pst__loop_stop. */
 void pst__worker_free(pst__worker *worker);
 
 #endif

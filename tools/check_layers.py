@@ -1,19 +1,18 @@
-"""Checks of the tree that no compiler makes: layers, imports, calls, machine paths, file lengths.
+"""Checks of the tree that no compiler makes: layers, circles, calls, machine paths, file lengths.
 
 Prints one line a finding, ``path:line: what``, and ends with status 1 if there is one.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from figures import INCLUDE, ROOT, House, circles
+
 # The folders of the library, and which others each may include. Arrows run down only: a folder
 # stands below all that names it, so there is no circle.
 FOLDERS: dict[str, tuple[str, ...]] = {
@@ -34,10 +33,8 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "ops/offload": ("base", "sched/device", "sched"),
 }
 LAYERS = {folder.split("/")[0] for folder in FOLDERS}
-PACKAGE = Path("bindings/python/penstock")
 MAX_LINES = 700
 
-INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 FORBIDDEN = re.compile(r"(?<![.>\w])(assert|f?printf|f?puts|perror|abort|_?exit|quick_exit)\(")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|home/\w+|tmp/\w+)/")
 COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', re.DOTALL)
@@ -91,25 +88,10 @@ def check_layer(path: Path, text: str) -> Iterator[tuple[int, str]]:
                 yield number, f"{call}() in the library: return a status instead"
 
 
-def imports_of(text: str) -> Iterator[str]:
-    """Yield the package's modules that a module imports, anywhere in it, for type checks too."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (name.name.removeprefix("penstock.") for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module == "penstock":
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module.removeprefix("penstock.")
-
-
-def circle_of_modules() -> Iterator[str]:
-    """Yield a circle of imports between the package's modules, if there is one."""
-    files = [file for end in ("py", "pyi") for file in (ROOT / PACKAGE).glob(f"*.{end}")]
-    graph = {file.stem: set(imports_of(file.read_text(encoding="utf-8"))) for file in files}
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        yield f"{PACKAGE}:1: modules import each other: {', '.join(error.args[1])}"
+def circles_of_files() -> Iterator[str]:
+    """Yield files of the library, sources with their headers, that include or import each other."""
+    for group in circles(House(ROOT).between_files):
+        yield f"{group[0]}:1: files include each other: {', '.join(group)}"
 
 
 def check_any(text: str) -> Iterator[tuple[int, str]]:
@@ -125,7 +107,7 @@ def check_any(text: str) -> Iterator[tuple[int, str]]:
 def findings() -> Iterator[str]:
     """Yield every finding of the tree."""
     yield from bad_table()
-    yield from circle_of_modules()
+    yield from circles_of_files()
     for path in tracked_files():
         try:
             text = (ROOT / path).read_text(encoding="utf-8")
@@ -141,7 +123,7 @@ def findings() -> Iterator[str]:
 def main() -> int:
     """Print the findings."""
     found = list(findings())
-    print("\n".join(found) if found else "layers, imports, calls, paths, lengths: clean")
+    print("\n".join(found) if found else "layers, circles, calls, paths, lengths: clean")
     return 1 if found else 0
 
 

@@ -2,7 +2,7 @@
 
 ``figures.py [TREE]`` prints a line a folder of the checkout TREE (this one), what they come to, and
 the circles: folders, or files (a source with its header), that include or import one another.
-Tests, benches and examples do not count. Ends with status 1 if folders are in a circle.
+Tests, benches and examples do not count. Ends with status 1 if there is a circle.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import statistics
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ("base", "tracing", "sched", "mem", "ops", "include", "bindings")
-SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cu", ".py"}
+SUFFIXES = {".c", ".h", ".cpp", ".hpp", ".cu", ".py", ".pyi"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
-IMPORT = re.compile(r"^\s*from penstock\.(\w+) import", re.MULTILINE)
 # Formatted code: a function's first line ends with its brace, and its last one is a brace alone.
 FUNCTION = re.compile(
     r"^(?![\s}#]|extern|namespace|typedef|struct|enum|union)[^;={}]*\)[^;={}]*\{$"
@@ -97,7 +97,8 @@ class House:
         folder = path.parent.as_posix()
         self.files[folder] += 1
         self.lines[folder] += text.count("\n")
-        self.lengths[folder] += python_lengths(text) if path.suffix == ".py" else c_lengths(text)
+        is_python = path.suffix.startswith(".py")
+        self.lengths[folder] += python_lengths(text) if is_python else c_lengths(text)
         for other in imported(tree, path, text) | included(tree, path, text):
             if unit(other) != unit(path):
                 self.between_files[unit(path)].add(unit(other))
@@ -111,12 +112,23 @@ def included(tree: Path, path: Path, text: str) -> set[Path]:
     return {at if (tree / at).is_file() else Path(name) for name, at in beside.items()}
 
 
+def imports_of(text: str) -> Iterator[str]:
+    """Yield the package's modules that a module imports, anywhere in it, for type checks too."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (name.name.removeprefix("penstock.") for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "penstock":
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module.removeprefix("penstock.")
+
+
 def imported(tree: Path, path: Path, text: str) -> set[Path]:
-    """Return the modules of its package that a Python file imports, for type checkers too."""
-    if path.suffix != ".py":
+    """Return the files of its package that a Python file imports."""
+    if not path.suffix.startswith(".py"):
         return set()
-    names = {path.parent / f"{name}.py" for name in IMPORT.findall(text)}
-    return {name for name in names if (tree / name).is_file()}
+    paths = (path.parent / f"{name}.{end}" for name in imports_of(text) for end in ("py", "pyi"))
+    return {other for other in paths if (tree / other).is_file()}
 
 
 def main() -> int:
@@ -129,13 +141,15 @@ def main() -> int:
     every = [length for lengths in house.lengths.values() for length in lengths]
     title = f"{len(house.files)} folders"
     print(row(title, sum(house.files.values()), sum(house.lines.values()), every))
+    status = 0
     for what, arrows in (("folders", house.between_folders), ("files", house.between_files)):
         count = sum(len(others) for others in arrows.values())
         found = circles(arrows)
         print(f"{count} arrows between {what}, {len(found)} circles")
         for group in found:
             print("  " + ", ".join(group))
-    return 1 if circles(house.between_folders) else 0
+            status = 1
+    return status
 
 
 def row(name: str, files: int, lines: int, lengths: list[int]) -> str:

@@ -2,7 +2,6 @@
 
 #include "base/clock.h"
 #include "sched/runtime.h"
-#include "sched/wait.h"
 
 #include <sched.h>
 #include <string.h>

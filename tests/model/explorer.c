@@ -32,7 +32,7 @@ typedef struct thread {
     store buffer[BUFFER_STORES];
     size_t buffered;
     jmp_buf where;
-    pst__advance *calls; /* what pst__calls_of_thread points to, while another thread runs */
+    pst__call *calls; /* what pst__calls_of_thread points to, while another thread runs */
 } thread;
 
 /* Stacks are entered once, and from then on begun again. */

@@ -33,9 +33,9 @@ penstock_model_plant(poisoned_graph_restarted sched/growing.c poison_and_add
 penstock_model_plant(gate_misses_poison sched/growing.c poison_and_add_gate
   "if (status != PST_OK) pst__graph_cancel(graph, status);" "")
 
-penstock_model_plant(hook_misses_poison sched/monitor.c hook_and_poison
-  "if (status == PST_OK && poison != PST_OK) pst__monitor_call_hooks(runtime, poison);" "")
-penstock_model_plant(hook_still_runs sched/monitor.c hook_removed
+penstock_model_plant(hook_misses_poison sched/poison.c hook_and_poison
+  "if (status == PST_OK && poison != PST_OK) pst__hooks_call(runtime, poison);" "")
+penstock_model_plant(hook_still_runs sched/poison.c hook_removed
   "while (pst__load_acquire(&found->is_running))" "while (0)")
 
 # ---- gates -----------------------------------------------------------------------------------
@@ -44,19 +44,19 @@ penstock_model_plant(gate_touched_after_its_end sched/launch.c growing_gate_and_
   "    opened(gate, status);\n    gate->detail->event_recorded = 0;\n    return status;")
 
 # ---- asynchronous devices --------------------------------------------------------------------
-penstock_model_plant(no_wait_for_flight sched/turn.c flight_behind_flight
+penstock_model_plant(no_wait_for_flight sched/serve.c flight_behind_flight
   "if (!pst__is_early(from, lane)) continue;" "continue;")
-penstock_model_plant(no_wait_for_grown_flight sched/growing.c late_edge_behind_flight
+penstock_model_plant(no_wait_for_grown_flight sched/graph.c late_edge_behind_flight
   "if (source == NULL || !source->detail.event_recorded ||" "if (1 ||")
-penstock_model_plant(launched_before_its_event sched/turn.c flight_behind_flight
+penstock_model_plant(launched_before_its_event sched/serve.c flight_behind_flight
   "    pst_status status = PST_OK;\n    if (node->flags & PST__NODE_EVENT)\n        status ="
   "    pst_status status = PST_OK;\n    pst__advance_release(advance, node, PST__WHEN_LAUNCHED, status);
     if (node->flags & PST__NODE_EVENT)\n        status =")
-penstock_model_plant(late_event_not_recorded sched/lane.c late_wait
+penstock_model_plant(late_event_not_recorded sched/wait.c late_wait
   "if (in_flight && !detail->event_recorded) {" "if (0) {")
-penstock_model_plant(launched_in_flight sched/turn.c flight_over_flight
+penstock_model_plant(launched_in_flight sched/serve.c flight_over_flight
   "return pst__word_state(node->word) == PST__TASK_LAUNCHED;" "return 0;")
-penstock_model_plant(flights_not_asked sched/turn.c flight_over_flight
+penstock_model_plant(flights_not_asked sched/serve.c flight_over_flight
   "lane->device->ops->event_query(lane->device, event_in_flight(lane, node));" "PST_OK;")
 
 # ---- foreign loops ---------------------------------------------------------------------------

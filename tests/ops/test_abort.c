@@ -4,7 +4,7 @@
 
 #include "ops/comm/ce/ce.h"
 #include "sched/lane.h"
-#include "sched/monitor.h"
+#include "sched/watchdog.h"
 
 static int text_has(const rank_state *state, const char *part) {
     char text[1024];
@@ -154,7 +154,7 @@ static void stay_away(rank_state *state) {
         CHECK_OK(pst_zero_begin_forward(state->engine, 0));
         CHECK_OK(pst_zero_gather(state->engine, state->groups[0]));
         while (pst_runtime_status(state->runtime) == PST_OK) {
-            pst__monitor_look(state->runtime);
+            pst__watchdog_look(state->runtime);
             let_threads_come_back(state->runtime);
         }
         CHECK(text_has(state, "watchdog: lane gather") && text_has(state, "g0 (ticket"));

@@ -1,5 +1,5 @@
 /* Growing graphs: tasks start when they are added; late edges; handles; gates. */
-#include "sched/advance.h"
+#include "sched/graph.h"
 #include "tests/sched/harness.h"
 
 typedef struct fixture {

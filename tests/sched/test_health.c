@@ -1,7 +1,7 @@
 /* Health checks: called now and then while something launched is pending, whoever asks for it. */
 #include "tests/sched/harness.h"
 
-#include "sched/monitor.h"
+#include "sched/poison.h"
 #include "sched/runtime.h"
 
 #include <time.h>
@@ -76,7 +76,7 @@ static void what_is_not_there_is_not_removed(void **state) {
     health_check mine = {.runtime = runtime}, other = {.runtime = runtime};
     assert_ok(pst_runtime_add_health_check(runtime, look, &mine));
     pst_runtime_remove_health_check(runtime, look, &other);
-    pst__monitor_check_health(runtime);
+    pst__health_check(runtime);
     assert_int_equal(mine.calls, 1);
     assert_status(pst_runtime_add_health_check(runtime, NULL, &mine), PST_EINVAL);
     assert_status(pst_runtime_add_health_check(NULL, look, &mine), PST_EINVAL);

@@ -1,7 +1,7 @@
 /* The watchdog: a launched task that does not end is named in the log, once, and can end all. */
 #include "tests/sched/queue_device.h"
 
-#include "sched/monitor.h"
+#include "sched/watchdog.h"
 #include "sched/pump.h"
 
 /* One turn of each lane, of at most so many launches; 1 when something was done. */
@@ -138,7 +138,7 @@ static void a_report_comes_once_a_task(void **state) {
     for (int task = 0; task < 2; task++) {
         assert_int_equal(one_turn(runtime, 8), 1);
         for (int look = 1; look <= 30; look++) {
-            pst__monitor_look(runtime);
+            pst__watchdog_look(runtime);
             assert_int_equal(lines.lines, task + (look > 8));
         }
         let_end(&steps[task]);
@@ -162,7 +162,7 @@ static void tasks_that_end_in_time_are_not_reported(void **state) {
         assert_ok(pst_graph_add(graph, &options, NULL));
         (void)one_turn(runtime, 8);
         for (int look = 0; look < 8; look++)
-            pst__monitor_look(runtime);
+            pst__watchdog_look(runtime);
         let_end(&a);
         (void)one_turn(runtime, 8);
     }
@@ -189,7 +189,7 @@ static void a_report_has_the_lanes_last_launches(void **state) {
         pst_task_release(add_with_ticket(graph, lane, &steps[i], 40u + (unsigned)i, NO_TASK));
     (void)one_turn(runtime, 8);
     for (int look = 0; look < 10; look++)
-        pst__monitor_look(runtime);
+        pst__watchdog_look(runtime);
     assert_named(&lines, "last launches, latest first: layer 7 (ticket 41), layer 6 (ticket 40)");
     assert_null(strstr(lines.last, "gone"));
     let_end(&steps[1]);
@@ -210,7 +210,7 @@ static void idle_lanes_and_closed_gates_are_not_reported(void **state) {
     pst_task_release(add_step(graph, lane, &a, gate, NO_TASK, NO_TASK));
     for (int look = 0; look < 30; look++) {
         (void)pst_run_once(runtime, NULL);
-        pst__monitor_look(runtime);
+        pst__watchdog_look(runtime);
     }
     assert_int_equal(lines.lines, 0);
     pst_task_release(gate);
@@ -235,7 +235,7 @@ static void a_launched_task_behind_another_lane_names_that_lanes_task(void **sta
     for (int i = 0; i < 4; i++)
         (void)one_turn(runtime, 8);
     for (int look = 0; look < 10; look++)
-        pst__monitor_look(runtime);
+        pst__watchdog_look(runtime);
     assert_int_equal(lines.lines, 2);
     assert_named(&lines, "task second (ticket 6)", "first (lane gather, ticket 5)",
                  "launched and not done");

@@ -39,7 +39,7 @@ typedef struct thread {
     store stores[STORES];
     unsigned store_count;
     void *values[SIM_KEYS];
-    pst__advance *calls; /* what pst__calls_of_thread points to, while another thread runs */
+    pst__call *calls; /* what pst__calls_of_thread points to, while another thread runs */
 } thread;
 
 /* One run at a time: the process has one simulated world. */
@@ -213,7 +213,7 @@ static thread *choose_next(void) {
 }
 
 static void go_to(thread *next) {
-    pst__advance **calls = pst__calls_of_thread();
+    pst__call **calls = pst__calls_of_thread();
     if (world.current != NULL) world.current->calls = *calls;
     *calls = next == NULL ? NULL : next->calls;
     world.current = next;
