@@ -342,7 +342,10 @@ pst_status pst_flat_bind_gradient(pst_flat *flat, uint32_t index, void *target, 
     if (target != NULL && pst_dtype_size(dtype) == 0)
         return pst__flat_fail(flat, PST_EINVAL, "parameter '%s': its gradient has no dtype",
                               parameter->name);
-    parameter->target = (pst__target){.memory = target, .count = parameter->chunk, .dtype = dtype};
+    parameter->target = (pst__target){.memory = target,
+                                      .count = parameter->chunk,
+                                      .dtype = dtype,
+                                      .bucket = parameter->target.bucket}; /* may be open still */
     return PST_OK;
 }
 

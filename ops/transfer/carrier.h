@@ -46,10 +46,11 @@ typedef struct pst__queue {
     pst__operation *holding; /* the first one that has its memory still */
 } pst__queue;
 
-/* A reduce-scatter that is being put together: one a dtype. */
+/* A reduction that is being put together: one a dtype. */
 typedef struct pst__open_bucket {
     pst__operation *operation;
     size_t whole_bytes;
+    uint64_t number; /* of all buckets so far; 0: none is open */
 } pst__open_bucket;
 
 /* Where gradients are copied into buckets. On an asynchronous device that is a stream of its own:
@@ -102,6 +103,7 @@ typedef struct pst__carrier {
     size_t opened_bytes;
     int has_opened[PST_DTYPE_COUNT];
     pst__open_bucket open[PST_DTYPE_COUNT];
+    uint64_t bucket_count; /* begun so far */
     pst__filling filling;
     pst_event *reached;  /* compute's position, for the host to wait for */
     pst_stream *outside; /* compute's own stream while another one is captured; NULL: none is */

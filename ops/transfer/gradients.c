@@ -9,8 +9,8 @@ static pst__source_batch *batch_at(pst__sources_held *held, size_t index) {
 }
 
 static void release(pst__sources_held *held, size_t tokens) {
-    for (size_t i = 0; i < tokens && held->consumed != NULL; i++)
-        held->consumed(held->context, held->tokens[i]);
+    for (size_t i = 0; i < tokens; i++)
+        pst__sources_drop(held, held->tokens[i]);
     for (size_t i = tokens; i < held->token_count; i++)
         held->tokens[i - tokens] = held->tokens[i];
     held->token_count -= tokens;
