@@ -75,9 +75,8 @@ struct pst_flat {
     pst__flat_report *reports;
     size_t report_count, report_capacity, report_bytes;
     pst__sources_held held;
-    pst_cast *casts;
-    size_t cast_count, cast_capacity;
-    uint32_t *batch; /* copies of the next collective */
+    pst__casts casts;
+    uint32_t *batch; /* copies of the next collective: room for all */
     size_t batch_capacity;
     pst_flat_stats stats;
 };

@@ -6,12 +6,9 @@
 
 /* What was put into buckets so far is copied there, in one launch. */
 static pst_status bucket_copy(pst_flat *flat) {
-    const size_t casts = flat->cast_count;
-    flat->cast_count = 0;
-    if (casts == 0) return PST_OK;
-    pst_device *device = flat->carrier.device;
-    pst_status status =
-        device->ops->cast_scale_copy(device, flat->carrier.filling.stream, flat->casts, casts, 1.0);
+    const size_t casts = flat->casts.count;
+    const pst_status status =
+        pst__casts_launch(flat->carrier.device, flat->carrier.filling.stream, &flat->casts, 1.0);
     if (status == PST_OK) return PST_OK;
     return pst__flat_fail(flat, status, "copying %zu pieces of gradients failed", casts);
 }
@@ -41,22 +38,23 @@ typedef struct part {
 /* What there is of the gradient, and zeros behind its end. */
 static pst_status add_casts(pst_flat *flat, const part *part, const pst_slot *slot) {
     const size_t world = flat->carrier.world, size = pst_dtype_size(part->travels);
+    const pst__heap *heap = flat->carrier.heap;
     const pst__flat_parameter *parameter = part->parameter;
-    pst_status status =
-        pst__heap_grow(flat->carrier.heap, (void **)&flat->casts, &flat->cast_capacity,
-                       flat->cast_count + 2 * world, sizeof *flat->casts);
+    pst_status status = PST_OK;
     for (size_t rank = 0; status == PST_OK && rank < world; rank++) {
         size_t begin = rank * parameter->chunk + part->first;
         size_t left = begin < parameter->elements ? parameter->elements - begin : 0;
         size_t real = left < part->count ? left : part->count;
         char *memory = (char *)slot->memory + rank * slot->stride;
         if (real > 0)
-            flat->casts[flat->cast_count++] =
-                (pst_cast){memory, part->source + begin * pst_dtype_size(part->dtype), real,
-                           part->travels, part->dtype};
-        if (real < part->count)
-            flat->casts[flat->cast_count++] = (pst_cast){
-                memory + real * size, NULL, part->count - real, part->travels, part->travels};
+            status = pst__casts_add(heap, &flat->casts,
+                                    (pst_cast){memory,
+                                               part->source + begin * pst_dtype_size(part->dtype),
+                                               real, part->travels, part->dtype});
+        if (status == PST_OK && real < part->count)
+            status = pst__casts_add(heap, &flat->casts,
+                                    (pst_cast){memory + real * size, NULL, part->count - real,
+                                               part->travels, part->travels});
     }
     return status;
 }
@@ -101,7 +99,7 @@ static void bucket_abandon(pst_flat *flat) {
         if (pst__bucket_of(&flat->carrier, target) != PST_DTYPE_COUNT) pst__target_forget(target);
     }
     pst__bucket_abandon_all(&flat->carrier);
-    flat->cast_count = 0;
+    flat->casts.count = 0;
 }
 
 /* ---- batches --------------------------------------------------------------------------------- */

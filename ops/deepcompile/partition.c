@@ -108,7 +108,7 @@ static void partition_free(const pst__heap *heap, pst_partition *partition) {
                    partition->parameter_capacity * sizeof(pst__partition_parameter));
     pst__heap_free(heap, partition->owners,
                    partition->owner_capacity * sizeof(pst__partition_owner));
-    pst__heap_free(heap, partition->casts, partition->cast_capacity * sizeof(pst_cast));
+    pst__casts_free(heap, &partition->casts);
     pst__heap_free(heap, partition, sizeof *partition);
 }
 

@@ -59,8 +59,7 @@ struct pst_partition {
     pst__partition_pending pending[PST_DTYPE_COUNT];
     pst__sources_held held;
     size_t *chunk_used; /* by rank: bytes of a bucket that it owns */
-    pst_cast *casts;
-    size_t cast_count, cast_capacity;
+    pst__casts casts;
 
     int is_last;                  /* this backward */
     uint64_t hash;                /* of what was reported */

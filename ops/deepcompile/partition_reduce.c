@@ -28,35 +28,22 @@ typedef struct bucket_plan {
     pst_bucket bucket;
 } bucket_plan;
 
-static pst_status add_cast(pst_partition *partition, pst_cast cast) {
-    pst_status status =
-        pst__heap_grow(partition->carrier.heap, (void **)&partition->casts,
-                       &partition->cast_capacity, partition->cast_count + 1, sizeof(pst_cast));
-    if (status == PST_OK) partition->casts[partition->cast_count++] = cast;
-    return status;
-}
-
 /* A part of an entry, and zeros behind it up to the alignment, at `offset` of the bucket. */
 static pst_status copy_in(const bucket_plan *plan, const pst__partition_entry *entry,
                           pst__partition_range part, size_t offset) {
+    const pst__heap *heap = plan->partition->carrier.heap;
+    pst__casts *casts = &plan->partition->casts;
     char *destination = (char *)plan->bucket.memory + offset;
     size_t skipped = (part.first - entry->range.first) * pst_dtype_size(entry->source_dtype);
     size_t bytes = part.count * pst_dtype_size(plan->dtype);
     size_t gap = padded(part.count, plan->dtype) - bytes;
     pst_status status =
-        add_cast(plan->partition, (pst_cast){destination, (const char *)entry->source + skipped,
-                                             part.count, plan->dtype, entry->source_dtype});
+        pst__casts_add(heap, casts,
+                       (pst_cast){destination, (const char *)entry->source + skipped, part.count,
+                                  plan->dtype, entry->source_dtype});
     if (status != PST_OK || gap == 0) return status;
-    return add_cast(plan->partition,
-                    (pst_cast){destination + bytes, NULL, gap, PST_UINT8, PST_UINT8});
-}
-
-static pst_status add_delivery(pst__operation *operation, pst_cast cast) {
-    pst_status status =
-        pst__heap_grow(operation->carrier->heap, (void **)&operation->casts,
-                       &operation->cast_capacity, operation->cast_count + 1, sizeof(pst_cast));
-    if (status == PST_OK) operation->casts[operation->cast_count++] = cast;
-    return status;
+    return pst__casts_add(heap, casts,
+                          (pst_cast){destination + bytes, NULL, gap, PST_UINT8, PST_UINT8});
 }
 
 /* What this rank gets of a part that lies at `offset` of the bucket, or of its chunk. After an
@@ -71,9 +58,10 @@ static pst_status take_out(const bucket_plan *plan, const pst__partition_entry *
     offset += (mine.first - part.first) * pst_dtype_size(plan->dtype);
     if (plan->by_reduce_scatter || target->adds)
         return pst__bucket_deliver(plan->operation, target, first, mine.count, offset);
-    return add_delivery(plan->operation, (pst_cast){pst__target_at(target, first),
-                                                    (char *)plan->bucket.memory + offset,
-                                                    mine.count, target->dtype, plan->dtype});
+    return pst__casts_add(plan->partition->carrier.heap, &plan->operation->casts,
+                          (pst_cast){pst__target_at(target, first),
+                                     (char *)plan->bucket.memory + offset, mine.count,
+                                     target->dtype, plan->dtype});
 }
 
 /* ---- which way ------------------------------------------------------------------------------- */
@@ -194,10 +182,7 @@ static pst_status place_in_a_row(const bucket_plan *plan, const pst__partition_p
 static pst_status deliver(pst__operation *operation, pst_stream *stream) {
     pst_device *device = operation->carrier->device;
     const pst_collective *collective = &operation->work.collective;
-    pst_status status = PST_OK;
-    if (operation->cast_count > 0)
-        status = device->ops->cast_scale_copy(device, stream, operation->casts,
-                                              operation->cast_count, 1.0);
+    pst_status status = pst__casts_launch(device, stream, &operation->casts, 1.0);
     for (size_t i = 0; status == PST_OK && i < collective->piece_count; i++) {
         const pst_reduce_piece *piece = &operation->pieces[i];
         const void *source = (const char *)collective->destination + piece->offset;
@@ -238,15 +223,14 @@ static pst_status fill(bucket_plan *plan, const pst__partition_pending *pending,
     pst__carrier *carrier = &partition->carrier;
     pst_status status = take_bucket(plan, chunk_bytes);
     if (status != PST_OK) return status;
-    partition->cast_count = 0;
+    partition->casts.count = 0;
     status =
         plan->by_reduce_scatter ? place_in_chunks(plan, pending) : place_in_a_row(plan, pending);
     if (status == PST_ENOMEM)
         return pst__partition_fail(partition, status, "%s", "no memory to reduce gradients");
     if (status != PST_OK) return status;
-    status = carrier->device->ops->cast_scale_copy(carrier->device, carrier->filling.stream,
-                                                   partition->casts, partition->cast_count,
-                                                   1.0 / (double)carrier->world);
+    status = pst__casts_launch(carrier->device, carrier->filling.stream, &partition->casts,
+                               1.0 / (double)carrier->world);
     if (status == PST_OK) return PST_OK;
     return pst__partition_fail(partition, status, "copying gradients into a %s bucket failed",
                                pst_dtype_name(plan->dtype));

@@ -172,6 +172,10 @@ pst_status pst__wait_readers(pst__carrier *carrier, pst_comm *comm, pst_stream *
 pst_status pst__wait_all_readers(pst__carrier *carrier);
 /* Compute waits until no peer reads what was gathered from so far. */
 pst_status pst__wait_gather_readers(pst__carrier *carrier);
+/* An operation, not submitted yet, that gathers `bytes` of each rank's pinned memory to behind
+ * them, in the order of ranks. */
+pst_status pst__take_gather_of_bytes(pst__carrier *carrier, const char *name, void *memory,
+                                     size_t bytes, pst__operation **operation);
 /* Each rank's `bytes` of host memory, in the order of ranks. Blocks. */
 pst_status pst__gather_bytes(pst__carrier *carrier, const char *name, const void *own, size_t bytes,
                              void *everyone);

@@ -10,6 +10,7 @@
 
 #include "base/atomic.h"
 #include "ops/transfer/carrier.h"
+#include "ops/transfer/casts.h"
 
 struct pst__operation {
     pst_collective_work work;
@@ -38,8 +39,7 @@ struct pst__operation {
     int has_bucket;
     pst_reduce_piece *pieces;
     size_t piece_capacity;
-    pst_cast *casts; /* of the second part */
-    size_t cast_count, cast_capacity;
+    pst__casts casts;      /* of the second part */
     pst_segment *segments; /* of a gather, where its owner has none that lasts */
     size_t segment_capacity;
     struct pst__operation *next;
@@ -47,9 +47,6 @@ struct pst__operation {
 
 /* A memory's earlier use that a task waits for, and compute's writes, at most. */
 #define PST__MOST_AFTER (2 * PST_LEASE_EVENTS + 2)
-
-/* The segments of an all-gather of `bytes` of each rank. */
-void pst__fill_segments(pst_segment *segments, size_t world, size_t bytes);
 
 /* An unused operation of this lane's communicator, its collective zeroed. */
 pst_status pst__operation_take(pst__carrier *carrier, pst__lane_index lane,
