@@ -127,16 +127,9 @@ static pst_status flush_all(pst_flat *flat) {
     return pst__carrier_give_up(&flat->carrier, status);
 }
 
-/* Compute waits for copies that were begun, those of a batch that failed in its middle too. */
-static void wait_for_copies(pst_flat *flat) {
-    if (flat->held.token_count + flat->report_count == 0) return;
-    if (pst__fill_end(&flat->carrier) == PST_OK) (void)pst__fill_join(&flat->carrier);
-}
-
 /* Gradients that have not gone out are forgotten. */
 void pst__flat_abandon_all(pst_flat *flat) {
-    wait_for_copies(flat);
-    pst__sources_release_all(&flat->held);
+    pst__sources_abandon(&flat->held, flat->report_count);
     for (size_t i = 0; i < flat->report_count; i++)
         pst__sources_drop(&flat->held, flat->reports[i].token);
     flat->report_count = flat->report_bytes = 0;

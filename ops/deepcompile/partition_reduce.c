@@ -135,8 +135,7 @@ static pst_status take_bucket(bucket_plan *plan, size_t chunk_bytes) {
     pst_status status = pst__buckets_open(carrier, plan->dtype);
     if (status == PST_OK) status = wait_for_bucket(partition);
     if (status == PST_OK)
-        status = pst_buckets_slot(carrier->buckets, plan->dtype, chunk_bytes,
-                                  carrier->filling.stream, &slot);
+        status = pst__bucket_slot(carrier, plan->dtype, chunk_bytes, NULL, NULL, &slot);
     if (status == PST_OK) status = pst__bucket_close(carrier, plan->dtype, &plan->bucket);
     if (status == PST_OK) note_memory(partition);
     return status;
@@ -298,16 +297,22 @@ static pst_status send(pst_partition *partition, const pst__partition_pending *p
 
 /* ---- what is pending ------------------------------------------------------------------------- */
 
-/* It does not go out, and its sources will not be copied. */
-static void forget(pst_partition *partition, pst_dtype dtype) {
-    pst__partition_pending *pending = &partition->pending[dtype];
-    for (size_t i = 0; i < pending->count; i++) {
-        const pst__partition_entry *entry = &pending->entries[i];
-        pst__target_forget(&partition->parameters[entry->parameter].target);
-        if (entry->is_last) pst__sources_drop(&partition->held, entry->token);
+/* What has not gone out does not, and its sources will not be read. */
+void pst__partition_forget_pending(pst_partition *partition) {
+    size_t count = 0;
+    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
+        count += partition->pending[dtype].count;
+    pst__sources_abandon(&partition->held, count);
+    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
+        pst__partition_pending *pending = &partition->pending[dtype];
+        for (size_t i = 0; i < pending->count; i++) {
+            const pst__partition_entry *entry = &pending->entries[i];
+            pst__target_forget(&partition->parameters[entry->parameter].target);
+            if (entry->is_last) pst__sources_drop(&partition->held, entry->token);
+        }
+        pending->count = 0;
     }
-    pending->count = 0;
-    pst__bucket_abandon(&partition->carrier, dtype);
+    pst__bucket_abandon_all(&partition->carrier);
 }
 
 /* Its sources are being copied. */
@@ -328,7 +333,7 @@ static pst_status flush(pst_partition *partition, pst_dtype dtype) {
     if (status == PST_OK)
         status = hold(partition, pending);
     else
-        forget(partition, dtype);
+        pst__partition_forget_pending(partition);
     return pst__carrier_give_up(&partition->carrier, status);
 }
 
@@ -337,12 +342,6 @@ pst_status pst__partition_flush_all(pst_partition *partition) {
     for (int dtype = 0; status == PST_OK && dtype < PST_DTYPE_COUNT; dtype++)
         status = flush(partition, (pst_dtype)dtype);
     return status;
-}
-
-void pst__partition_forget_pending(pst_partition *partition) {
-    (void)pst__sources_join(&partition->held);
-    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
-        forget(partition, (pst_dtype)dtype);
 }
 
 /* ---- reports --------------------------------------------------------------------------------- */

@@ -89,10 +89,13 @@ pst_status pst__bucket_slot(pst__carrier *carrier, pst_dtype dtype, size_t bytes
             status = flush(context, dtype);
         else if (status == PST_PENDING)
             status = pst__bucket_wait(carrier);
-        else
-            return status == PST_OK ? pst__bucket_begin(carrier, dtype) : status;
+        else if (status == PST_OK)
+            break;
         if (status != PST_OK) return status;
     }
+    const pst_status status = pst__bucket_begin(carrier, dtype);
+    carrier->open[dtype].has_slots = status == PST_OK;
+    return status;
 }
 
 pst_status pst__bucket_deliver(pst__operation *operation, const pst__target *target, size_t first,
@@ -108,11 +111,12 @@ pst_status pst__bucket_deliver(pst__operation *operation, const pst__target *tar
 /* ---- going out ------------------------------------------------------------------------------- */
 
 pst_status pst__bucket_close(pst__carrier *carrier, pst_dtype dtype, pst_bucket *bucket) {
-    pst__operation *operation = carrier->open[dtype].operation;
+    pst__open_bucket *open = &carrier->open[dtype];
     const pst_status status = pst_buckets_flush(carrier->buckets, dtype, bucket);
     if (status != PST_OK) return status;
-    operation->bucket = bucket->id;
-    operation->has_bucket = 1;
+    open->has_slots = 0;
+    open->operation->bucket = bucket->id;
+    open->operation->has_bucket = 1;
     return PST_OK;
 }
 
@@ -134,13 +138,13 @@ pst_status pst__bucket_submit(pst__carrier *carrier, pst_dtype dtype) {
     const pst__open_bucket open = carrier->open[dtype];
     pst__operation *operation = open.operation;
     pst_device *device = carrier->device;
+    carrier->open[dtype] = (pst__open_bucket){0};
     pst_status status =
         device->ops->event_record(device, operation->ready, carrier->filling.stream);
     if (status != PST_OK) {
-        pst__bucket_abandon(carrier, dtype);
+        pst__operation_give(carrier, operation);
         return status;
     }
-    carrier->open[dtype] = (pst__open_bucket){0};
     status = pst__operation_submit(operation, open.whole_bytes, &operation->ready, 1);
     if (status == PST_OK && carrier->keeps_tickets)
         carrier->bucket_tickets[operation->bucket] = operation->work.collective.ticket;
@@ -163,17 +167,12 @@ void pst__bucket_deliver_nothing(pst__carrier *carrier) {
             carrier->open[dtype].operation->work.collective.piece_count = 0;
 }
 
-void pst__bucket_abandon(pst__carrier *carrier, pst_dtype dtype) {
-    pst__operation *operation = carrier->open[dtype].operation;
-    carrier->open[dtype] = (pst__open_bucket){0};
-    if (operation != NULL) pst__operation_give(carrier, operation);
-}
-
 void pst__bucket_abandon_all(pst__carrier *carrier) {
     for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
+        pst__open_bucket *open = &carrier->open[dtype];
         pst_bucket bucket;
-        if (carrier->open[dtype].operation == NULL) continue;
-        (void)pst__bucket_close(carrier, (pst_dtype)dtype, &bucket);
-        pst__bucket_abandon(carrier, (pst_dtype)dtype);
+        if (open->has_slots) (void)pst__bucket_close(carrier, (pst_dtype)dtype, &bucket);
+        if (open->operation != NULL) pst__operation_give(carrier, open->operation);
+        *open = (pst__open_bucket){0};
     }
 }

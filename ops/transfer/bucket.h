@@ -21,8 +21,8 @@ pst_status pst__bucket_begin(pst__carrier *carrier, pst_dtype dtype);
 /* The dtype of the open bucket that has the target's latest gradient; PST_DTYPE_COUNT: none has. */
 pst_dtype pst__bucket_of(const pst__carrier *carrier, const pst__target *target);
 /* A slot of `bytes` a rank in the open bucket, which is begun if there is none. One without room is
- * sent by `flush`; while all are on their way and one is not launched yet, the host waits for that,
- * and the device for the rest. */
+ * sent by `flush`, which an empty one does not need; while all are on their way and one is not
+ * launched yet, the host waits for that, and the device for the rest. */
 pst_status pst__bucket_slot(pst__carrier *carrier, pst_dtype dtype, size_t bytes,
                             pst_status (*flush)(void *context, pst_dtype dtype), void *context,
                             pst_slot *slot);
@@ -45,9 +45,8 @@ size_t pst__bucket_held(pst__carrier *carrier);
 pst_status pst__bucket_wait(pst__carrier *carrier);
 /* What is in buckets that have not gone out goes nowhere on this rank. */
 void pst__bucket_deliver_nothing(pst__carrier *carrier);
-/* All that are open do not go out; or one that is closed, or has no slot yet. */
+/* None that is open goes out. */
 void pst__bucket_abandon_all(pst__carrier *carrier);
-void pst__bucket_abandon(pst__carrier *carrier, pst_dtype dtype);
 /* Bytes of all buckets now. */
 size_t pst__bucket_bytes(const pst__carrier *carrier);
 

@@ -33,6 +33,12 @@ pst_status pst__sources_join(pst__sources_held *held) {
     return status;
 }
 
+void pst__sources_abandon(pst__sources_held *held, size_t more) {
+    if (held->token_count + more == 0) return;
+    if (pst__fill_end(held->carrier) == PST_OK) (void)pst__fill_join(held->carrier);
+    pst__sources_release_all(held);
+}
+
 static pst_status make_room(pst__sources_held *held, size_t bytes) {
     pst_device *device = held->carrier->device;
     while (held->count > 0) {
