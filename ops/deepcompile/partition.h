@@ -37,7 +37,7 @@ typedef struct pst__partition_entry {
     void *token;
 } pst__partition_entry;
 
-/* What an open bucket will hold, whose bytes are those of the pieces with the padding between. */
+/* What an open bucket will hold. Its bytes are those of the pieces with the padding between. */
 typedef struct pst__partition_pending {
     pst__partition_entry *entries;
     size_t count, capacity;

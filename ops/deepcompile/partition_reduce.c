@@ -297,7 +297,7 @@ static pst_status send(pst_partition *partition, const pst__partition_pending *p
 
 /* ---- what is pending ------------------------------------------------------------------------- */
 
-/* What has not gone out does not, and its sources will not be read. */
+/* What is pending does not go out, and its sources are let go. */
 void pst__partition_forget_pending(pst_partition *partition) {
     size_t count = 0;
     for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)

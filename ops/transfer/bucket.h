@@ -32,20 +32,21 @@ pst_status pst__bucket_deliver(pst__operation *operation, const pst__target *tar
 /* The open bucket of this dtype goes out as a reduce-scatter of means, behind all copies into it.
  */
 pst_status pst__bucket_send(pst__carrier *carrier, pst_dtype dtype, const char *name);
-/* The same step by step, for those that know only at the end what they put into a bucket, and how
- * it goes out. First: nothing more comes into it, and it is the operation's. */
+/* The same step by step, for an executor that fills a bucket only when it goes out, or sends it
+ * otherwise. First the bucket is closed: it takes no more slots, and belongs to its operation. */
 pst_status pst__bucket_close(pst__carrier *carrier, pst_dtype dtype, pst_bucket *bucket);
-/* Then the operation is described, by this one as a reduce-scatter of sums that are scaled. */
+/* Then its operation is described: by this function as a reduce-scatter of sums times `scale`. */
 void pst__bucket_describe(pst__operation *operation, const pst_bucket *bucket, const char *name,
                           double scale);
+/* Then it goes out, behind all copies into it. */
 pst_status pst__bucket_submit(pst__carrier *carrier, pst_dtype dtype);
-/* How many have gone out and hold their memory still. */
+/* How many buckets have gone out and hold their memory still. */
 size_t pst__bucket_held(pst__carrier *carrier);
 /* The host waits until the oldest of them is launched; its memory can be used again behind it. */
 pst_status pst__bucket_wait(pst__carrier *carrier);
 /* What is in buckets that have not gone out goes nowhere on this rank. */
 void pst__bucket_deliver_nothing(pst__carrier *carrier);
-/* None that is open goes out. */
+/* The open buckets do not go out: their memory and operations are given back. */
 void pst__bucket_abandon_all(pst__carrier *carrier);
 /* Bytes of all buckets now. */
 size_t pst__bucket_bytes(const pst__carrier *carrier);

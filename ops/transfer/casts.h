@@ -18,7 +18,7 @@ static inline pst_status pst__casts_add(const pst__heap *heap, pst__casts *casts
     return status;
 }
 
-/* None where there are none. The list is empty then, whatever this returns. */
+/* Launches nothing for an empty list. Afterwards the list is empty, whatever this returns. */
 static inline pst_status pst__casts_launch(pst_device *device, pst_stream *stream,
                                            pst__casts *casts, double scale) {
     const size_t count = casts->count;

@@ -39,7 +39,8 @@ static inline void pst__sources_drop(const pst__sources_held *held, void *token)
 pst_status pst__sources_submit(pst__sources_held *held, size_t bytes);
 /* Compute waits for all batches, which are released. */
 pst_status pst__sources_join(pst__sources_held *held);
-/* The same where the copies of `more` sources may have begun, too, although they are no batch. */
+/* A backward is given up: compute waits for all copies that were begun, those of `more` sources too
+ * that are in no batch, and all batches are released, even where compute cannot wait any more. */
 void pst__sources_abandon(pst__sources_held *held, size_t more);
 /* Releases all, where they have been copied or nobody will read them. */
 void pst__sources_release_all(pst__sources_held *held);
