@@ -129,7 +129,7 @@ static int is_due(const pst_flat *flat, const pst__flat_copy *copy) {
            has_source(flat, parameter, copy->dtype);
 }
 
-static pst_status add_cast(pst_flat *flat, uint32_t index, size_t *casts) {
+static pst_status add_cast(pst_flat *flat, uint32_t index) {
     pst__flat_copy *copy = &flat->copies[index];
     const pst__flat_parameter *parameter = &flat->parameters[copy->parameter];
     pst__flat_place place;
@@ -139,12 +139,12 @@ static pst_status add_cast(pst_flat *flat, uint32_t index, size_t *casts) {
     if (status == PST_OK) status = pst__flat_source(flat, index, &place);
     if (status != PST_OK) return status;
     copy->source_is_old = 0;
-    flat->casts[(*casts)++] = (pst_cast){.destination = (void *)(uintptr_t)place.memory,
-                                         .source = parameter->shard,
-                                         .count = parameter->chunk,
-                                         .destination_dtype = copy->dtype,
-                                         .source_dtype = parameter->dtype};
-    return PST_OK;
+    return pst__casts_add(flat->carrier.heap, &flat->casts,
+                          (pst_cast){.destination = (void *)(uintptr_t)place.memory,
+                                     .source = parameter->shard,
+                                     .count = parameter->chunk,
+                                     .destination_dtype = copy->dtype,
+                                     .source_dtype = parameter->dtype});
 }
 
 /* Before anything is cast: what is laid out anew has to be cast anew. */
@@ -162,16 +162,13 @@ static pst_status find_places(pst_flat *flat) {
  * mid-step would be those of gathers that are to overlap with it. */
 static pst_status cast_all(pst_flat *flat) {
     pst__carrier *carrier = &flat->carrier;
-    size_t casts = 0;
-    pst_status status = pst__heap_grow(carrier->heap, (void **)&flat->casts, &flat->cast_capacity,
-                                       flat->copy_count, sizeof *flat->casts);
-    if (status == PST_OK) status = find_places(flat);
-    if (status == PST_OK) status = pst__wait_gather_readers(&flat->carrier);
+    pst_status status = find_places(flat);
+    if (status == PST_OK) status = pst__wait_gather_readers(carrier);
+    flat->casts.count = 0;
     for (size_t i = 0; status == PST_OK && i < flat->copy_count; i++)
-        if (is_due(flat, &flat->copies[i])) status = add_cast(flat, (uint32_t)i, &casts);
+        if (is_due(flat, &flat->copies[i])) status = add_cast(flat, (uint32_t)i);
     if (status != PST_OK) return status;
-    status = carrier->device->ops->cast_scale_copy(carrier->device, carrier->compute, flat->casts,
-                                                   casts, 1.0);
+    status = pst__casts_launch(carrier->device, carrier->compute, &flat->casts, 1.0);
     if (status == PST_OK) return PST_OK;
     return pst__flat_fail(flat, status, "%s", "casting shards for their gathers failed");
 }
@@ -210,7 +207,7 @@ static void flat_free(const pst__heap *heap, pst_flat *flat) {
     pst__heap_free(heap, flat->parameters, flat->parameter_capacity * sizeof *flat->parameters);
     pst__heap_free(heap, flat->copies, flat->copy_capacity * sizeof *flat->copies);
     pst__heap_free(heap, flat->reports, flat->report_capacity * sizeof *flat->reports);
-    pst__heap_free(heap, flat->casts, flat->cast_capacity * sizeof *flat->casts);
+    pst__casts_free(heap, &flat->casts);
     pst__heap_free(heap, flat->batch, flat->batch_capacity * sizeof *flat->batch);
     pst__heap_free(heap, flat, sizeof *flat);
 }
@@ -342,7 +339,10 @@ pst_status pst_flat_bind_gradient(pst_flat *flat, uint32_t index, void *target, 
     if (target != NULL && pst_dtype_size(dtype) == 0)
         return pst__flat_fail(flat, PST_EINVAL, "parameter '%s': its gradient has no dtype",
                               parameter->name);
-    parameter->target = (pst__target){.memory = target, .count = parameter->chunk, .dtype = dtype};
+    parameter->target = (pst__target){.memory = target,
+                                      .count = parameter->chunk,
+                                      .dtype = dtype,
+                                      .bucket = parameter->target.bucket}; /* may be open still */
     return PST_OK;
 }
 
@@ -352,6 +352,9 @@ static pst_status add_copy(pst_flat *flat, uint32_t parameter, pst_dtype dtype) 
     pst__carrier *carrier = &flat->carrier;
     pst_status status = pst__heap_grow(carrier->heap, (void **)&flat->copies, &flat->copy_capacity,
                                        flat->copy_count + 1, sizeof *flat->copies);
+    if (status == PST_OK)
+        status = pst__heap_grow(carrier->heap, (void **)&flat->batch, &flat->batch_capacity,
+                                flat->copy_count + 1, sizeof *flat->batch);
     if (status != PST_OK)
         return pst__flat_fail(flat, status, "no memory for a copy of '%s'",
                               flat->parameters[parameter].name);

@@ -14,8 +14,6 @@ typedef struct pst__flat_parameter {
     const char *shard, *home;
     pst_dtype dtype;
     pst__target target; /* no memory: frozen */
-    uint64_t bucket;    /* number of the one that the last of its gradients went into */
-    int adds;           /* and it adds there */
 } pst__flat_parameter;
 
 typedef struct pst__flat_copy {
@@ -73,15 +71,12 @@ struct pst_flat {
     pst__flat_history history;
     size_t ahead_bytes; /* gathered without a use yet, but for large and resident copies */
     uint64_t releases;
-    int is_last;                           /* this backward */
-    uint64_t buckets;                      /* numbered so far */
-    uint64_t open_number[PST_DTYPE_COUNT]; /* of the bucket that is filled; 0: none */
+    int is_last; /* this backward */
     pst__flat_report *reports;
     size_t report_count, report_capacity, report_bytes;
     pst__sources_held held;
-    pst_cast *casts;
-    size_t cast_count, cast_capacity;
-    uint32_t *batch; /* copies of the next collective */
+    pst__casts casts;
+    uint32_t *batch; /* copies of the next collective: room for all */
     size_t batch_capacity;
     pst_flat_stats stats;
 };

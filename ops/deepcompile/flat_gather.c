@@ -303,34 +303,34 @@ static int has_room(const pst_flat *flat, const pst__flat_copy *copy, size_t cou
     return taken <= room && bytes_of(flat, copy) <= room - taken;
 }
 
-/* Collects as many of the coming copies as there is room for, in the order of their uses. */
-static pst_status collect(pst_flat *flat, size_t *count) {
+/* Puts a copy behind the first `count` of flat->batch if it has to be gathered; 0: there is no room
+ * for it. `taken`: bytes in use, with those of the batch. */
+static int want(pst_flat *flat, uint32_t index, size_t *count, size_t *taken) {
+    const pst__flat_copy *copy = &flat->copies[index];
+    if (pst__gathered_is_current(&copy->gathered) || is_in(flat->batch, *count, index)) return 1;
+    if (!has_room(flat, copy, *count, *taken)) return 0;
+    *taken += room_of(flat, copy);
+    flat->batch[(*count)++] = index;
+    return 1;
+}
+
+/* How many of the coming copies there is room for, in the order of their uses. */
+static size_t collect(pst_flat *flat) {
     const pst__flat_history *history = &flat->history;
-    size_t taken = flat->ahead_bytes;
-    *count = 0;
+    size_t count = 0, taken = flat->ahead_bytes;
     for (size_t i = history->next; i < history->count; i++) {
-        uint32_t index = history->uses[i];
+        const uint32_t index = history->uses[i];
         if (index == PST__FLAT_UPDATE) break;
-        const pst__flat_copy *copy = &flat->copies[index];
-        if (is_away(flat, copy)) continue;
-        if (pst__gathered_is_current(&copy->gathered) || is_in(flat->batch, *count, index))
-            continue;
-        if (!has_room(flat, copy, *count, taken)) break;
-        taken += room_of(flat, copy);
-        pst_status status = pst__heap_grow(flat->carrier.heap, (void **)&flat->batch,
-                                           &flat->batch_capacity, *count + 1, sizeof *flat->batch);
-        if (status != PST_OK) return status;
-        flat->batch[(*count)++] = index;
+        if (!is_away(flat, &flat->copies[index]) && !want(flat, index, &count, &taken)) break;
     }
-    return PST_OK;
+    return count;
 }
 
 /* Only when half of the room is free, so that what goes out goes out together. */
 static pst_status gather_ahead(pst_flat *flat) {
-    size_t count;
     if (flat->ahead_bytes > flat->options.ahead_bytes / 2) return PST_OK;
-    pst_status status = collect(flat, &count);
-    if (status == PST_OK && count > 0) status = issue(flat, flat->batch, count);
+    const size_t count = collect(flat);
+    pst_status status = issue(flat, flat->batch, count);
     for (size_t i = 0; status == PST_OK && i < count; i++) {
         pst__flat_copy *copy = &flat->copies[flat->batch[i]];
         if (copy->is_resident) continue;
@@ -388,17 +388,8 @@ pst_status pst_flat_prefetch(pst_flat *flat, const uint32_t *copies, size_t coun
     pst_status status = PST_OK;
     for (size_t i = 0; status == PST_OK && i < count; i++)
         status = pst__flat_check_copy(flat, copies[i]);
-    if (status == PST_OK)
-        status = pst__heap_grow(flat->carrier.heap, (void **)&flat->batch, &flat->batch_capacity,
-                                count, sizeof *flat->batch);
-    for (size_t i = 0; status == PST_OK && i < count; i++) {
-        const pst__flat_copy *copy = &flat->copies[copies[i]];
-        if (is_in(flat->batch, wanted, copies[i]) || pst__gathered_is_current(&copy->gathered))
-            continue;
-        if (!has_room(flat, copy, wanted, taken)) break;
-        taken += room_of(flat, copy);
-        flat->batch[wanted++] = copies[i];
-    }
+    for (size_t i = 0; status == PST_OK && i < count; i++)
+        if (!want(flat, copies[i], &wanted, &taken)) break;
     if (status == PST_OK) status = issue(flat, flat->batch, wanted);
     for (size_t i = 0; status == PST_OK && i < wanted; i++) {
         pst__flat_copy *copy = &flat->copies[flat->batch[i]];

@@ -6,43 +6,26 @@
 
 /* What was put into buckets so far is copied there, in one launch. */
 static pst_status bucket_copy(pst_flat *flat) {
-    const size_t casts = flat->cast_count;
-    flat->cast_count = 0;
-    if (casts == 0) return PST_OK;
-    pst_device *device = flat->carrier.device;
-    pst_status status =
-        device->ops->cast_scale_copy(device, flat->carrier.filling.stream, flat->casts, casts, 1.0);
+    const size_t casts = flat->casts.count;
+    const pst_status status =
+        pst__casts_launch(flat->carrier.device, flat->carrier.filling.stream, &flat->casts, 1.0);
     if (status == PST_OK) return PST_OK;
     return pst__flat_fail(flat, status, "copying %zu pieces of gradients failed", casts);
 }
 
-static pst_status bucket_flush(pst_flat *flat, pst_dtype dtype) {
-    const pst__open_bucket *open = &flat->carrier.open[dtype];
-    const size_t bytes = open->whole_bytes;
-    if (open->operation == NULL) return PST_OK;
+static pst_status bucket_flush(void *context, pst_dtype dtype) {
+    pst_flat *flat = context;
+    const size_t bytes = flat->carrier.open[dtype].whole_bytes;
+    if (flat->carrier.open[dtype].operation == NULL) return PST_OK;
     pst_status status = bucket_copy(flat);
-    if (status != PST_OK) return status;
-    flat->open_number[dtype] = 0;
-    status = pst__bucket_send(&flat->carrier, dtype, "gradients");
+    if (status == PST_OK) status = pst__bucket_send(&flat->carrier, dtype, "gradients");
     if (status != PST_OK) return status;
     flat->stats.reduces++;
     flat->stats.reduce_bytes += bytes;
     return PST_OK;
 }
 
-/* Is the latest gradient of this parameter in a bucket that has not gone out? */
-static int bucket_has(const pst_flat *flat, const pst__flat_parameter *parameter) {
-    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
-        if (flat->open_number[dtype] != 0 && parameter->bucket == flat->open_number[dtype])
-            return 1;
-    return 0;
-}
-
 /* ---- coming in ------------------------------------------------------------------------------- */
-
-static pst_status flush(void *flat, pst_dtype dtype) {
-    return bucket_flush(flat, dtype);
-}
 
 /* Elements [first, first + count) of every rank's chunk of a gradient. */
 typedef struct part {
@@ -52,61 +35,45 @@ typedef struct part {
     size_t first, count;
 } part;
 
-static pst_status add_piece(pst_flat *flat, const part *part, const pst_slot *slot) {
-    pst__carrier *carrier = &flat->carrier;
-    pst__open_bucket *open = &carrier->open[part->travels];
-    pst_status status = PST_OK;
-    if (open->operation == NULL) {
-        status = pst__operation_take(carrier, PST__REDUCE_LANE, &open->operation);
-        if (status == PST_OK) flat->open_number[part->travels] = ++flat->buckets;
-    }
-    if (status != PST_OK) return status;
-    open->whole_bytes += slot->padded_bytes * carrier->world;
-    const pst__flat_parameter *parameter = part->parameter;
-    char *target =
-        (char *)parameter->target.memory + part->first * pst_dtype_size(parameter->target.dtype);
-    return pst__operation_add_piece(
-        open->operation, &(pst_reduce_piece){.offset = slot->offset,
-                                             .count = part->count,
-                                             .destination = target,
-                                             .destination_dtype = parameter->target.dtype,
-                                             .accumulate = parameter->target.has_sum});
-}
-
 /* What there is of the gradient, and zeros behind its end. */
 static pst_status add_casts(pst_flat *flat, const part *part, const pst_slot *slot) {
     const size_t world = flat->carrier.world, size = pst_dtype_size(part->travels);
+    const pst__heap *heap = flat->carrier.heap;
     const pst__flat_parameter *parameter = part->parameter;
-    pst_status status =
-        pst__heap_grow(flat->carrier.heap, (void **)&flat->casts, &flat->cast_capacity,
-                       flat->cast_count + 2 * world, sizeof *flat->casts);
+    pst_status status = PST_OK;
     for (size_t rank = 0; status == PST_OK && rank < world; rank++) {
         size_t begin = rank * parameter->chunk + part->first;
         size_t left = begin < parameter->elements ? parameter->elements - begin : 0;
         size_t real = left < part->count ? left : part->count;
         char *memory = (char *)slot->memory + rank * slot->stride;
         if (real > 0)
-            flat->casts[flat->cast_count++] =
-                (pst_cast){memory, part->source + begin * pst_dtype_size(part->dtype), real,
-                           part->travels, part->dtype};
-        if (real < part->count)
-            flat->casts[flat->cast_count++] = (pst_cast){
-                memory + real * size, NULL, part->count - real, part->travels, part->travels};
+            status = pst__casts_add(heap, &flat->casts,
+                                    (pst_cast){memory,
+                                               part->source + begin * pst_dtype_size(part->dtype),
+                                               real, part->travels, part->dtype});
+        if (status == PST_OK && real < part->count)
+            status = pst__casts_add(heap, &flat->casts,
+                                    (pst_cast){memory + real * size, NULL, part->count - real,
+                                               part->travels, part->travels});
     }
     return status;
 }
 
 static pst_status add_part(pst_flat *flat, const part *part) {
+    pst__carrier *carrier = &flat->carrier;
+    pst__open_bucket *open = &carrier->open[part->travels];
     pst_slot slot;
     pst_status status =
-        pst__bucket_slot(&flat->carrier, part->travels, part->count * pst_dtype_size(part->travels),
-                         flush, flat, &slot);
-    if (status == PST_OK) status = add_piece(flat, part, &slot);
+        pst__bucket_slot(carrier, part->travels, part->count * pst_dtype_size(part->travels),
+                         bucket_flush, flat, &slot);
+    if (status != PST_OK) return status;
+    open->whole_bytes += slot.padded_bytes * carrier->world;
+    status = pst__bucket_deliver(open->operation, &part->parameter->target, part->first,
+                                 part->count, slot.offset);
     return status == PST_OK ? add_casts(flat, part, &slot) : status;
 }
 
-/* Room for a gradient; its copy is launched by the next bucket_copy. Full buckets go out.
- */
+/* Room for a gradient; its copy is launched by the next bucket_copy. Full buckets go out. */
 static pst_status bucket_add(pst_flat *flat, const pst__flat_report *report) {
     pst__flat_parameter *parameter = &flat->parameters[report->parameter];
     part part = {.parameter = parameter,
@@ -115,35 +82,27 @@ static pst_status bucket_add(pst_flat *flat, const pst__flat_report *report) {
                  .travels = report->travels};
     size_t most = flat->chunk_bytes / pst_dtype_size(part.travels);
     pst_status status = pst__buckets_open(&flat->carrier, part.travels);
+    pst__target_add(&parameter->target);
     for (; status == PST_OK && part.first < parameter->chunk; part.first += part.count) {
         size_t left = parameter->chunk - part.first;
         part.count = left < most ? left : most;
         status = add_part(flat, &part);
     }
-    parameter->bucket = flat->open_number[part.travels];
-    parameter->adds = parameter->target.has_sum;
-    parameter->target.has_sum = 1;
+    parameter->target.bucket = flat->carrier.open[part.travels].number;
     return status;
 }
 
 /* Buckets that have not gone out are forgotten. */
 static void bucket_abandon(pst_flat *flat) {
     for (size_t i = 0; i < flat->parameter_count; i++) {
-        pst__flat_parameter *parameter = &flat->parameters[i];
-        if (bucket_has(flat, parameter) && !parameter->adds) parameter->target.has_sum = 0;
+        pst__target *target = &flat->parameters[i].target;
+        if (pst__bucket_of(&flat->carrier, target) != PST_DTYPE_COUNT) pst__target_forget(target);
     }
     pst__bucket_abandon_all(&flat->carrier);
-    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
-        flat->open_number[dtype] = 0;
-    flat->cast_count = 0;
+    flat->casts.count = 0;
 }
 
 /* ---- batches --------------------------------------------------------------------------------- */
-
-static void consumed(const pst_flat *flat, void *token) {
-    if (flat->options.consumed != NULL)
-        flat->options.consumed(flat->options.callback_context, token);
-}
 
 /* What was reported goes into buckets. */
 static pst_status fill(pst_flat *flat) {
@@ -168,18 +127,11 @@ static pst_status flush_all(pst_flat *flat) {
     return pst__carrier_give_up(&flat->carrier, status);
 }
 
-/* Compute waits for copies that were begun, those of a batch that failed in its middle too. */
-static void wait_for_copies(pst_flat *flat) {
-    if (flat->held.token_count + flat->report_count == 0) return;
-    if (pst__fill_end(&flat->carrier) == PST_OK) (void)pst__fill_join(&flat->carrier);
-}
-
 /* Gradients that have not gone out are forgotten. */
 void pst__flat_abandon_all(pst_flat *flat) {
-    wait_for_copies(flat);
-    pst__sources_release_all(&flat->held);
+    pst__sources_abandon(&flat->held, flat->report_count);
     for (size_t i = 0; i < flat->report_count; i++)
-        consumed(flat, flat->reports[i].token);
+        pst__sources_drop(&flat->held, flat->reports[i].token);
     flat->report_count = flat->report_bytes = 0;
     bucket_abandon(flat);
 }
@@ -189,7 +141,7 @@ void pst__flat_abandon_all(pst_flat *flat) {
 static int waits(const pst_flat *flat, uint32_t parameter) {
     for (size_t i = 0; i < flat->report_count; i++)
         if (flat->reports[i].parameter == parameter) return 1;
-    return bucket_has(flat, &flat->parameters[parameter]);
+    return pst__bucket_of(&flat->carrier, &flat->parameters[parameter].target) != PST_DTYPE_COUNT;
 }
 
 static pst_status check_report(pst_flat *flat, const pst__flat_report *report) {
@@ -229,7 +181,7 @@ pst_status pst_flat_reduce(pst_flat *flat, uint32_t index, const void *source, p
         is_dropped = status != PST_OK;
     }
     if (is_dropped) {
-        if (flat != NULL) consumed(flat, token);
+        if (flat != NULL) pst__sources_drop(&flat->held, token);
         return status;
     }
     if (flat->report_bytes < flat->options.batch_bytes) return PST_OK;

@@ -108,7 +108,7 @@ static void partition_free(const pst__heap *heap, pst_partition *partition) {
                    partition->parameter_capacity * sizeof(pst__partition_parameter));
     pst__heap_free(heap, partition->owners,
                    partition->owner_capacity * sizeof(pst__partition_owner));
-    pst__heap_free(heap, partition->casts, partition->cast_capacity * sizeof(pst_cast));
+    pst__casts_free(heap, &partition->casts);
     pst__heap_free(heap, partition, sizeof *partition);
 }
 
@@ -206,7 +206,8 @@ pst_status pst_partition_bind(pst_partition *partition, uint32_t index, void *ta
                                    parameter->name);
     if (count > 0) status = check_range(partition, parameter, range);
     if (status != PST_OK) return status;
-    if (pst__partition_is_pending(partition, parameter)) pst__partition_forget_pending(partition);
+    if (pst__bucket_of(&partition->carrier, &parameter->target) != PST_DTYPE_COUNT)
+        pst__partition_forget_pending(partition);
     status =
         pst__operation_wait_reductions(&partition->carrier); /* of a backward that was broken off */
     if (status != PST_OK) return status;
@@ -340,8 +341,7 @@ pst_status pst_partition_reduce(pst_partition *partition, uint32_t parameter, co
         note_report(partition, parameter, dtype);
         return pst__partition_report(partition, parameter, source, dtype, token);
     }
-    if (partition != NULL && partition->options.consumed != NULL)
-        partition->options.consumed(partition->options.callback_context, token);
+    if (partition != NULL) pst__sources_drop(&partition->held, token);
     return status;
 }
 

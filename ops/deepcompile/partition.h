@@ -24,7 +24,6 @@ typedef struct pst__partition_parameter {
     size_t elements;
     pst__partition_range own;        /* what was bound last */
     pst__target target;              /* no memory: nothing is bound */
-    uint64_t bucket;                 /* the last one that it was put into */
     size_t first_owner, owner_count; /* in the table, once the ranks have compared */
 } pst__partition_parameter;
 
@@ -34,16 +33,14 @@ typedef struct pst__partition_entry {
     const void *source; /* of the piece's first element */
     pst_dtype source_dtype;
     pst__partition_range range;
-    int accumulate;
     int is_last; /* of its gradient: then the token is consumed */
     void *token;
 } pst__partition_entry;
 
+/* What an open bucket will hold. Its bytes are those of the pieces with the padding between. */
 typedef struct pst__partition_pending {
     pst__partition_entry *entries;
     size_t count, capacity;
-    size_t bytes;    /* as they travel, with the padding between them */
-    uint64_t number; /* of the bucket that they will be; 0: none yet */
 } pst__partition_pending;
 
 struct pst_partition {
@@ -61,10 +58,8 @@ struct pst_partition {
 
     pst__partition_pending pending[PST_DTYPE_COUNT];
     pst__sources_held held;
-    uint64_t buckets;   /* numbered so far */
     size_t *chunk_used; /* by rank: bytes of a bucket that it owns */
-    pst_cast *casts;
-    size_t cast_count, cast_capacity;
+    pst__casts casts;
 
     int is_last;                  /* this backward */
     uint64_t hash;                /* of what was reported */
@@ -84,9 +79,6 @@ pst_status pst__partition_compare_owners(pst_partition *partition);
 /* A gradient, whose token is consumed in any case, joins what is pending. */
 pst_status pst__partition_report(pst_partition *partition, uint32_t parameter, const void *source,
                                  pst_dtype dtype, void *token);
-/* Is the latest gradient of this parameter in a bucket that has not gone out? */
-int pst__partition_is_pending(const pst_partition *partition,
-                              const pst__partition_parameter *parameter);
 pst_status pst__partition_flush_all(pst_partition *partition);
 void pst__partition_forget_pending(pst_partition *partition);
 

@@ -24,39 +24,26 @@ typedef struct bucket_plan {
     pst__operation *operation;
     pst_dtype dtype;
     int by_reduce_scatter;
-    char *memory;
-    size_t stride; /* by reduce-scatter: from one rank's chunk to the next */
+    size_t bytes; /* of all pieces */
+    pst_bucket bucket;
 } bucket_plan;
-
-static pst_status add_cast(pst_partition *partition, pst_cast cast) {
-    pst_status status =
-        pst__heap_grow(partition->carrier.heap, (void **)&partition->casts,
-                       &partition->cast_capacity, partition->cast_count + 1, sizeof(pst_cast));
-    if (status == PST_OK) partition->casts[partition->cast_count++] = cast;
-    return status;
-}
 
 /* A part of an entry, and zeros behind it up to the alignment, at `offset` of the bucket. */
 static pst_status copy_in(const bucket_plan *plan, const pst__partition_entry *entry,
                           pst__partition_range part, size_t offset) {
-    char *destination = plan->memory + offset;
+    const pst__heap *heap = plan->partition->carrier.heap;
+    pst__casts *casts = &plan->partition->casts;
+    char *destination = (char *)plan->bucket.memory + offset;
     size_t skipped = (part.first - entry->range.first) * pst_dtype_size(entry->source_dtype);
     size_t bytes = part.count * pst_dtype_size(plan->dtype);
     size_t gap = padded(part.count, plan->dtype) - bytes;
     pst_status status =
-        add_cast(plan->partition, (pst_cast){destination, (const char *)entry->source + skipped,
-                                             part.count, plan->dtype, entry->source_dtype});
+        pst__casts_add(heap, casts,
+                       (pst_cast){destination, (const char *)entry->source + skipped, part.count,
+                                  plan->dtype, entry->source_dtype});
     if (status != PST_OK || gap == 0) return status;
-    return add_cast(plan->partition,
-                    (pst_cast){destination + bytes, NULL, gap, PST_UINT8, PST_UINT8});
-}
-
-static pst_status add_delivery(pst__operation *operation, pst_cast cast) {
-    pst_status status =
-        pst__heap_grow(operation->carrier->heap, (void **)&operation->casts,
-                       &operation->cast_capacity, operation->cast_count + 1, sizeof(pst_cast));
-    if (status == PST_OK) operation->casts[operation->cast_count++] = cast;
-    return status;
+    return pst__casts_add(heap, casts,
+                          (pst_cast){destination + bytes, NULL, gap, PST_UINT8, PST_UINT8});
 }
 
 /* What this rank gets of a part that lies at `offset` of the bucket, or of its chunk. After an
@@ -66,18 +53,15 @@ static pst_status take_out(const bucket_plan *plan, const pst__partition_entry *
     const pst__partition_parameter *parameter = &plan->partition->parameters[entry->parameter];
     pst__partition_range mine = meet(part, parameter->own);
     if (mine.count == 0 || parameter->target.memory == NULL) return PST_OK;
+    const pst__target *target = &parameter->target;
+    const size_t first = mine.first - parameter->own.first;
     offset += (mine.first - part.first) * pst_dtype_size(plan->dtype);
-    char *target = (char *)parameter->target.memory +
-                   (mine.first - parameter->own.first) * pst_dtype_size(parameter->target.dtype);
-    if (!plan->by_reduce_scatter && !entry->accumulate)
-        return add_delivery(plan->operation, (pst_cast){target, plan->memory + offset, mine.count,
-                                                        parameter->target.dtype, plan->dtype});
-    return pst__operation_add_piece(
-        plan->operation, &(pst_reduce_piece){.offset = offset,
-                                             .count = mine.count,
-                                             .destination = target,
-                                             .destination_dtype = parameter->target.dtype,
-                                             .accumulate = entry->accumulate});
+    if (plan->by_reduce_scatter || target->adds)
+        return pst__bucket_deliver(plan->operation, target, first, mine.count, offset);
+    return pst__casts_add(plan->partition->carrier.heap, &plan->operation->casts,
+                          (pst_cast){pst__target_at(target, first),
+                                     (char *)plan->bucket.memory + offset, mine.count,
+                                     target->dtype, plan->dtype});
 }
 
 /* ---- which way ------------------------------------------------------------------------------- */
@@ -131,21 +115,12 @@ static pst_status name_unowned(pst_partition *partition, const pst__partition_pe
 /* At most two buckets are in use, or one: the host waits for the launch of an older one, and the
  * device for its end. */
 static pst_status wait_for_bucket(pst_partition *partition) {
-    pst__carrier *carrier = &partition->carrier;
     const size_t most = partition->options.single_buffer ? 1 : 2;
-    for (;;) {
-        pst__operation *oldest = NULL;
-        size_t held = 0;
-        pst__operation_reap(carrier);
-        for (pst__operation *found = carrier->queues[PST__GATHER_LANE].holding; found != NULL;
-             found = found->next) {
-            if (found->has_bucket && oldest == NULL) oldest = found;
-            held += (size_t)found->has_bucket;
-        }
-        if (held < most) return PST_OK;
-        pst_status status = pst__operation_wait_launch(oldest);
-        if (status != PST_OK) return status;
-    }
+    pst_status status = PST_OK;
+    pst__operation_reap(&partition->carrier);
+    while (status == PST_OK && pst__bucket_held(&partition->carrier) >= most)
+        status = pst__bucket_wait(&partition->carrier);
+    return status;
 }
 
 static void note_memory(pst_partition *partition) {
@@ -153,23 +128,17 @@ static void note_memory(pst_partition *partition) {
     if (bytes > partition->stats.bucket_peak) partition->stats.bucket_peak = bytes;
 }
 
-static pst_status take_bucket(bucket_plan *plan, size_t chunk_bytes, pst_bucket *bucket) {
+static pst_status take_bucket(bucket_plan *plan, size_t chunk_bytes) {
     pst_partition *partition = plan->partition;
     pst__carrier *carrier = &partition->carrier;
     pst_slot slot;
     pst_status status = pst__buckets_open(carrier, plan->dtype);
     if (status == PST_OK) status = wait_for_bucket(partition);
     if (status == PST_OK)
-        status = pst_buckets_slot(carrier->buckets, plan->dtype, chunk_bytes,
-                                  carrier->filling.stream, &slot);
-    if (status == PST_OK) status = pst_buckets_flush(carrier->buckets, plan->dtype, bucket);
-    if (status != PST_OK) return status;
-    plan->operation->bucket = bucket->id;
-    plan->operation->has_bucket = 1;
-    plan->memory = bucket->memory;
-    plan->stride = bucket->stride;
-    note_memory(partition);
-    return PST_OK;
+        status = pst__bucket_slot(carrier, plan->dtype, chunk_bytes, NULL, NULL, &slot);
+    if (status == PST_OK) status = pst__bucket_close(carrier, plan->dtype, &plan->bucket);
+    if (status == PST_OK) note_memory(partition);
+    return status;
 }
 
 /* By reduce-scatter: the parts of each rank go into its chunk. */
@@ -187,7 +156,7 @@ static pst_status place_in_chunks(const bucket_plan *plan, const pst__partition_
             pst__partition_range part = meet(entry->range, owner->range);
             size_t offset = used[owner->rank];
             if (part.count == 0) continue;
-            status = copy_in(plan, entry, part, owner->rank * plan->stride + offset);
+            status = copy_in(plan, entry, part, owner->rank * plan->bucket.stride + offset);
             if (status == PST_OK && owner->rank == partition->carrier.rank)
                 status = take_out(plan, entry, part, offset);
             used[owner->rank] += padded(part.count, plan->dtype);
@@ -212,10 +181,7 @@ static pst_status place_in_a_row(const bucket_plan *plan, const pst__partition_p
 static pst_status deliver(pst__operation *operation, pst_stream *stream) {
     pst_device *device = operation->carrier->device;
     const pst_collective *collective = &operation->work.collective;
-    pst_status status = PST_OK;
-    if (operation->cast_count > 0)
-        status = device->ops->cast_scale_copy(device, stream, operation->casts,
-                                              operation->cast_count, 1.0);
+    pst_status status = pst__casts_launch(device, stream, &operation->casts, 1.0);
     for (size_t i = 0; status == PST_OK && i < collective->piece_count; i++) {
         const pst_reduce_piece *piece = &operation->pieces[i];
         const void *source = (const char *)collective->destination + piece->offset;
@@ -232,54 +198,46 @@ static pst_status deliver(pst__operation *operation, pst_stream *stream) {
     return status;
 }
 
-static void describe(const bucket_plan *plan, const pst__partition_pending *pending,
-                     size_t chunk_bytes) {
-    pst_collective *collective = &plan->operation->work.collective;
-    collective->name = plan->partition->parameters[pending->entries[0].parameter].name;
-    collective->dtype = plan->dtype;
-    collective->scale = 1.0;
-    plan->operation->wait_name = PST__WAIT_GRADIENTS;
+/* What lies in the bucket is scaled already. */
+static void describe(const bucket_plan *plan, const char *name) {
+    pst__operation *operation = plan->operation;
+    pst_collective *collective = &operation->work.collective;
     if (plan->by_reduce_scatter) {
-        collective->kind = PST_REDUCE_SCATTER;
-        collective->source = plan->memory;
-        collective->source_bytes = chunk_bytes;
-        collective->stride = plan->stride;
-        collective->pieces = plan->operation->pieces;
+        pst__bucket_describe(operation, &plan->bucket, name, 1.0);
         return;
     }
     collective->kind = PST_ALL_REDUCE;
-    collective->destination = plan->memory;
-    collective->count = pending->bytes / pst_dtype_size(plan->dtype);
-    plan->operation->then = deliver;
+    collective->name = name;
+    collective->dtype = plan->dtype;
+    collective->scale = 1.0;
+    collective->destination = plan->bucket.memory;
+    collective->count = plan->bytes / pst_dtype_size(plan->dtype);
+    operation->wait_name = PST__WAIT_GRADIENTS;
+    operation->then = deliver;
 }
 
 static pst_status fill(bucket_plan *plan, const pst__partition_pending *pending,
                        size_t chunk_bytes) {
     pst_partition *partition = plan->partition;
     pst__carrier *carrier = &partition->carrier;
-    pst_bucket bucket;
-    pst_status status = take_bucket(plan, chunk_bytes, &bucket);
+    pst_status status = take_bucket(plan, chunk_bytes);
     if (status != PST_OK) return status;
-    partition->cast_count = 0;
+    partition->casts.count = 0;
     status =
         plan->by_reduce_scatter ? place_in_chunks(plan, pending) : place_in_a_row(plan, pending);
     if (status == PST_ENOMEM)
         return pst__partition_fail(partition, status, "%s", "no memory to reduce gradients");
     if (status != PST_OK) return status;
-    status = carrier->device->ops->cast_scale_copy(carrier->device, carrier->filling.stream,
-                                                   partition->casts, partition->cast_count,
-                                                   1.0 / (double)carrier->world);
-    if (status != PST_OK)
-        return pst__partition_fail(partition, status, "copying gradients into a %s bucket failed",
-                                   pst_dtype_name(plan->dtype));
-    describe(plan, pending, chunk_bytes);
-    return carrier->device->ops->event_record(carrier->device, plan->operation->ready,
-                                              carrier->filling.stream);
+    status = pst__casts_launch(carrier->device, carrier->filling.stream, &partition->casts,
+                               1.0 / (double)carrier->world);
+    if (status == PST_OK) return PST_OK;
+    return pst__partition_fail(partition, status, "copying gradients into a %s bucket failed",
+                               pst_dtype_name(plan->dtype));
 }
 
-static int accumulates(const pst__partition_pending *pending) {
+static int some_add(const pst_partition *partition, const pst__partition_pending *pending) {
     for (size_t i = 0; i < pending->count; i++)
-        if (pending->entries[i].accumulate) return 1;
+        if (partition->parameters[pending->entries[i].parameter].target.adds) return 1;
     return 0;
 }
 
@@ -290,7 +248,7 @@ static pst_status wait_for_deliveries(const bucket_plan *plan,
     pst__carrier *carrier = &plan->partition->carrier;
     pst__queue *queue = &carrier->queues[PST__GATHER_LANE];
     pst_status status = PST_OK;
-    if (!plan->by_reduce_scatter || !accumulates(pending)) return PST_OK;
+    if (!plan->by_reduce_scatter || !some_add(plan->partition, pending)) return PST_OK;
     if (queue->then_lane == queue->lane || queue->then_lane == queue->sum_lane) return PST_OK;
     for (pst__operation *found = queue->oldest; status == PST_OK && found != NULL;
          found = found->next) {
@@ -306,75 +264,63 @@ static pst_status wait_for_deliveries(const bucket_plan *plan,
 static pst_status submit(bucket_plan *plan, const pst__partition_pending *pending,
                          size_t chunk_bytes) {
     pst_partition *partition = plan->partition;
-    pst_status status =
-        pst__operation_take(&partition->carrier, PST__REDUCE_LANE, &plan->operation);
-    if (status != PST_OK) return status;
-    status = pst__fill_begin(&partition->carrier);
+    pst__carrier *carrier = &partition->carrier;
+    pst_status status = pst__fill_begin(carrier);
     if (status == PST_OK) status = wait_for_deliveries(plan, pending);
     if (status == PST_OK) status = fill(plan, pending, chunk_bytes);
-    if (status != PST_OK) {
-        pst__operation_give(&partition->carrier, plan->operation);
-        return status;
-    }
-    status = pst__operation_submit(plan->operation, pending->bytes, &plan->operation->ready, 1);
     if (status != PST_OK) return status;
-    pst__bucket_note_ticket(plan->operation);
+    describe(plan, partition->parameters[pending->entries[0].parameter].name);
+    status = pst__bucket_submit(carrier, plan->dtype);
+    if (status != PST_OK) return status;
     partition->stats.reductions++;
     partition->stats.by_reduce_scatter += (uint64_t)plan->by_reduce_scatter;
-    partition->stats.bytes += pending->bytes;
+    partition->stats.bytes += plan->bytes;
     return PST_OK;
 }
 
 static pst_status send(pst_partition *partition, const pst__partition_pending *pending,
                        pst_dtype dtype) {
     const size_t world = partition->carrier.world;
-    bucket_plan plan = {.partition = partition, .dtype = dtype};
+    const pst__open_bucket *open = &partition->carrier.open[dtype];
+    bucket_plan plan = {.partition = partition,
+                        .operation = open->operation,
+                        .dtype = dtype,
+                        .bytes = open->whole_bytes};
     pst_status status = partition->is_compared ? PST_OK : pst__partition_compare_owners(partition);
     if (status == PST_OK) status = name_unowned(partition, pending);
     if (status != PST_OK) return status;
     size_t largest = largest_chunk(partition, pending, dtype);
-    size_t even = pst__round_up((pending->bytes + world - 1) / world, PST__SLOT_ALIGNMENT);
-    plan.by_reduce_scatter = is_even(partition, largest, pending->bytes);
+    size_t even = pst__round_up((plan.bytes + world - 1) / world, PST__SLOT_ALIGNMENT);
+    plan.by_reduce_scatter = is_even(partition, largest, plan.bytes);
     return submit(&plan, pending, plan.by_reduce_scatter ? largest : even);
 }
 
-/* ---- what is pending
- * ------------------------------------------------------------------------------- */
+/* ---- what is pending ------------------------------------------------------------------------- */
 
-static void consumed(const pst_partition *partition, void *token) {
-    if (partition->options.consumed != NULL)
-        partition->options.consumed(partition->options.callback_context, token);
-}
-
-static int is_in(const pst__partition_parameter *parameter, const pst__partition_pending *pending) {
-    return pending->number != 0 && parameter->bucket == pending->number;
-}
-
-int pst__partition_is_pending(const pst_partition *partition,
-                              const pst__partition_parameter *parameter) {
+/* What is pending does not go out, and its sources are let go. */
+void pst__partition_forget_pending(pst_partition *partition) {
+    size_t count = 0;
     for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
-        if (is_in(parameter, &partition->pending[dtype])) return 1;
-    return 0;
+        count += partition->pending[dtype].count;
+    pst__sources_abandon(&partition->held, count);
+    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
+        pst__partition_pending *pending = &partition->pending[dtype];
+        for (size_t i = 0; i < pending->count; i++) {
+            const pst__partition_entry *entry = &pending->entries[i];
+            pst__target_forget(&partition->parameters[entry->parameter].target);
+            if (entry->is_last) pst__sources_drop(&partition->held, entry->token);
+        }
+        pending->count = 0;
+    }
+    pst__bucket_abandon_all(&partition->carrier);
 }
 
-static void clear(pst__partition_pending *pending) {
-    pending->count = pending->bytes = 0;
-    pending->number = 0;
-}
-
-/* The entries' sources will not be copied. */
-static void forget(pst_partition *partition, pst__partition_pending *pending) {
-    for (size_t i = 0; i < pending->count; i++)
-        if (pending->entries[i].is_last) consumed(partition, pending->entries[i].token);
-    clear(pending);
-}
-
-/* They are being copied. */
+/* Its sources are being copied. */
 static pst_status hold(pst_partition *partition, pst__partition_pending *pending) {
     for (size_t i = 0; i < pending->count; i++)
         if (pending->entries[i].is_last)
             pst__sources_add(&partition->held, pending->entries[i].token);
-    clear(pending);
+    pending->count = 0;
     return pst__sources_submit(&partition->held, 0);
 }
 
@@ -387,7 +333,7 @@ static pst_status flush(pst_partition *partition, pst_dtype dtype) {
     if (status == PST_OK)
         status = hold(partition, pending);
     else
-        forget(partition, pending);
+        pst__partition_forget_pending(partition);
     return pst__carrier_give_up(&partition->carrier, status);
 }
 
@@ -398,74 +344,61 @@ pst_status pst__partition_flush_all(pst_partition *partition) {
     return status;
 }
 
-void pst__partition_forget_pending(pst_partition *partition) {
-    (void)pst__sources_join(&partition->held);
-    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
-        pst__partition_pending *pending = &partition->pending[dtype];
-        for (size_t i = 0; i < pending->count; i++)
-            if (!pending->entries[i].accumulate)
-                partition->parameters[pending->entries[i].parameter].target.has_sum = 0;
-        forget(partition, pending);
-    }
-}
-
 /* ---- reports --------------------------------------------------------------------------------- */
 
-static pst_status append(pst_partition *partition, pst__partition_pending *pending,
-                         const pst__partition_entry *entry, size_t bytes) {
+static pst_status append(pst_partition *partition, pst_dtype travels,
+                         const pst__partition_entry *entry) {
+    pst__carrier *carrier = &partition->carrier;
+    pst__partition_pending *pending = &partition->pending[travels];
+    pst__partition_parameter *parameter = &partition->parameters[entry->parameter];
     pst_status status =
-        pst__heap_grow(partition->carrier.heap, (void **)&pending->entries, &pending->capacity,
+        pst__heap_grow(carrier->heap, (void **)&pending->entries, &pending->capacity,
                        pending->count + 1, sizeof *pending->entries);
     if (status != PST_OK)
         return pst__partition_fail(partition, status, "parameter '%s': no memory to reduce it",
-                                   partition->parameters[entry->parameter].name);
-    if (pending->number == 0) pending->number = ++partition->buckets;
+                                   parameter->name);
+    status = pst__bucket_begin(carrier, travels);
+    if (status != PST_OK) return status;
     pending->entries[pending->count++] = *entry;
-    pending->bytes += bytes;
-    partition->parameters[entry->parameter].bucket = pending->number;
+    carrier->open[travels].whole_bytes += padded(entry->range.count, travels);
+    parameter->target.bucket = carrier->open[travels].number;
     return PST_OK;
 }
 
 /* Adds as much of a gradient as the bucket has room for. */
 static pst_status add_part(pst_partition *partition, pst_dtype travels, pst__partition_entry *entry,
                            size_t end) {
-    pst__partition_pending *pending = &partition->pending[travels];
-    size_t room = partition->options.bucket_bytes - pending->bytes;
+    const pst__open_bucket *open = &partition->carrier.open[travels];
+    size_t room = partition->options.bucket_bytes - open->whole_bytes;
     size_t most = room / pst_dtype_size(travels), left = end - entry->range.first;
     entry->range.count = left < most ? left : most;
     entry->is_last = entry->range.count == left;
-    pst_status status = append(partition, pending, entry, padded(entry->range.count, travels));
+    pst_status status = append(partition, travels, entry);
     if (status != PST_OK) entry->is_last = 0; /* nobody will consume it */
-    if (status == PST_OK && pending->bytes == partition->options.bucket_bytes)
+    if (status == PST_OK && open->whole_bytes == partition->options.bucket_bytes)
         status = flush(partition, travels);
     return status;
 }
 
 /* A bucket holds no two gradients of one parameter, and no second one goes out before the first:
  * it has to be added to it. */
-static pst_status flush_earlier(pst_partition *partition, uint32_t parameter) {
-    pst_status status = PST_OK;
-    for (int dtype = 0; status == PST_OK && dtype < PST_DTYPE_COUNT; dtype++)
-        if (is_in(&partition->parameters[parameter], &partition->pending[dtype]))
-            status = flush(partition, (pst_dtype)dtype);
-    return status;
+static pst_status flush_earlier(pst_partition *partition, const pst__target *target) {
+    const pst_dtype dtype = pst__bucket_of(&partition->carrier, target);
+    return dtype == PST_DTYPE_COUNT ? PST_OK : flush(partition, dtype);
 }
 
 pst_status pst__partition_report(pst_partition *partition, uint32_t index, const void *source,
                                  pst_dtype dtype, void *token) {
     pst__partition_parameter *parameter = &partition->parameters[index];
     pst_dtype travels = partition->options.reduce_in_fp32 ? PST_FLOAT32 : dtype;
-    pst__partition_entry entry = {.parameter = index,
-                                  .source_dtype = dtype,
-                                  .accumulate = parameter->target.has_sum,
-                                  .token = token};
-    pst_status status = flush_earlier(partition, index);
-    parameter->target.has_sum = 1;
+    pst__partition_entry entry = {.parameter = index, .source_dtype = dtype, .token = token};
+    pst_status status = flush_earlier(partition, &parameter->target);
+    pst__target_add(&parameter->target);
     while (status == PST_OK && !entry.is_last) {
         entry.source = (const char *)source + entry.range.first * pst_dtype_size(dtype);
         status = add_part(partition, travels, &entry, parameter->elements);
         entry.range.first += entry.range.count;
     }
-    if (!entry.is_last) consumed(partition, token);
+    if (!entry.is_last) pst__sources_drop(&partition->held, token);
     return pst__carrier_give_up(&partition->carrier, status);
 }

@@ -95,11 +95,6 @@ static void stored_remove(pst_offload *offload, uint64_t key) {
     memmove(at, at + 1, (offload->table_count - place) * sizeof(pst__stored *));
 }
 
-static void stored_remove_all(pst_offload *offload) {
-    while (offload->table_count > 0)
-        pst__stored_let_go(offload, offload->table[--offload->table_count]);
-}
-
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static pst_status check_options(pst_runtime *runtime, const pst_offload_options *given,
@@ -144,17 +139,10 @@ static pst_status create_lanes(pst_offload *offload) {
     return status;
 }
 
-static pst_status create_events(pst_offload *offload) {
-    pst_device *device = offload->device;
-    pst_status status = PST_OK;
-    for (int i = 0; i < PST__DIRECTION_COUNT && offload->asynchronous && status == PST_OK; i++)
-        status = device->ops->event_create(device, 0, &offload->drained[i]);
-    return status;
-}
-
 static pst_status build(pst_offload *offload) {
     const pst_offload_options *options = &offload->options;
-    offload->device = options->device;
+    pst_device *device = options->device;
+    offload->device = device;
     offload->asynchronous = !(options->device->ops->caps & PST_DEVICE_STREAM_IS_WORKER);
     if (options->compute != NULL) offload->compute = pst_lane_stream(options->compute);
     offload->name = pst__heap_text(offload->heap, options->name);
@@ -169,20 +157,21 @@ static pst_status build(pst_offload *offload) {
     if (status == PST_OK)
         status =
             pst_graph_create(offload->runtime, PST_GRAPH_GROWING, offload->name, &offload->graph);
-    if (status == PST_OK) status = create_events(offload);
+    if (status == PST_OK && offload->asynchronous)
+        status = device->ops->event_create(device, 0, &offload->drained);
     return status == PST_OK ? create_lanes(offload) : status;
 }
 
 static void free_all(pst_offload *offload) {
     pst_device *device = offload->device;
-    stored_remove_all(offload);
+    while (offload->table_count > 0)
+        pst__stored_let_go(offload, offload->table[--offload->table_count]);
     pst__heap_free(offload->heap, offload->table, offload->table_capacity * sizeof(pst__stored *));
     (void)pst_graph_destroy(offload->graph);
     for (int i = PST__DIRECTION_COUNT; i-- > 0;) /* the first one last: others share its worker */
         (void)pst_lane_destroy(offload->queues[i].lane);
     pst__transfer_free_spare(offload);
-    for (int i = 0; i < PST__DIRECTION_COUNT; i++)
-        if (offload->drained[i] != NULL) device->ops->event_destroy(device, offload->drained[i]);
+    if (offload->drained != NULL) device->ops->event_destroy(device, offload->drained);
     pst_arena_destroy(offload->host);
     pst__heap_free_text(offload->heap, offload->name);
     pst__heap_free(offload->heap, offload, sizeof *offload);

@@ -58,7 +58,7 @@ struct pst_offload {
     pst_graph *graph;
     pst_arena *host;
     pst__transfer_queue queues[PST__DIRECTION_COUNT];
-    pst_event *drained[PST__DIRECTION_COUNT]; /* asynchronous devices: the end of each lane */
+    pst_event *drained; /* asynchronous devices: the end of a lane */
     pst__transfer *spare;
     pst__stored **table; /* by key */
     size_t table_count, table_capacity;

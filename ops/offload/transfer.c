@@ -3,6 +3,7 @@
 
 #include "base/atomic.h"
 #include "base/clock.h"
+#include "sched/device/device.h"
 
 #include <inttypes.h>
 #include <time.h>
@@ -12,6 +13,15 @@
 
 const char *pst__direction_name(pst__direction direction) {
     return direction == PST__STORE ? "offload" : "reload";
+}
+
+/* In the words of the device. */
+static pst_status device_fail(const pst__transfer *transfer, pst_status status, const char *what) {
+    const char *text = pst__device_text(transfer->offload->device);
+    return pst__offload_fail(transfer->offload, status, "%s of key %" PRIu64 " (%zu bytes) %s: %s",
+                             pst__direction_name(transfer->direction), transfer->stored->key,
+                             transfer->copy.bytes, what,
+                             text[0] != '\0' ? text : pst_status_text(status));
 }
 
 /* ---- taking and giving back ------------------------------------------------------------------ */
@@ -106,12 +116,7 @@ static pst_status start(void *argument, pst_stream *stream) {
     const pst__transfer *transfer = argument;
     pst_device *device = transfer->offload->device;
     pst_status status = device->ops->copy(device, stream, &transfer->copy, 1);
-    if (status == PST_OK) return PST_OK;
-    const char *text = device->ops->error_text != NULL ? device->ops->error_text(device) : NULL;
-    return pst__offload_fail(transfer->offload, status,
-                             "%s of key %" PRIu64 " (%zu bytes) failed: %s",
-                             pst__direction_name(transfer->direction), transfer->stored->key,
-                             transfer->copy.bytes, text != NULL ? text : pst_status_text(status));
+    return status == PST_OK ? PST_OK : device_fail(transfer, status, "failed");
 }
 
 static void ended(void *argument, pst_status status) {
@@ -145,12 +150,9 @@ static pst_status collect_events(pst__transfer *transfer, pst_event *const *afte
         events[(*count)++] = after[i];
     if (after != NULL || !offload->asynchronous) return PST_OK;
     pst_status status = device->ops->event_record(device, transfer->ready, offload->compute);
-    if (status == PST_OK) events[(*count)++] = transfer->ready;
-    if (status == PST_OK) return PST_OK;
-    const char *text = device->ops->error_text != NULL ? device->ops->error_text(device) : NULL;
-    return pst__offload_fail(offload, status, "%s of key %" PRIu64 " could not mark compute: %s",
-                             pst__direction_name(transfer->direction), transfer->stored->key,
-                             text != NULL ? text : pst_status_text(status));
+    if (status != PST_OK) return device_fail(transfer, status, "could not mark compute");
+    events[(*count)++] = transfer->ready;
+    return PST_OK;
 }
 
 static pst_status add_task(pst__transfer *transfer, pst_event *const *after, size_t after_count) {
@@ -233,37 +235,19 @@ pst_status pst__transfer_wait_end(const pst__transfer *transfer) {
     return wait_on(transfer, NULL);
 }
 
-/* After a poison the scheduler has given up what the device goes on with. */
-static int streams_are_idle(const pst_offload *offload) {
-    pst_device *device = offload->device;
-    for (int direction = 0; offload->asynchronous && direction < PST__DIRECTION_COUNT; direction++)
-        if (device->ops->event_query(device, offload->drained[direction]) != PST_OK) return 0;
-    return 1;
-}
-
-static int mark_streams(const pst_offload *offload) {
-    pst_device *device = offload->device;
-    for (int direction = 0; offload->asynchronous && direction < PST__DIRECTION_COUNT; direction++)
-        if (device->ops->event_record(device, offload->drained[direction],
-                                      pst_lane_stream(offload->queues[direction].lane)) != PST_OK)
-            return 0;
-    return 1;
-}
-
 int pst__transfer_drain(pst_offload *offload) {
     const struct timespec pause = {0, 50000};
-    uint64_t begin = pst__now();
-    int is_marked = 0;
+    const uint64_t until = pst__now() + PATIENCE_NS;
+    int done = 1;
     (void)pst_launch_wait((pst_launch){offload->graph, 0});
-    for (;;) {
-        pst__transfer_reap(offload);
-        if (offload->stats.in_flight == 0) {
-            if (!is_marked && !mark_streams(offload)) return 0;
-            is_marked = 1;
-            if (streams_are_idle(offload)) return 1;
-        }
-        if (pst__now() - begin > PATIENCE_NS) return 0;
+    for (pst__transfer_reap(offload); offload->stats.in_flight > 0; pst__transfer_reap(offload)) {
+        if (pst__now() > until) return 0;
         (void)pst_run_once(offload->runtime, NULL);
         (void)nanosleep(&pause, NULL);
     }
+    /* After a poison the scheduler has given up what the device goes on with. */
+    for (int i = 0; offload->asynchronous && done && i < PST__DIRECTION_COUNT; i++)
+        done = pst__device_wait_stream(offload->device, pst_lane_stream(offload->queues[i].lane),
+                                       offload->drained, until);
+    return done;
 }

@@ -44,13 +44,39 @@ size_t pst__bucket_bytes(const pst__carrier *carrier) {
     return stats.bytes;
 }
 
-static pst_status wait_for_bucket(pst__carrier *carrier) {
+size_t pst__bucket_held(pst__carrier *carrier) {
+    size_t count = 0;
+    const pst__operation *operation = pst__queue_of(carrier, PST__REDUCE_LANE)->holding;
+    for (; operation != NULL; operation = operation->next)
+        count += (size_t)operation->has_bucket;
+    return count;
+}
+
+pst_status pst__bucket_wait(pst__carrier *carrier) {
     pst__operation *operation = pst__queue_of(carrier, PST__REDUCE_LANE)->holding;
     while (operation != NULL && !operation->has_bucket)
         operation = operation->next;
     pst_status status = operation == NULL ? PST_ESTATE : pst__operation_wait_launch(operation);
     pst__operation_reap(carrier);
     return status;
+}
+
+/* ---- coming in ------------------------------------------------------------------------------- */
+
+pst_status pst__bucket_begin(pst__carrier *carrier, pst_dtype dtype) {
+    pst__open_bucket *open = &carrier->open[dtype];
+    if (open->operation != NULL) return PST_OK;
+    const pst_status status = pst__operation_take(carrier, PST__REDUCE_LANE, &open->operation);
+    if (status == PST_OK) open->number = ++carrier->bucket_count;
+    return status;
+}
+
+pst_dtype pst__bucket_of(const pst__carrier *carrier, const pst__target *target) {
+    int dtype = 0;
+    while (dtype < PST_DTYPE_COUNT &&
+           (carrier->open[dtype].number == 0 || carrier->open[dtype].number != target->bucket))
+        dtype++;
+    return (pst_dtype)dtype;
 }
 
 pst_status pst__bucket_slot(pst__carrier *carrier, pst_dtype dtype, size_t bytes,
@@ -62,17 +88,40 @@ pst_status pst__bucket_slot(pst__carrier *carrier, pst_dtype dtype, size_t bytes
         if (status == PST_EBUSY)
             status = flush(context, dtype);
         else if (status == PST_PENDING)
-            status = wait_for_bucket(carrier);
-        else
-            return status;
+            status = pst__bucket_wait(carrier);
+        else if (status == PST_OK)
+            break;
         if (status != PST_OK) return status;
     }
+    const pst_status status = pst__bucket_begin(carrier, dtype);
+    carrier->open[dtype].has_slots = status == PST_OK;
+    return status;
+}
+
+pst_status pst__bucket_deliver(pst__operation *operation, const pst__target *target, size_t first,
+                               size_t count, size_t offset) {
+    return pst__operation_add_piece(
+        operation, &(pst_reduce_piece){.offset = offset,
+                                       .count = count,
+                                       .destination = pst__target_at(target, first),
+                                       .destination_dtype = target->dtype,
+                                       .accumulate = target->adds});
 }
 
 /* ---- going out ------------------------------------------------------------------------------- */
 
-static void describe(const pst__carrier *carrier, const pst_bucket *bucket, const char *name,
-                     pst__operation *operation) {
+pst_status pst__bucket_close(pst__carrier *carrier, pst_dtype dtype, pst_bucket *bucket) {
+    pst__open_bucket *open = &carrier->open[dtype];
+    const pst_status status = pst_buckets_flush(carrier->buckets, dtype, bucket);
+    if (status != PST_OK) return status;
+    open->has_slots = 0;
+    open->operation->bucket = bucket->id;
+    open->operation->has_bucket = 1;
+    return PST_OK;
+}
+
+void pst__bucket_describe(pst__operation *operation, const pst_bucket *bucket, const char *name,
+                          double scale) {
     pst_collective *collective = &operation->work.collective;
     collective->kind = PST_REDUCE_SCATTER;
     collective->name = name;
@@ -81,34 +130,35 @@ static void describe(const pst__carrier *carrier, const pst_bucket *bucket, cons
     collective->source_bytes = bucket->used_bytes;
     collective->stride = bucket->stride;
     collective->pieces = operation->pieces;
-    collective->scale = 1.0 / (double)carrier->world; /* the sums are in fp32 */
+    collective->scale = scale;
     operation->wait_name = PST__WAIT_GRADIENTS;
-    operation->bucket = bucket->id;
-    operation->has_bucket = 1;
 }
 
-pst_status pst__bucket_send(pst__carrier *carrier, pst_dtype dtype, const char *name) {
-    pst__open_bucket open = carrier->open[dtype];
+pst_status pst__bucket_submit(pst__carrier *carrier, pst_dtype dtype) {
+    const pst__open_bucket open = carrier->open[dtype];
+    pst__operation *operation = open.operation;
     pst_device *device = carrier->device;
-    pst_bucket bucket;
-    pst_status status = pst_buckets_flush(carrier->buckets, dtype, &bucket);
-    if (status != PST_OK) return status;
     carrier->open[dtype] = (pst__open_bucket){0};
-    describe(carrier, &bucket, name, open.operation);
-    status = device->ops->event_record(device, open.operation->ready, carrier->filling.stream);
+    pst_status status =
+        device->ops->event_record(device, operation->ready, carrier->filling.stream);
     if (status != PST_OK) {
-        pst__operation_give(carrier, open.operation);
+        pst__operation_give(carrier, operation);
         return status;
     }
-    status = pst__operation_submit(open.operation, open.whole_bytes, &open.operation->ready, 1);
-    if (status == PST_OK) pst__bucket_note_ticket(open.operation);
+    status = pst__operation_submit(operation, open.whole_bytes, &operation->ready, 1);
+    if (status == PST_OK && carrier->keeps_tickets)
+        carrier->bucket_tickets[operation->bucket] = operation->work.collective.ticket;
     return status;
 }
 
-void pst__bucket_note_ticket(const pst__operation *operation) {
-    pst__carrier *carrier = operation->carrier;
-    if (carrier->keeps_tickets)
-        carrier->bucket_tickets[operation->bucket] = operation->work.collective.ticket;
+pst_status pst__bucket_send(pst__carrier *carrier, pst_dtype dtype, const char *name) {
+    pst_bucket bucket;
+    const pst_status status = pst__bucket_close(carrier, dtype, &bucket);
+    if (status != PST_OK) return status;
+    /* The sums are in fp32. */
+    pst__bucket_describe(carrier->open[dtype].operation, &bucket, name,
+                         1.0 / (double)carrier->world);
+    return pst__bucket_submit(carrier, dtype);
 }
 
 void pst__bucket_deliver_nothing(pst__carrier *carrier) {
@@ -119,12 +169,10 @@ void pst__bucket_deliver_nothing(pst__carrier *carrier) {
 
 void pst__bucket_abandon_all(pst__carrier *carrier) {
     for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
-        pst__operation *operation = carrier->open[dtype].operation;
-        if (operation == NULL) continue;
+        pst__open_bucket *open = &carrier->open[dtype];
         pst_bucket bucket;
-        carrier->open[dtype] = (pst__open_bucket){0};
-        if (pst_buckets_flush(carrier->buckets, (pst_dtype)dtype, &bucket) == PST_OK)
-            pst_buckets_retire(carrier->buckets, bucket.id, NULL);
-        pst__operation_give(carrier, operation);
+        if (open->has_slots) (void)pst__bucket_close(carrier, (pst_dtype)dtype, &bucket);
+        if (open->operation != NULL) pst__operation_give(carrier, open->operation);
+        *open = (pst__open_bucket){0};
     }
 }

@@ -47,10 +47,12 @@ typedef struct pst__queue {
     pst__operation *holding; /* the first one that has its memory still */
 } pst__queue;
 
-/* A reduce-scatter that is being put together: one a dtype. */
+/* A reduction that is being put together: one a dtype. */
 typedef struct pst__open_bucket {
     pst__operation *operation;
     size_t whole_bytes;
+    uint64_t number; /* of all buckets so far; 0: none is open */
+    int has_slots;   /* memory of the carrier's buckets that is filled */
 } pst__open_bucket;
 
 /* Where gradients are copied into buckets. On an asynchronous device that is a stream of its own:
@@ -105,6 +107,7 @@ typedef struct pst__carrier {
     size_t opened_bytes;
     int has_opened[PST_DTYPE_COUNT];
     pst__open_bucket open[PST_DTYPE_COUNT];
+    uint64_t bucket_count; /* begun so far */
     pst__filling filling;
     pst_event *reached;  /* compute's position, for the host to wait for */
     pst_stream *outside; /* compute's own stream while another one is captured; NULL: none is */
@@ -173,6 +176,10 @@ pst_status pst__wait_readers(pst__carrier *carrier, pst_comm *comm, pst_stream *
 pst_status pst__wait_all_readers(pst__carrier *carrier);
 /* Compute waits until no peer reads what was gathered from so far. */
 pst_status pst__wait_gather_readers(pst__carrier *carrier);
+/* An operation, not submitted yet, that gathers `bytes` of each rank's pinned memory to behind
+ * them, in the order of ranks. */
+pst_status pst__take_gather_of_bytes(pst__carrier *carrier, const char *name, void *memory,
+                                     size_t bytes, pst__operation **operation);
 /* Each rank's `bytes` of host memory, in the order of ranks. Blocks. */
 pst_status pst__gather_bytes(pst__carrier *carrier, const char *name, const void *own, size_t bytes,
                              void *everyone);

@@ -17,11 +17,7 @@ pst_status pst__comparisons_create(pst__carrier *carrier, const char *name, cons
     pst_device *device = carrier->device;
     void *memory = NULL;
     *comparisons = (pst__comparisons){.carrier = carrier, .name = name, .meaning = meaning};
-    comparisons->segments =
-        pst__heap_alloc(carrier->heap, carrier->world * sizeof *comparisons->segments);
-    if (comparisons->segments == NULL) return PST_ENOMEM;
-    pst__fill_segments(comparisons->segments, carrier->world, sizeof(uint64_t));
-    pst_status status =
+    const pst_status status =
         device->ops->alloc(device, PST_MEMORY_PINNED, words_bytes(carrier), &memory);
     comparisons->words = memory;
     return status;
@@ -33,8 +29,6 @@ void pst__comparisons_free(pst__comparisons *comparisons) {
     pst_device *device = carrier->device;
     if (comparisons->words != NULL)
         device->ops->free(device, PST_MEMORY_PINNED, comparisons->words, words_bytes(carrier));
-    pst__heap_free(carrier->heap, comparisons->segments,
-                   carrier->world * sizeof *comparisons->segments);
     *comparisons = (pst__comparisons){0};
 }
 
@@ -68,28 +62,21 @@ static pst_status wait_for_place(const pst__comparisons *comparisons) {
 }
 
 static pst_status submit(pst__comparisons *comparisons, uint64_t hash, int is_blocking) {
-    pst__carrier *carrier = comparisons->carrier;
     uint64_t *words = words_of(comparisons, comparisons->count);
     pst__operation *operation;
     pst_status status = wait_for_place(comparisons);
-    if (status == PST_OK) status = pst__operation_take(carrier, PST__GATHER_LANE, &operation);
+    if (status == PST_OK)
+        status = pst__take_gather_of_bytes(comparisons->carrier, comparisons->name, words,
+                                           sizeof hash, &operation);
     if (status != PST_OK) return status;
     words[0] = hash;
-    pst_collective *collective = &operation->work.collective;
-    collective->kind = PST_ALL_GATHER;
-    collective->name = comparisons->name;
-    collective->dtype = PST_UINT8;
-    collective->source = words;
-    collective->source_bytes = sizeof hash;
-    collective->destination = words + 1;
-    collective->segments = comparisons->segments;
-    collective->segment_count = carrier->world;
     operation->owner = comparisons;
     operation->argument = comparisons->count;
     operation->done = is_blocking ? NULL : poison_if_different;
     status = pst__operation_submit(operation, sizeof hash, NULL, 0);
     if (status != PST_OK) return status;
-    comparisons->tickets[comparisons->count++ % PST__COMPARISONS] = collective->ticket;
+    comparisons->tickets[comparisons->count++ % PST__COMPARISONS] =
+        operation->work.collective.ticket;
     return is_blocking ? pst__operation_wait_end(operation) : PST_OK;
 }
 

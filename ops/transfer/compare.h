@@ -11,7 +11,6 @@ typedef struct pst__comparisons {
     const char *name;    /* of the collective */
     const char *meaning; /* "rank 3 " and this: what a difference says */
     uint64_t *words;     /* pinned: for each comparison this rank's hash, then everybody's */
-    pst_segment *segments;
     uint64_t tickets[PST__COMPARISONS];
     uint64_t count; /* so far */
 } pst__comparisons;

@@ -9,8 +9,8 @@ static pst__source_batch *batch_at(pst__sources_held *held, size_t index) {
 }
 
 static void release(pst__sources_held *held, size_t tokens) {
-    for (size_t i = 0; i < tokens && held->consumed != NULL; i++)
-        held->consumed(held->context, held->tokens[i]);
+    for (size_t i = 0; i < tokens; i++)
+        pst__sources_drop(held, held->tokens[i]);
     for (size_t i = tokens; i < held->token_count; i++)
         held->tokens[i - tokens] = held->tokens[i];
     held->token_count -= tokens;
@@ -31,6 +31,12 @@ pst_status pst__sources_join(pst__sources_held *held) {
     if (held->count > 0) status = wait_for(held, batch_at(held, held->count - 1));
     if (status == PST_OK) pst__sources_release_all(held);
     return status;
+}
+
+void pst__sources_abandon(pst__sources_held *held, size_t more) {
+    if (held->token_count + more == 0) return;
+    if (pst__fill_end(held->carrier) == PST_OK) (void)pst__fill_join(held->carrier);
+    pst__sources_release_all(held);
 }
 
 static pst_status make_room(pst__sources_held *held, size_t bytes) {

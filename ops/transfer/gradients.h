@@ -31,10 +31,17 @@ typedef struct pst__sources_held {
 pst_status pst__sources_reserve(pst__sources_held *held, size_t tokens, size_t bytes);
 /* Behind the copies: the next token of the batch, for which there is room. */
 void pst__sources_add(pst__sources_held *held, void *token);
+/* A token whose source nobody copies. */
+static inline void pst__sources_drop(const pst__sources_held *held, void *token) {
+    if (held->consumed != NULL) held->consumed(held->context, token);
+}
 /* What was added becomes a batch; where compute's own stream has copied, it is released at once. */
 pst_status pst__sources_submit(pst__sources_held *held, size_t bytes);
 /* Compute waits for all batches, which are released. */
 pst_status pst__sources_join(pst__sources_held *held);
+/* A backward is given up: compute waits for all copies that were begun, those of `more` sources too
+ * that are in no batch, and all batches are released, even where compute cannot wait any more. */
+void pst__sources_abandon(pst__sources_held *held, size_t more);
 /* Releases all, where they have been copied or nobody will read them. */
 void pst__sources_release_all(pst__sources_held *held);
 void pst__sources_free(pst__sources_held *held);
@@ -46,9 +53,26 @@ typedef struct pst__target {
     void *memory; /* NULL: none */
     size_t count;
     pst_dtype dtype;
-    int has_sum; /* it holds gradients since the last update */
-    int is_old;  /* it holds those of an earlier update */
+    int has_sum;     /* it holds gradients since the last update */
+    int is_old;      /* it holds those of an earlier update */
+    int adds;        /* the latest gradient is added to what it holds */
+    uint64_t bucket; /* number of the bucket that has the latest gradient, or the end of it */
 } pst__target;
+
+static inline void *pst__target_at(const pst__target *target, size_t element) {
+    return (char *)target->memory + element * pst_dtype_size(target->dtype);
+}
+
+/* A gradient goes into buckets. */
+static inline void pst__target_add(pst__target *target) {
+    target->adds = target->has_sum;
+    target->has_sum = 1;
+}
+
+/* The latest gradient does not go out. */
+static inline void pst__target_forget(pst__target *target) {
+    if (!target->adds) target->has_sum = 0;
+}
 
 /* The first backward behind an update begins. */
 static inline void pst__target_begin(pst__target *target) {

@@ -240,16 +240,8 @@ static int all_ended(pst__carrier *carrier) {
 
 /* 1: all that `stream` was given so far is done. */
 static int wait_stream(const pst__carrier *carrier, pst_stream *stream, uint64_t patience_ns) {
-    const pst_device_ops *ops = carrier->device->ops;
-    const struct timespec pause = {0, 50000};
-    uint64_t begin = pst__now();
-    pst_status status = PST_OK;
-    if (ops->event_record(carrier->device, carrier->reached, stream) != PST_OK) return 0;
-    while ((status = ops->event_query(carrier->device, carrier->reached)) == PST_PENDING) {
-        if (pst__now() - begin > patience_ns) return 0;
-        (void)nanosleep(&pause, NULL);
-    }
-    return status == PST_OK;
+    return pst__device_wait_stream(carrier->device, stream, carrier->reached,
+                                   pst__now() + patience_ns);
 }
 
 int pst__carrier_wait_compute(pst__carrier *carrier, uint64_t patience_ns) {

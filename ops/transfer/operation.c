@@ -33,8 +33,7 @@ static void operation_free(pst__carrier *carrier, pst__operation *operation) {
     if (operation->finished != NULL) device->ops->event_destroy(device, operation->finished);
     pst__heap_free(carrier->heap, operation->pieces,
                    operation->piece_capacity * sizeof *operation->pieces);
-    pst__heap_free(carrier->heap, operation->casts,
-                   operation->cast_capacity * sizeof *operation->casts);
+    pst__casts_free(carrier->heap, &operation->casts);
     pst__heap_free(carrier->heap, operation->segments,
                    operation->segment_capacity * sizeof *operation->segments);
     pst__heap_free(carrier->heap, operation, sizeof *operation);
@@ -55,7 +54,7 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     operation->after_count = 0;
     operation->then = NULL;
     operation->done = NULL;
-    operation->cast_count = 0;
+    operation->casts.count = 0;
     operation->is_waited = 0;
     operation->owner = NULL;
     operation->wait_name = NULL;
@@ -68,11 +67,6 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     pst__store_relaxed(&operation->ended, 0);
     pst__store_relaxed(&operation->failed, 0);
     pst__store_relaxed(&operation->failure, PST_OK);
-}
-
-void pst__fill_segments(pst_segment *segments, size_t world, size_t bytes) {
-    for (size_t rank = 0; rank < world; rank++)
-        segments[rank] = (pst_segment){(uint32_t)rank, 0, rank * bytes, bytes};
 }
 
 /* First in, first out: what waits for an event of one that is given back then rarely waits for its

@@ -10,6 +10,7 @@
 
 #include "base/atomic.h"
 #include "ops/transfer/carrier.h"
+#include "ops/transfer/casts.h"
 
 /* A memory's earlier use that a task waits for, and compute's writes, at most. */
 #define PST__MOST_AFTER (2 * PST_LEASE_EVENTS + 2)
@@ -44,8 +45,7 @@ struct pst__operation {
     int has_bucket;
     pst_reduce_piece *pieces;
     size_t piece_capacity;
-    pst_cast *casts; /* of the second part */
-    size_t cast_count, cast_capacity;
+    pst__casts casts;      /* of the second part */
     pst_segment *segments; /* of a gather, where its owner has none that lasts */
     size_t segment_capacity;
     struct pst__operation *next;
@@ -55,9 +55,6 @@ struct pst__operation {
 static inline int pst__operation_is_launched(const pst__operation *operation) {
     return pst__load_acquire(&operation->launched);
 }
-
-/* The segments of an all-gather of `bytes` of each rank. */
-void pst__fill_segments(pst_segment *segments, size_t world, size_t bytes);
 
 /* An unused operation of this lane's communicator, its collective zeroed. */
 pst_status pst__operation_take(pst__carrier *carrier, pst__lane_index lane,

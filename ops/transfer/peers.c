@@ -60,69 +60,56 @@ pst_status pst__wait_gather_readers(pst__carrier *carrier) {
 
 /* ---- a small all-gather of host memory ------------------------------------------------------- */
 
-/* Pinned: this rank's bytes, then everybody's. */
-typedef struct exchange {
-    size_t bytes;
-    char *own;
-    pst_segment *segments;
-} exchange;
-
-static size_t exchange_bytes(const pst__carrier *carrier, const exchange *exchange) {
-    return exchange->bytes * (carrier->world + 1);
-}
-
-static void exchange_free(pst__carrier *carrier, exchange *exchange) {
-    pst_device *device = carrier->device;
-    if (exchange->own != NULL)
-        device->ops->free(device, PST_MEMORY_PINNED, exchange->own,
-                          exchange_bytes(carrier, exchange));
-    pst__heap_free(carrier->heap, exchange->segments, carrier->world * sizeof *exchange->segments);
-}
-
-static pst_status exchange_alloc(pst__carrier *carrier, exchange *exchange) {
-    pst_device *device = carrier->device;
-    void *memory = NULL;
-    exchange->segments =
-        pst__heap_alloc(carrier->heap, carrier->world * sizeof *exchange->segments);
-    if (exchange->segments == NULL ||
-        device->ops->alloc(device, PST_MEMORY_PINNED, exchange_bytes(carrier, exchange), &memory) !=
-            PST_OK)
-        return pst__carrier_fail(carrier, PST_ENOMEM, "%s", "no memory to compare the ranks");
-    exchange->own = memory;
-    pst__fill_segments(exchange->segments, carrier->world, exchange->bytes);
-    return PST_OK;
-}
-
-static pst_status exchange_run(pst__carrier *carrier, const char *name, exchange *exchange) {
+pst_status pst__take_gather_of_bytes(pst__carrier *carrier, const char *name, void *memory,
+                                     size_t bytes, pst__operation **taken) {
     pst__operation *operation;
     pst_status status = pst__operation_take(carrier, PST__GATHER_LANE, &operation);
     if (status != PST_OK) return status;
+    status =
+        pst__heap_grow(carrier->heap, (void **)&operation->segments, &operation->segment_capacity,
+                       carrier->world, sizeof *operation->segments);
+    if (status != PST_OK) {
+        pst__operation_give(carrier, operation);
+        return pst__carrier_fail(carrier, status, "no memory for the gather of '%s'", name);
+    }
+    for (size_t rank = 0; rank < carrier->world; rank++)
+        operation->segments[rank] = (pst_segment){(uint32_t)rank, 0, rank * bytes, bytes};
     pst_collective *collective = &operation->work.collective;
     collective->kind = PST_ALL_GATHER;
     collective->name = name;
     collective->dtype = PST_UINT8;
-    collective->source = exchange->own;
-    collective->source_bytes = exchange->bytes;
-    collective->destination = exchange->own + exchange->bytes;
-    collective->segments = exchange->segments;
+    collective->source = memory;
+    collective->source_bytes = bytes;
+    collective->destination = (char *)memory + bytes;
+    collective->segments = operation->segments;
     collective->segment_count = carrier->world;
-    status = pst__operation_submit(operation, exchange->bytes, NULL, 0);
+    *taken = operation;
+    return PST_OK;
+}
+
+/* *is_ours becomes 0 where somebody may still write to the memory: it is lost then. */
+static pst_status gather_bytes(pst__carrier *carrier, const char *name, void *memory, size_t bytes,
+                               int *is_ours) {
+    pst__operation *operation;
+    pst_status status = pst__take_gather_of_bytes(carrier, name, memory, bytes, &operation);
+    if (status == PST_OK) status = pst__operation_submit(operation, bytes, NULL, 0);
     if (status != PST_OK) return status;
     status = pst__operation_wait_end(operation);
-    if (status != PST_OK && !pst__carrier_quiesce(carrier))
-        exchange->own = NULL; /* somebody may still write there: it is lost */
+    *is_ours = status == PST_OK || pst__carrier_quiesce(carrier);
     return status;
 }
 
 pst_status pst__gather_bytes(pst__carrier *carrier, const char *name, const void *own, size_t bytes,
                              void *everyone) {
-    exchange exchange = {.bytes = bytes};
-    pst_status status = exchange_alloc(carrier, &exchange);
-    if (status == PST_OK) {
-        memcpy(exchange.own, own, bytes);
-        status = exchange_run(carrier, name, &exchange);
-    }
-    if (status == PST_OK) memcpy(everyone, exchange.own + bytes, carrier->world * bytes);
-    exchange_free(carrier, &exchange);
+    pst_device *device = carrier->device;
+    const size_t all = bytes * (carrier->world + 1);
+    void *memory = NULL;
+    int is_ours = 1;
+    if (device->ops->alloc(device, PST_MEMORY_PINNED, all, &memory) != PST_OK)
+        return pst__carrier_fail(carrier, PST_ENOMEM, "%s", "no memory to compare the ranks");
+    memcpy(memory, own, bytes);
+    const pst_status status = gather_bytes(carrier, name, memory, bytes, &is_ours);
+    if (status == PST_OK) memcpy(everyone, (char *)memory + bytes, all - bytes);
+    if (is_ours) device->ops->free(device, PST_MEMORY_PINNED, memory, all);
     return status;
 }

@@ -77,11 +77,8 @@ static pst_status fill_part(pst_zero *engine, pst__group *group, pst__part part,
     pst__carrier *carrier = &engine->carrier;
     const pst_dtype travels = group->reduce_dtype;
     pst_slot slot;
-    pst__open_bucket *open = &carrier->open[travels];
     pst_status status = pst__bucket_slot(carrier, travels, part.count * pst_dtype_size(travels),
                                          send_bucket, engine, &slot);
-    if (status == PST_OK && open->operation == NULL)
-        status = pst__operation_take(carrier, PST__REDUCE_LANE, &open->operation);
     if (status == PST_OK) status = add_piece(engine, group, part, &slot, accumulate);
     if (status != PST_OK) return status;
     const size_t bytes = pst__bucket_bytes(carrier);

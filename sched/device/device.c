@@ -1,5 +1,7 @@
-/* What all devices share: which of their slots are needed by whom, and dtypes. */
+/* What all devices share: which of their slots are needed by whom, waiting for a stream, dtypes. */
 #include "sched/device/device.h"
+
+#include "base/clock.h"
 
 #include <stddef.h>
 
@@ -41,6 +43,18 @@ const char *pst__device_lacks(const pst_device *device, unsigned needs) {
             return required[i].name;
     const int is_worker = (ops->caps & PST_DEVICE_STREAM_IS_WORKER) != 0;
     return (needs & PST__NEEDS_STREAMS) && is_worker && ops->progress == NULL ? "progress" : NULL;
+}
+
+int pst__device_wait_stream(pst_device *device, pst_stream *stream, pst_event *event,
+                            uint64_t until) {
+    const struct timespec pause = {0, 50000};
+    pst_status status = PST_OK;
+    if (device->ops->event_record(device, event, stream) != PST_OK) return 0;
+    while ((status = device->ops->event_query(device, event)) == PST_PENDING) {
+        if (pst__now() > until) return 0;
+        (void)nanosleep(&pause, NULL);
+    }
+    return status == PST_OK;
 }
 
 /* ---- dtypes ----------------------------------------------------------------------------- */

@@ -15,6 +15,11 @@ typedef enum pst__device_needs {
  * library's interface version. */
 const char *pst__device_lacks(const pst_device *device, unsigned needs);
 
+/* Blocks until the stream has done all that it was given so far, for which the event is recorded
+ * there; 0: not until pst__now() is `until`, or the device has failed. */
+int pst__device_wait_stream(pst_device *device, pst_stream *stream, pst_event *event,
+                            uint64_t until);
+
 /* What the device has said to the calling thread about its latest failure; "" if it says nothing.
  */
 static inline const char *pst__device_text(pst_device *device) {

@@ -19,9 +19,9 @@ typedef struct part {
     size_t first[SIZES], count[SIZES]; /* what this rank owns */
     float *flat;                       /* its partition, with guards around it */
     size_t flat_count;
-    float *gradients[64]; /* all that were made, until the end */
+    float *gradients[1024]; /* all that were made, until the end */
     size_t gradient_count;
-    int consumed[64];
+    int consumed[1024];
     size_t live, most; /* bytes of segments */
 } part;
 

@@ -1,5 +1,6 @@
 /* Flat shards on asynchronous devices: the host goes on without them, and what it asks of them. */
 #include "flat_rank.h"
+#include "slow_copies.h"
 
 static void step(flat_rank *rank) {
     rank_state *state = rank->state;
@@ -222,58 +223,16 @@ static void a_call_of_the_device_that_fails_ends_all_ranks_or_none(void **unused
     run_ranks_with_faults(&model, fail_in_a_call);
 }
 
-/* The first rank's stream of copies; a reduction behind the copies is refused there. */
-static pst_stream *copying;
-static int is_copied; /* atomic */
-
-static pst_status copy_slowly_now(void *argument) {
-    (void)argument;
-    async_sleep(20000);
-    return PST_OK;
-}
-
-static pst_status copied_now(void *argument) {
-    (void)argument;
-    __atomic_store_n(&is_copied, 1, __ATOMIC_RELEASE);
-    return PST_OK;
-}
-
-static pst_status slow_cast(pst_device *device, pst_stream *stream, const pst_cast *pieces,
-                            size_t piece_count, double scale) {
-    copying = stream;
-    async_call(async_of(device), stream, copy_slowly_now, &copying, sizeof copying);
-    pst_status status = async_cast_scale_copy(device, stream, pieces, piece_count, scale);
-    async_call(async_of(device), stream, copied_now, &copying, sizeof copying);
-    return status;
-}
-
-/* Of a bucket: the only record there between a copy and the batch's own. */
-static pst_status refuse_record(pst_device *device, pst_event *event, pst_stream *stream) {
-    if (stream != copying) return async_event_record(device, event, stream);
-    async_of(device)->ops.event_record = async_event_record;
-    return PST_EDEVICE;
-}
-
-static pst_status look_now(void *argument) {
-    rank_state *state = *(rank_state **)argument;
-    if (!__atomic_load_n(&is_copied, __ATOMIC_ACQUIRE))
-        note_wrong(state, "gradient let go before its copy", 0, 0, 0, 1);
-    return PST_OK;
-}
-
 static void fail_between_buckets(rank_state *state) {
     flat_rank rank;
-    copying = NULL;
-    __atomic_store_n(&is_copied, 0, __ATOMIC_RELEASE);
     open_flat(&rank, state);
     CHECK_OK(pst_flat_begin_backward(rank.flat, 1));
-    state->async->ops.cast_scale_copy = slow_cast;
-    state->async->ops.event_record = refuse_record;
+    refuse_behind_copies(state);
     flat_report(&rank, 0);
     CHECK(state->failure[0] != '\0');
     state->failure[0] = '\0';
     CHECK(pst_flat_begin_backward(rank.flat, 1) != PST_OK); /* lets the gradient go */
-    on_compute(state, look_now, &state, sizeof state);
+    check_copied(state);
     pst_flat_destroy(rank.flat);
     rank.flat = NULL;
     finish_compute(state);

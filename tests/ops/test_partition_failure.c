@@ -1,5 +1,6 @@
 /* Partitions whose ranks differ, or that are used wrongly. */
 #include "partition_part.h"
+#include "slow_copies.h"
 
 /* ---- failing --------------------------------------------------------------------------------- */
 
@@ -38,6 +39,34 @@ static void ranks_that_report_different_gradients_are_told(void **unused) {
         run_ranks_on_device(2, &model, report_in_another_order, (void *)&variant);
         assert_true(told > 0);
     }
+}
+
+static void fail_behind_a_copy(rank_state *state) {
+    part part = {0};
+    open_part(&part, state, 7.0f);
+    CHECK_FINE();
+    backward_of(&part, 0, 1);
+    CHECK_FINE();
+    finish_compute(state);
+    begin(&part, 1);
+    give_all(&part, 0, SIZES, 1);
+    CHECK_FINE();
+    refuse_behind_copies(state);
+    CHECK(pst_partition_end_backward(part.partition, 1) == PST_EDEVICE);
+    CHECK(part.consumed[part.gradient_count - 1] == 1);
+    check_copied(state);
+    pst_partition_destroy(part.partition);
+    finish_compute(state);
+    for (size_t i = 0; i < part.gradient_count; i++)
+        free(part.gradients[i]);
+    CHECK_FINE();
+}
+
+static void a_failure_lets_go_what_is_being_copied_only_behind_the_copy(void **unused) {
+    (void)unused;
+    const variant variant = {.bucket_bytes = 1u << 20};
+    const model model = {.deadline_ns = 10000000000u, .device = ON_ASYNC};
+    run_ranks_on_device(1, &model, fail_behind_a_copy, (void *)&variant);
 }
 
 /* Rank 0 binds nothing of what it has of parameter 1. */
@@ -97,6 +126,7 @@ static void wrong_bindings_are_named(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_that_report_different_gradients_are_told),
+        cmocka_unit_test(a_failure_lets_go_what_is_being_copied_only_behind_the_copy),
         cmocka_unit_test(elements_that_nobody_owns_are_named),
         cmocka_unit_test(wrong_bindings_are_named),
     };

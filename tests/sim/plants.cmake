@@ -102,7 +102,7 @@ penstock_plant(refused_operation_forgotten ops/transfer/submit.c "was not freed"
   "        return status;")
 
 penstock_plant(gradient_never_consumed ops/deepcompile/flat_reduce.c "consumed" 20000
-  "        consumed(flat, flat->reports[i].token);\n    flat->report_count"
+  "        pst__sources_drop(&flat->held, flat->reports[i].token);\n    flat->report_count"
   "        (void)flat->reports[i].token;\n    flat->report_count")
 
 # ---- the same order on all ranks -------------------------------------------------------------
