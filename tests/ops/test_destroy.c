@@ -207,7 +207,9 @@ static pst_status (*const builds[])(executor *executor) = {build_zero, build_fla
 static executor executors[EXECUTORS]; /* the leak checker finds what is left alive */
 
 static pst_status open_executor(executor *executor, int is_asynchronous) {
-    const pst_runtime_options options = {.size = sizeof options, .deadline_ns = DEADLINE_NS};
+    /* What ends well has the time that it takes on a machine that is busy. */
+    const pst_runtime_options options = {.size = sizeof options,
+                                         .deadline_ns = executor->stays_well ? 0 : DEADLINE_NS};
     stuck_open(&executor->comm, is_asynchronous);
     pst_status status = pst_runtime_create(&options, &executor->runtime);
     if (status != PST_OK || !is_asynchronous) return status;
@@ -263,6 +265,14 @@ static int count_threads(void) {
     return count;
 }
 
+/* A thread that was joined may be listed for a moment longer. */
+static int threads_become(int wanted) {
+    const struct timespec pause = {0, 1000000};
+    for (int i = 0; i < 10000 && count_threads() != wanted; i++)
+        (void)nanosleep(&pause, NULL);
+    return count_threads();
+}
+
 static pst_status build_two_comms(executor *executor) {
     stuck_comm reduce;
     stuck_open(&reduce, executor->async != NULL);
@@ -314,7 +324,7 @@ static void no_thread_outlives_its_executor(void **unused) {
                 assert_int_equal(all[k](&executor), PST_OK);
                 if (executor.destroy != NULL) executor.destroy(&executor);
             }
-        assert_int_equal(count_threads(), before);
+        assert_int_equal(threads_become(before), before);
         pst_runtime_destroy(executor.runtime);
         if (is_asynchronous) async_close(executor.async);
     }
