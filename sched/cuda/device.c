@@ -30,6 +30,13 @@ KERNEL(sum, (pst_device * device, pst_stream *stream, const pst_sum *sum), sum)
 KERNEL(maximum, (pst_device * device, pst_stream *stream, const pst_sum *maximum), maximum)
 KERNEL(fill, (pst_device * device, pst_stream *stream, void *memory, int byte, size_t bytes),
        memory, byte, bytes)
+KERNEL(adamw_prepare,
+       (pst_device * device, pst_stream *stream, const pst_adamw_settings *settings,
+        float *const *steps, size_t count, void *coefficients),
+       settings, steps, count, coefficients)
+KERNEL(adamw,
+       (pst_device * device, pst_stream *stream, const pst_adamw_piece *pieces, size_t count),
+       pieces, count)
 #undef KERNEL
 
 /* ---- the table ---------------------------------------------------------------------- */
@@ -65,6 +72,8 @@ static const pst_device_ops cuda_ops = {
     .sum = sum,
     .fill = fill,
     .maximum = maximum,
+    .adamw_prepare = adamw_prepare,
+    .adamw = adamw,
     .stream_ready = pst__cuda_stream_ready,
     .capture_begin = pst__cuda_capture_begin,
     .capture_end = pst__cuda_capture_end,
