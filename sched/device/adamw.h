@@ -1,6 +1,6 @@
-/* The arithmetic of a step of AdamW, in torch's order of operations. This text is compiled by the
- * host's compiler and, put in front of the kernels, by NVRTC, which has no headers. Without
- * contraction both give the same bits. */
+/* The arithmetic of a step of AdamW, in the order of operations of torch's fused one on CPUs. This
+ * text is compiled by the host's compiler and, put in front of the kernels, by NVRTC, which has no
+ * headers. Without contraction both give the same bits. */
 #ifndef PST_SCHED_DEVICE_ADAMW_H
 #define PST_SCHED_DEVICE_ADAMW_H
 
