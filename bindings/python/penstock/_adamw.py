@@ -184,7 +184,6 @@ class AdamW(torch.optim.Optimizer):
         state_dict : dict
             As `state_dict` returns it.
         """
-
         options = [{name: group[name] for name in _OPTIONS} for group in self.param_groups]
 
         def note(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
@@ -198,7 +197,7 @@ class AdamW(torch.optim.Optimizer):
             self._loading = None
 
     def _take_over(self, given: dict[str, Any], options: list[dict[str, Any]]) -> None:
-        """Put states in their own dtypes in the place of those that torch has made the parameter's."""
+        """Put states in their own dtypes in the place of those that torch has made."""
         for group, own in zip(self.param_groups, options, strict=True):
             group.update(own)
         numbers = chain.from_iterable(group["params"] for group in given["param_groups"])
@@ -227,13 +226,17 @@ class AdamW(torch.optim.Optimizer):
     def _fit_step(state: dict[str, Any], parameter: torch.Tensor) -> None:
         """Have the step where the kernel counts it."""
         step = torch.as_tensor(state["step"])
-        if step.device != parameter.device or step.dtype != torch.float32 or step is not state["step"]:
+        if (
+            step.device != parameter.device
+            or step.dtype != torch.float32
+            or step is not state["step"]
+        ):
             state["step"] = step.to(parameter.device, torch.float32)
 
     # ---- a step ---------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have gradients.
 
         Parameters
