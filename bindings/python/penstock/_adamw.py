@@ -6,19 +6,18 @@ import functools
 import math
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from penstock import _C
 from penstock._arguments import refuse
-from penstock._errors import PenstockError
+from penstock._norms import gradient_of, has_grad, norm_of
 from penstock._world import local_of, stream_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -294,7 +293,7 @@ class AdamW(torch.optim.Optimizer):
                 gradient_factor=_on(device, self.gradient_factor),
                 found_inf=_on(device, found_inf),
                 parameters=wide,
-                gradients=[_gradient_of(parameter) for parameter in some],
+                gradients=[gradient_of(parameter) for parameter in some],
                 exp_avgs=[local_of(state["exp_avg"]) for state in states],
                 exp_avg_sqs=[local_of(state["exp_avg_sq"]) for state in states],
                 largest=[local_of(state["max_exp_avg_sq"]) for state in states]
@@ -344,124 +343,20 @@ class AdamW(torch.optim.Optimizer):
         return own if found is None else own + found.to(own.device)
 
 
-# ---- gradients ----------------------------------------------------------------------------------
-
-
-def has_grad(parameter: torch.Tensor) -> bool:
-    """Whether there is a gradient."""
-    return parameter.grad is not None
-
-
-def norm_of(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the norm of all gradients of all ranks, on the device, by one all-reduce.
-
-    Parameters
-    ----------
-    parameters : iterable of torch.Tensor
-        That have gradients; each rank gives the same ones, and they lie on one device.
-
-    Returns
-    -------
-    torch.Tensor
-        A float32 number; infinite or NaN where a gradient is.
-    """
-    by_group: dict[Any, list[torch.Tensor]] = defaultdict(list)
-    for parameter in parameters:
-        by_group[_ranks_of(parameter)].append(_gradient_of(parameter))
-    squares = None
-    for group, gradients in by_group.items():
-        filled = [gradient for gradient in gradients if gradient.numel() > 0]
-        device = gradients[0].device
-        own = torch.zeros((), device=device)
-        if filled:
-            norms = torch._foreach_norm(filled, 2, dtype=torch.float32)
-            own = torch.stack(norms).square().sum()
-        if group is not None:
-            dist.all_reduce(own, group=group)
-        squares = own if squares is None else squares + own
-    return torch.zeros(()) if squares is None else squares.sqrt()
-
-
-def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
-    """Clip the norm of a model's gradients in the next step of its `penstock.AdamW`.
-
-    The norm of all gradients of all ranks takes one read of them and one small all-reduce; the
-    factor stays on the device, and the step multiplies gradients by it while it reads them.
-    ``parameter.grad`` stays as it is.
+def optimizers_of(model: nn.Module) -> list[AdamW]:
+    """Return all that hold parameters of the model.
 
     Parameters
     ----------
     model : nn.Module
-        Its parameters are trained by one or several `penstock.AdamW`; all ranks call this alike.
-    max_norm : float
-        The norm that gradients have at most.
+        Sharded or not.
 
     Returns
     -------
-    torch.Tensor
-        The norm before clipping, on the device; `torch.nn.utils.clip_grad_norm_` returns the same.
-
-    Raises
-    ------
-    PenstockError
-        EINVAL: no `penstock.AdamW` holds a parameter of the model, or `max_norm` is no norm.
-
-    Examples
-    --------
-    >>> loss.backward()
-    >>> penstock.clip_grad_norm_(model, 1.0)
-    >>> optimizer.step()
+    list of AdamW
     """
-    if not max_norm >= 0:
-        refuse("max_norm", max_norm, "give a number that is not negative")
-    parameters = [parameter for parameter in model.parameters() if has_grad(parameter)]
     ids = {id(parameter) for parameter in model.parameters()}
-    optimizers = [
-        one for one in _live if any(id(parameter) in ids for _, parameter in one._parameters())
-    ]
-    if not optimizers:
-        raise PenstockError(
-            "EINVAL",
-            f"clip_grad_norm_: no penstock.AdamW holds parameters of {type(model).__name__}: build "
-            "it after penstock.shard, or use torch.nn.utils.clip_grad_norm_",
-        )
-    with torch.no_grad():
-        norm = norm_of(parameters)
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for optimizer in optimizers:
-        optimizer.gradient_norm, optimizer.gradient_factor = norm, factor
-    return norm
-
-
-def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
-    return local_of(parameter.grad)  # type: ignore[arg-type]
-
-
-def _ranks_of(parameter: torch.Tensor) -> Any:
-    """Return the ranks that have the other rows of a parameter; None: this one has all of it."""
-    if not isinstance(parameter, DTensor) or not any(p.is_shard() for p in parameter.placements):
-        return None
-    mesh = parameter.device_mesh
-    if mesh.ndim != 1:
-        raise PenstockError(
-            "EUNSUPPORTED",
-            f"the norm of gradients over a mesh of {mesh.ndim} dimensions: use "
-            "torch.nn.utils.clip_grad_norm_",
-        )
-    return mesh.get_group()
-
-
-def _first_within(parameter: torch.Tensor) -> int:
-    """Return the number of this rank's first element within a parameter."""
-    if not isinstance(parameter, DTensor):
-        return 0
-    _, offsets = compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
-    return sum(
-        offset * math.prod(parameter.shape[dimension + 1 :])
-        for dimension, offset in enumerate(offsets)
-    )
+    return [one for one in _live if any(id(parameter) in ids for _, parameter in one._parameters())]
 
 
 # ---- arguments ----------------------------------------------------------------------------------
@@ -495,3 +390,16 @@ def _on(device: torch.device, given: torch.Tensor | None) -> torch.Tensor | None
 @functools.cache
 def _native(device: torch.device) -> _C.AdamW:
     return _C.AdamW(device)
+
+
+def _first_within(parameter: torch.Tensor) -> int:
+    """Return the number of this rank's first element within a parameter."""
+    if not isinstance(parameter, DTensor):
+        return 0
+    _, offsets = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    return sum(
+        offset * math.prod(parameter.shape[dimension + 1 :])
+        for dimension, offset in enumerate(offsets)
+    )
