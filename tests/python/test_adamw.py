@@ -63,18 +63,17 @@ def values_of(optimizer, parameter):
     return {"parameter": parameter.detach(), **state}
 
 
-def assert_like_torchs(ours, theirs, before):
+def assert_like_torchs(ours, theirs, before, limit):
     """Compare a step, in units of the last place of the largest operand; then make them equal.
 
-    All is within one, but for parameters that are about as small as their change: torch's square
-    root is not rounded rightly on CPUs (foreach), and it adds in fp64 on GPUs (fused).
+    Four times `limit` is for parameters that are about as small as their change.
     """
     for name, wanted in theirs.items():
         old = before.get(name, torch.zeros_like(wanted))
         moved = (wanted - old).abs()
         off = ulps_of(ours[name], wanted, torch.stack([old.abs(), wanted.abs(), moved]).amax(0))
         is_small = (old.abs() < 8 * moved) & (name == "parameter")
-        assert (off <= torch.where(is_small, 4, 1)).all(), (name, off.max())
+        assert (off <= torch.where(is_small, 4 * limit, limit)).all(), (name, off.max())
         wanted.copy_(ours[name])
 
 
@@ -86,13 +85,14 @@ def test_each_of_1000_steps_is_within_an_ulp_of_torchs(seed, way, options):
     ours, theirs = twins(draw())
     mine = penstock.AdamW(ours, **OPTIONS, **options)
     reference = torch.optim.AdamW(theirs, **OPTIONS, **options, **{way: True})
+    limit = 2 if way == "fused" and DEVICE == "cuda" else 1  # its coefficients there are fp64
     for _ in range(1000 if not options else 50):
         give_gradients(ours, theirs)
         before = [copy.deepcopy(values_of(mine, one)) for one in ours]
         mine.step()
         reference.step()
         for one, two, old in zip(ours, theirs, before, strict=True):
-            assert_like_torchs(values_of(mine, one), values_of(reference, two), old)
+            assert_like_torchs(values_of(mine, one), values_of(reference, two), old, limit)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="torch's kernel on GPUs computes in fp64")
