@@ -277,7 +277,7 @@ class AdamW(torch.optim.Optimizer):
             if not some:
                 continue
             states = [self._state_of(group, parameter) for parameter in some]
-            locals_ = [local_of(parameter.detach()) for parameter in some]
+            locals_ = [local_of(parameter) for parameter in some]
             wide = [local_of(state["master"]) for state in states] if has_masters else locals_
             _native(device).step(
                 stream=stream_of(device),
@@ -304,7 +304,8 @@ class AdamW(torch.optim.Optimizer):
                 firsts=[self._first_of(parameter) for parameter in some],
                 rounds_randomly=group["stochastic_rounding"] and group["moments"] == torch.bfloat16,
             )
-            torch.autograd.graph.increment_version(some)
+            sharded = [parameter for parameter in some if isinstance(parameter, DTensor)]
+            torch.autograd.graph.increment_version(sharded)  # the kernel does it to what it writes
 
     def _state_of(self, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
         """Return the state, which its first step makes."""
