@@ -10,12 +10,15 @@
 #include <algorithm>
 #include <atomic>
 #include <string>
+#include <system_error>
+#include <thread>
 
 namespace penstock {
 namespace {
 
 // Elements that a thread takes at a time.
 constexpr size_t part_elements = 32768;
+constexpr size_t parts_worth_a_thread = 16;
 
 [[noreturn]] void refuse(pst_status status, size_t index, const std::string &what) {
     throw StatusError{status,
@@ -183,14 +186,29 @@ at::Tensor AdamW::prepare(pst_stream *stream, const AdamWSettings &given,
     return coefficients;
 }
 
+// Torch's own threads are OpenMP's, which only code that is compiled for it can use, and a second
+// copy of its library would be in their way. Starting some costs little beside a large update.
 void AdamW::update_on_cpu(const std::vector<pst_adamw_piece> &pieces) {
     const std::vector<pst_adamw_piece> parts = divided(pieces);
+    const auto wanted = static_cast<size_t>(std::max(at::get_num_threads(), 1));
+    const size_t count = std::min(wanted, parts.size() / parts_worth_a_thread + 1);
+    std::atomic<size_t> next{0};
     std::atomic<pst_status> worst{PST_OK};
-    at::parallel_for(0, static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
-        const pst_status status = pst_adamw(runtime_, nullptr, nullptr, parts.data() + begin,
-                                            static_cast<size_t>(end - begin));
-        if (status != PST_OK) worst = status;
-    });
+    const auto work = [&] {
+        for (size_t i = next++; i < parts.size(); i = next++) {
+            const pst_status status = pst_adamw(runtime_, nullptr, nullptr, &parts[i], 1);
+            if (status != PST_OK) worst = status;
+        }
+    };
+    std::vector<std::thread> threads;
+    try {
+        while (threads.size() + 1 < count)
+            threads.emplace_back(work);
+    } catch (const std::system_error &) { // there are no more: those that are there do it
+    }
+    work();
+    for (std::thread &thread : threads)
+        thread.join();
     check(worst);
 }
 

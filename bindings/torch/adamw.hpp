@@ -29,8 +29,8 @@ struct AdamWTensors {
     bool rounds_randomly;
 };
 
-// Updates tensors of one device. On the CPU by torch's threads, done on return; on a GPU on
-// torch's current stream, which may be under capture. Any thread, one at a time.
+// Updates tensors of one device. On the CPU by as many threads as torch uses, done on return; on a
+// GPU on torch's current stream, which may be under capture. Any thread, one at a time.
 class AdamW {
   public:
     explicit AdamW(at::Device device);

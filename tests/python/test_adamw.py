@@ -141,25 +141,29 @@ def test_parameters_anywhere_in_memory_are_updated_alone(seed, dtype, offset):
 
 @pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masters", [False, True])
-def test_bfloat16_is_right_within_its_rounding(seed, moments, masters):
-    ours, theirs = twins(draw(dtype=torch.bfloat16))
-    theirs = [nn.Parameter(parameter.detach().float()) for parameter in theirs]
+def test_each_step_in_bfloat16_is_right_within_its_rounding(seed, moments, masters):
+    ours = [nn.Parameter(tensor) for tensor in draw(dtype=torch.bfloat16)]
+    theirs = [nn.Parameter(parameter.detach().float()) for parameter in ours]
     mine = penstock.AdamW(ours, **OPTIONS, moments=moments, masters=masters)
     reference = torch.optim.AdamW(theirs, **OPTIONS)
-    steps = 20
-    for _ in range(steps):
+    for _ in range(20):
         give_gradients(ours)
         for one, two in zip(ours, theirs, strict=True):
             two.grad = one.grad.float()
         mine.step()
         reference.step()
-    for one, two in zip(ours, theirs, strict=True):
-        # Each step rounds the parameter once, or, where there is a master, the copy alone.
-        rounding = two.abs().clamp(min=1) * 2**-8 * (1 if masters else steps**0.5 * 3)
-        moments_too = 0 if moments == torch.float32 else 1e-2 * steps * 0.2
-        assert ((one.float() - two).abs() <= rounding + moments_too).all()
-        if masters:
-            assert torch.equal(mine.state[one]["master"].to(torch.bfloat16), one)
+        for one, two in zip(ours, theirs, strict=True):
+            state, wanted = mine.state[one], reference.state[two]
+            if masters:
+                assert torch.allclose(state["master"], two, rtol=1e-6, atol=1e-7)
+                assert torch.equal(state["master"].to(torch.bfloat16), one)
+            assert torch.allclose(one.float(), two, rtol=2**-8, atol=1e-7)
+            with torch.no_grad():
+                two.copy_(state["master"] if masters else one)
+            for name in ("exp_avg", "exp_avg_sq"):
+                rtol = 1e-6 if moments == torch.float32 else 2**-7
+                assert torch.allclose(state[name].float(), wanted[name], rtol=rtol, atol=1e-7)
+                wanted[name].copy_(state[name])
 
 
 def test_bfloat16_moments_are_right_in_the_mean(seed):
@@ -214,6 +218,22 @@ def test_parameters_without_gradients_stay(seed):
         True
     ] * 4
     assert len(optimizer.state) == 2
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the host's threads")
+def test_the_number_of_threads_does_not_matter(seed):
+    found, before = [], torch.get_num_threads()
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        torch.manual_seed(seed)
+        parameters = [nn.Parameter(tensor) for tensor in draw([(1_700_001,), (3,), (900, 1001)])]
+        optimizer = penstock.AdamW(parameters, moments=torch.bfloat16)
+        give_gradients(parameters)
+        optimizer.step()
+        found.append([(p, optimizer.state[p]["exp_avg"]) for p in parameters])
+    torch.set_num_threads(before)
+    for one, two in zip(*found, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
 def test_a_write_is_seen_by_autograd():
