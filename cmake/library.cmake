@@ -20,8 +20,8 @@ endif()
 set(PENSTOCK_SOURCES ${sources}) # tests/sim and tests/model compile them in their own ways
 
 # The text of the kernels, which is compiled when a GPU is found.
-set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/sched/cuda/arguments.h
-            ${CMAKE_CURRENT_SOURCE_DIR}/sched/cuda/kernels.cu)
+set(kernels sched/device/adamw.h sched/cuda/arguments.h sched/cuda/kernels.cu sched/cuda/adamw.cu)
+list(TRANSFORM kernels PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
 set(kernels_source ${CMAKE_CURRENT_BINARY_DIR}/cuda_kernels_source.c)
 add_custom_command(
   OUTPUT ${kernels_source}
@@ -40,6 +40,11 @@ target_include_directories(penstock_objects SYSTEM PUBLIC ${PENSTOCK_CUDA_INCLUD
                            ${PENSTOCK_NCCL_INCLUDE})
 target_compile_definitions(penstock_objects PUBLIC _GNU_SOURCE)
 target_compile_options(penstock_objects PUBLIC -Wall -Wextra -Wconversion)
+# A multiply-add is fused where it is written so, as on GPUs: results have the same bits there.
+target_compile_options(penstock_objects PUBLIC -ffp-contract=off)
+# Loops over blocks of numbers: vectorised, square roots too.
+set_source_files_properties(sched/device/host_adamw.c PROPERTIES
+  COMPILE_OPTIONS "-O3;-fno-math-errno;-fno-trapping-math")
 # What a task throws, or the end of its thread, unwinds the library's frames: see pst__advance_leave.
 target_compile_options(penstock_objects PUBLIC $<$<COMPILE_LANGUAGE:C>:-fexceptions>)
 if(PENSTOCK_SANITIZE STREQUAL "thread" AND CMAKE_C_COMPILER_ID STREQUAL "GNU")

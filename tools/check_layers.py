@@ -31,6 +31,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "ops/zero": ("base", "sched", "mem", "ops/transfer"),
     "ops/deepcompile": ("base", "sched", "mem", "ops/transfer"),
     "ops/offload": ("base", "sched/device", "sched"),
+    "ops/optim": ("base", "sched/device", "sched"),
 }
 LAYERS = {folder.split("/")[0] for folder in FOLDERS}
 MAX_LINES = 700

@@ -1,4 +1,5 @@
 // The extension module penstock._C.
+#include "adamw.hpp"
 #include "engine.hpp"
 #include "outside_python.hpp"
 #include "storage.hpp"
@@ -157,6 +158,45 @@ void bind_engine(py::module_ &module) {
         .def("reset_stats", &Engine::reset_stats);
 }
 
+void bind_adamw(py::module_ &module) {
+    py::class_<AdamW, std::shared_ptr<AdamW>>(module, "AdamW")
+        .def(py::init(&make_own<AdamW, at::Device>), py::arg("device"))
+        .def(
+            "step",
+            [](AdamW &self, uintptr_t stream, double lr, double beta1, double beta2, double eps,
+               double weight_decay, bool maximize, uint64_t seed, std::optional<at::Tensor> lr_at,
+               std::optional<at::Tensor> gradient_scale, std::optional<at::Tensor> gradient_factor,
+               std::optional<at::Tensor> found_inf, std::vector<at::Tensor> parameters,
+               std::vector<at::Tensor> gradients, std::vector<at::Tensor> exp_avgs,
+               std::vector<at::Tensor> exp_avg_sqs, std::vector<at::Tensor> largest,
+               std::vector<at::Tensor> copies, std::vector<at::Tensor> steps,
+               std::vector<uint64_t> firsts, bool rounds_randomly) {
+                const AdamWSettings settings{lr,
+                                             beta1,
+                                             beta2,
+                                             eps,
+                                             weight_decay,
+                                             maximize,
+                                             seed,
+                                             std::move(lr_at),
+                                             std::move(gradient_scale),
+                                             std::move(gradient_factor),
+                                             std::move(found_inf)};
+                AdamWTensors tensors{
+                    std::move(parameters),  std::move(gradients), std::move(exp_avgs),
+                    std::move(exp_avg_sqs), std::move(largest),   std::move(copies),
+                    std::move(steps),       std::move(firsts),    rounds_randomly};
+                const py::gil_scoped_release unlocked;
+                self.step(stream, settings, std::move(tensors));
+            },
+            py::kw_only(), py::arg("stream"), py::arg("lr"), py::arg("beta1"), py::arg("beta2"),
+            py::arg("eps"), py::arg("weight_decay"), py::arg("maximize"), py::arg("seed"),
+            py::arg("lr_at"), py::arg("gradient_scale"), py::arg("gradient_factor"),
+            py::arg("found_inf"), py::arg("parameters"), py::arg("gradients"), py::arg("exp_avgs"),
+            py::arg("exp_avg_sqs"), py::arg("largest"), py::arg("copies"), py::arg("steps"),
+            py::arg("firsts"), py::arg("rounds_randomly"));
+}
+
 } // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -166,6 +206,7 @@ PYBIND11_MODULE(_C, module) {
     bind_runtime(module);
     bind_layouts(module);
     bind_engine(module);
+    bind_adamw(module);
     module.def(
         "make_released_tensor", &make_released_tensor,
         "A tensor with a shape and no memory: the engine gives it some while it is gathered.");

@@ -5,12 +5,13 @@ import os
 from pathlib import Path
 from typing import IO
 
+import penstock
 import torch
 from torch import nn
 
 from gpt.model import Shape
 
-LEARNING_RATES = {"adamw": 1e-3, "sgd": 0.03}
+LEARNING_RATES = {"adamw": 1e-3, "penstock-adamw": 1e-3, "sgd": 0.03}
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,7 +37,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     training.add_argument("--steps", type=positive, default=80, help="default %(default)s")
     training.add_argument("--text", type=Path, help="default: sources of the standard library")
     training.add_argument("--optimizer", choices=list(LEARNING_RATES), default="adamw")
-    training.add_argument("--lr", type=float, help="default 1e-3 with adamw, 0.03 with sgd")
+    training.add_argument("--lr", type=float, help="default 1e-3, with sgd 0.03")
     training.add_argument("--seed", type=int, default=0)
     training.add_argument("--batch", type=positive, default=8, help="sequences a rank and step")
     training.add_argument("--seq", type=positive, default=128, help="bytes a sequence")
@@ -80,7 +81,9 @@ def shape(options: argparse.Namespace) -> Shape:
 
 
 def optimizer(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
-    """Build torch's own optimizer over the model's parameters, sharded or not."""
+    """Build an optimizer over the model's parameters, sharded or not."""
     if options.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=options.lr)
+    if options.optimizer == "penstock-adamw":
+        return penstock.AdamW(model, lr=options.lr)
     return torch.optim.AdamW(model.parameters(), lr=options.lr)

@@ -37,7 +37,8 @@ typedef struct pst_cuda_options {
  * - any thread may call; where the thread's current context is another one, the call switches to
  *   the device's and back.
  * - stream_wrap takes a CUstream (NULL: the legacy default stream), which must outlive the wrap.
- *   Under CUDA-graph capture a wrapped stream takes nothing: PST_ESTATE.
+ *   Under CUDA-graph capture a wrapped stream takes nothing but steps of AdamW, which become a part
+ *   of the graph: PST_ESTATE.
  * - errors that end the context (an illegal address, a failed launch, an uncorrectable memory
  *   error) poison `runtime`; others are of the call alone. error_text names call and error. */
 PST_API pst_status pst_cuda_device_create(pst_runtime *runtime, const pst_cuda_options *options,

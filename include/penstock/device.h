@@ -107,6 +107,39 @@ typedef struct pst_sum {
     int is_passing;
 } pst_sum;
 
+/* What the pieces of a step of AdamW share. lr and eps are not negative, 0 <= beta < 1. What the
+ * pointers name lies in the device's memory and is read in stream order, so that neither a captured
+ * graph nor the host has to know its value. */
+typedef struct pst_adamw_settings {
+    double lr, beta1, beta2, eps, weight_decay;
+    const float *lr_at;           /* (optional) takes the place of `lr` */
+    const float *gradient_scale;  /* (optional) gradients are divided by it */
+    const float *gradient_factor; /* (optional) gradients are multiplied by it */
+    const float *found_inf;       /* (optional) where it is not 0 the step is skipped */
+    uint64_t seed;                /* of stochastic rounding */
+    int maximize;                 /* 1: against the gradient */
+} pst_adamw_settings;
+
+/* Bytes of a step's coefficients; their alignment is 16. */
+#define PST_ADAMW_COEFFICIENTS_BYTES 64u
+
+/* One piece of a step of AdamW, of `count` elements: parameter, moments and copy are written, all
+ * aligned to their elements, and none overlaps another. Dtypes are PST_FLOAT32, PST_BFLOAT16 and
+ * PST_FLOAT16; computed is in fp32. */
+typedef struct pst_adamw_piece {
+    void *parameter; /* the master, where there is a copy of fewer bits */
+    const void *gradient;
+    void *exp_avg, *exp_avg_sq;
+    void *max_exp_avg_sq; /* (optional) makes it AMSGrad; as exp_avg_sq, never rounded randomly */
+    void *copy;           /* (optional) gets the parameter, too */
+    const void *coefficients; /* what adamw_prepare has written */
+    size_t count;
+    uint64_t first; /* the number of the first element, for stochastic rounding */
+    pst_dtype parameter_dtype, gradient_dtype, moment_dtype, copy_dtype;
+    int rounds_randomly; /* 1: exp_avg and exp_avg_sq, which are bfloat16, are rounded
+                            stochastically: up or down by seed, step and number alone */
+} pst_adamw_piece;
+
 /* One of several writes of flags and waits for them. */
 typedef struct pst_flag_step {
     uint32_t *address;
@@ -185,6 +218,16 @@ typedef struct pst_device_ops {
      * the same one: a float of 32 or 64 bits, an integer or bool; there is at least one source;
      * scale and accumulate mean nothing. What comes of NaNs is not said. */
     pst_status (*maximum)(pst_device *device, pst_stream *stream, const pst_sum *maximum);
+
+    /* (optional) A step of AdamW, in stream order. adamw_prepare adds 1 to each of `count` steps (a
+     * float in the device's memory; no two of them are one), unless the step is skipped, and writes
+     * the coefficients that belong to it, PST_ADAMW_COEFFICIENTS_BYTES each; `steps` is the host's.
+     * adamw updates pieces by coefficients, of which several pieces may share one. */
+    pst_status (*adamw_prepare)(pst_device *device, pst_stream *stream,
+                                const pst_adamw_settings *settings, float *const *steps,
+                                size_t count, void *coefficients);
+    pst_status (*adamw)(pst_device *device, pst_stream *stream, const pst_adamw_piece *pieces,
+                        size_t count);
 
     /* (optional) PST_OK if a stream of the caller's takes work now, else why not, as stream_wait
      * would return it; enqueues nothing. Left out: it always does. */

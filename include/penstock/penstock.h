@@ -14,6 +14,7 @@
 #include <penstock/memory.h>
 #include <penstock/nccl.h>
 #include <penstock/offload.h>
+#include <penstock/optim.h>
 #include <penstock/partition.h>
 #include <penstock/runtime.h>
 #include <penstock/status.h>

@@ -1,7 +1,11 @@
-/* What the kernels of kernels.cu take. This text is compiled by the host's compiler and, put
- * in front of the kernels, by NVRTC, which has no headers: hence plain C types only. */
+/* What the kernels of kernels.cu and adamw.cu take. This text is compiled by the host's compiler
+ * and, put in front of the kernels, by NVRTC, which has no headers: hence plain C types only. */
 #ifndef PST_SCHED_CUDA_ARGUMENTS_H
 #define PST_SCHED_CUDA_ARGUMENTS_H
+
+#ifndef __CUDACC_RTC__ /* which has read it before */
+#include "sched/device/adamw.h"
+#endif
 
 /* Threads of a block; and of one of the few blocks of a limited sum, so that each multiprocessor
  * that it takes has as much under way as fits. */
@@ -54,6 +58,57 @@ typedef struct pst_cuda_sum {
     unsigned block_bytes;
     const void *source[PST_CUDA_SOURCES];
 } pst_cuda_sum;
+
+/* A piece of pst_adamw: what pst_adamw_piece has. `kinds`: two bits a dtype, those of parameter,
+ * gradient, moments and copy, and above them whether moments are rounded randomly. `way`: which
+ * vectors serve, PST_CUDA_ADAMW_SINGLES none. */
+#define PST_CUDA_ADAMW_FLOAT  0u
+#define PST_CUDA_ADAMW_BFLOAT 1u
+#define PST_CUDA_ADAMW_HALF   2u
+#define PST_CUDA_ADAMW_KINDS(parameter, gradient, moment, copy, rounds)                            \
+    ((parameter) | (gradient) << 2 | (moment) << 4 | (copy) << 6 | (rounds) << 8)
+#define PST_CUDA_ADAMW_PARAMETER(kinds) ((kinds)&3u)
+#define PST_CUDA_ADAMW_GRADIENT(kinds)  ((kinds) >> 2 & 3u)
+#define PST_CUDA_ADAMW_MOMENT(kinds)    ((kinds) >> 4 & 3u)
+#define PST_CUDA_ADAMW_COPY(kinds)      ((kinds) >> 6 & 3u)
+#define PST_CUDA_ADAMW_ROUNDS(kinds)    ((kinds) >> 8)
+#define PST_CUDA_ADAMW_SINGLES          8u
+
+typedef struct pst_cuda_adamw_piece {
+    void *parameter;
+    const void *gradient;
+    void *exp_avg, *exp_avg_sq, *max_exp_avg_sq, *copy;
+    const void *coefficients;
+    unsigned long long count;
+    unsigned long long first;
+    unsigned first_block;
+    unsigned short kinds, way;
+} pst_cuda_adamw_piece;
+
+/* A launch of pst_adamw or pst_adamw_many: a block takes `block_elements` of a piece, a multiple of
+ * what vectors are aligned to. */
+#define PST_CUDA_ADAMW_TABLE(pieces)                                                               \
+    struct {                                                                                       \
+        unsigned piece_count;                                                                      \
+        unsigned block_elements;                                                                   \
+        pst_cuda_adamw_piece piece[pieces];                                                        \
+    }
+
+#define PST_CUDA_ADAMW_PIECES      51
+#define PST_CUDA_ADAMW_MANY_PIECES 409
+
+typedef PST_CUDA_ADAMW_TABLE(PST_CUDA_ADAMW_PIECES) pst_cuda_adamw;
+typedef PST_CUDA_ADAMW_TABLE(PST_CUDA_ADAMW_MANY_PIECES) pst_cuda_adamw_many;
+
+/* A launch of pst_adamw_prepare. */
+#define PST_CUDA_ADAMW_STEPS 480
+
+typedef struct pst_cuda_adamw_steps {
+    pst__adamw_settings settings;
+    void *coefficients;
+    unsigned count;
+    float *step[PST_CUDA_ADAMW_STEPS];
+} pst_cuda_adamw_steps;
 
 /* A launch of pst_fill. */
 typedef struct pst_cuda_fill {

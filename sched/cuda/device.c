@@ -12,13 +12,15 @@ static pst_status check_kernels(pst__cuda *cuda) {
                                                     "there are no kernels: %s", cuda->no_kernels);
 }
 
-/* A slot of the table: the kernel's function, where there are kernels, within the context. */
-#define KERNEL(slot, parameters, ...)                                                              \
+/* A slot of the table: the kernel's function, where there are kernels, within the context; for a
+ * stream that takes work, or for any, which may be under a capture of the caller's. */
+#define KERNEL(slot, parameters, ...) KERNEL_FOR(stream, slot, parameters, __VA_ARGS__)
+#define KERNEL_FOR(checked, slot, parameters, ...)                                                 \
     static pst_status slot parameters {                                                            \
         pst__cuda *cuda = pst__cuda_of(device);                                                    \
         const pst_status status = check_kernels(cuda);                                             \
         if (status != PST_OK) return status;                                                       \
-        PST__CUDA_ENTER_OR_RETURN(cuda, stream);                                                   \
+        PST__CUDA_ENTER_OR_RETURN(cuda, checked);                                                  \
         return pst__cuda_##slot(cuda, stream->native, __VA_ARGS__);                                \
     }
 
@@ -30,7 +32,15 @@ KERNEL(sum, (pst_device * device, pst_stream *stream, const pst_sum *sum), sum)
 KERNEL(maximum, (pst_device * device, pst_stream *stream, const pst_sum *maximum), maximum)
 KERNEL(fill, (pst_device * device, pst_stream *stream, void *memory, int byte, size_t bytes),
        memory, byte, bytes)
+KERNEL_FOR(NULL, adamw_prepare,
+           (pst_device * device, pst_stream *stream, const pst_adamw_settings *settings,
+            float *const *steps, size_t count, void *coefficients),
+           settings, steps, count, coefficients)
+KERNEL_FOR(NULL, adamw,
+           (pst_device * device, pst_stream *stream, const pst_adamw_piece *pieces, size_t count),
+           pieces, count)
 #undef KERNEL
+#undef KERNEL_FOR
 
 /* ---- the table ---------------------------------------------------------------------- */
 
@@ -65,6 +75,8 @@ static const pst_device_ops cuda_ops = {
     .sum = sum,
     .fill = fill,
     .maximum = maximum,
+    .adamw_prepare = adamw_prepare,
+    .adamw = adamw,
     .stream_ready = pst__cuda_stream_ready,
     .capture_begin = pst__cuda_capture_begin,
     .capture_end = pst__cuda_capture_end,

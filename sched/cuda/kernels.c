@@ -11,6 +11,12 @@ static pst_status get(pst__cuda *cuda, const char *name, CUfunction *function) {
                           "kernel %s", name);
 }
 
+/* It is only there where kernels may have so many parameters: else NULL. */
+static void get_large(pst__cuda *cuda, const char *name, CUfunction *function) {
+    if (cuda->driver.cuModuleGetFunction(function, cuda->kernels->module, name) != CUDA_SUCCESS)
+        *function = NULL;
+}
+
 static pst_status load_module(pst__cuda *cuda, const void *image) {
     pst__cuda_kernels *kernels = cuda->kernels;
     pst_status status =
@@ -20,11 +26,11 @@ static pst_status load_module(pst__cuda *cuda, const void *image) {
     if (status == PST_OK) status = get(cuda, "pst_sum_passing", &kernels->sum_passing);
     if (status == PST_OK) status = get(cuda, "pst_maximum", &kernels->maximum);
     if (status == PST_OK) status = get(cuda, "pst_fill", &kernels->fill);
+    if (status == PST_OK) status = get(cuda, "pst_adamw_prepare", &kernels->adamw_prepare);
+    if (status == PST_OK) status = get(cuda, "pst_adamw", &kernels->adamw);
     if (status != PST_OK) return status;
-    /* It is only there where kernels may have so many parameters. */
-    if (cuda->driver.cuModuleGetFunction(&kernels->cast_many, kernels->module,
-                                         "pst_cast_scale_copy_many") != CUDA_SUCCESS)
-        kernels->cast_many = NULL;
+    get_large(cuda, "pst_cast_scale_copy_many", &kernels->cast_many);
+    get_large(cuda, "pst_adamw_many", &kernels->adamw_many);
     return PST_OK;
 }
 
@@ -81,8 +87,9 @@ static size_t blocks_of(size_t bytes, unsigned block_bytes) {
     return (bytes + block_bytes - 1) / block_bytes;
 }
 
-static pst_status launch(pst__cuda *cuda, CUfunction kernel, size_t blocks, unsigned threads,
-                         CUstream stream, void *arguments, const char *name) {
+pst_status pst__cuda_launch_kernel(pst__cuda *cuda, CUfunction kernel, size_t blocks,
+                                   unsigned threads, CUstream stream, void *arguments,
+                                   const char *name) {
     void *parameters[] = {arguments};
     return pst__cuda_call(
         cuda, cuLaunchKernel,
@@ -171,8 +178,9 @@ static pst_status launch_table(pst__cuda *cuda, CUstream stream, pst_cuda_cast_m
         table->piece[i].first_block = (unsigned)blocks;
         blocks += blocks_of(work_of(&table->piece[i]), table->block_bytes);
     }
-    return launch(cuda, table->piece_count <= PST_CUDA_PIECES ? kernels->cast : kernels->cast_many,
-                  blocks, PST_CUDA_THREADS, stream, table, "pst_cast_scale_copy");
+    return pst__cuda_launch_kernel(
+        cuda, table->piece_count <= PST_CUDA_PIECES ? kernels->cast : kernels->cast_many, blocks,
+        PST_CUDA_THREADS, stream, table, "pst_cast_scale_copy");
 }
 
 pst_status pst__cuda_cast_scale_copy(pst__cuda *cuda, CUstream stream, const pst_cast *pieces,
@@ -224,8 +232,9 @@ static pst_status launch_sum(pst__cuda *cuda, CUfunction kernel, CUstream stream
     for (size_t k = 0; k < sum->source_count; k++)
         arguments.source[k] = sum->sources[k];
     const int is_limited = arguments.block_bytes > block_bytes_for(cuda, work);
-    return launch(cuda, kernel, blocks_of(work, arguments.block_bytes),
-                  is_limited ? PST_CUDA_WIDE_THREADS : PST_CUDA_THREADS, stream, &arguments, name);
+    return pst__cuda_launch_kernel(cuda, kernel, blocks_of(work, arguments.block_bytes),
+                                   is_limited ? PST_CUDA_WIDE_THREADS : PST_CUDA_THREADS, stream,
+                                   &arguments, name);
 }
 
 pst_status pst__cuda_sum(pst__cuda *cuda, CUstream stream, const pst_sum *sum) {
@@ -262,6 +271,7 @@ pst_status pst__cuda_fill(pst__cuda *cuda, CUstream stream, void *memory, int by
                                .bytes = bytes,
                                .byte = (unsigned char)byte,
                                .block_bytes = block_bytes_for(cuda, bytes)};
-    return launch(cuda, cuda->kernels->fill, blocks_of(bytes, arguments.block_bytes),
-                  PST_CUDA_THREADS, stream, &arguments, "pst_fill");
+    return pst__cuda_launch_kernel(cuda, cuda->kernels->fill,
+                                   blocks_of(bytes, arguments.block_bytes), PST_CUDA_THREADS,
+                                   stream, &arguments, "pst_fill");
 }

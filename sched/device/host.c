@@ -151,6 +151,24 @@ static pst_status maximum(pst_device *device, pst_stream *stream, const pst_sum 
     return pst__host_maximum(maximum);
 }
 
+static pst_status adamw_prepare(pst_device *device, pst_stream *stream,
+                                const pst_adamw_settings *settings, float *const *steps,
+                                size_t count, void *coefficients) {
+    (void)device, (void)stream;
+    pst__host_adamw_prepare(settings, steps, count, coefficients);
+    return PST_OK;
+}
+
+static pst_status adamw(pst_device *device, pst_stream *stream, const pst_adamw_piece *pieces,
+                        size_t count) {
+    (void)device, (void)stream;
+    for (size_t i = 0; i < count; i++) {
+        pst_status status = pst__host_adamw(&pieces[i]);
+        if (status != PST_OK) return status;
+    }
+    return PST_OK;
+}
+
 static pst_status fill(pst_device *device, pst_stream *stream, void *memory, int byte,
                        size_t bytes) {
     (void)device, (void)stream;
@@ -204,6 +222,8 @@ static const pst_device_ops host_ops = {
     .sum = sum,
     .fill = fill,
     .maximum = maximum,
+    .adamw_prepare = adamw_prepare,
+    .adamw = adamw,
     .destroy = destroy,
 };
 

@@ -15,4 +15,10 @@ pst_status pst__host_cast(const pst_cast *piece, double scale);
 pst_status pst__host_sum(const pst_sum *sum);
 pst_status pst__host_maximum(const pst_sum *maximum);
 
+/* A step of AdamW. PST_EUNSUPPORTED for dtypes that it does not take, of any device. */
+pst_status pst__adamw_check(const pst_adamw_piece *piece);
+pst_status pst__host_adamw(const pst_adamw_piece *piece);
+void pst__host_adamw_prepare(const pst_adamw_settings *settings, float *const *steps, size_t count,
+                             void *coefficients);
+
 #endif

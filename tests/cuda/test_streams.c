@@ -179,6 +179,32 @@ static void a_stream_under_capture_takes_nothing(void **state) {
     f->ops->stream_destroy(f->device, wrapped);
 }
 
+static void a_step_of_adamw_may_be_captured(void **state) {
+    fixture *f = *state;
+    _Alignas(16) static unsigned char coefficients[PST_ADAMW_COEFFICIENTS_BYTES];
+    static float step, parameter = 1, gradient = 1, exp_avg, exp_avg_sq;
+    float *const steps[] = {&step};
+    const pst_adamw_settings settings = {.lr = 0.5, .beta1 = 0.5, .beta2 = 0.5};
+    const pst_adamw_piece piece = {.parameter = &parameter,
+                                   .gradient = &gradient,
+                                   .exp_avg = &exp_avg,
+                                   .exp_avg_sq = &exp_avg_sq,
+                                   .coefficients = coefficients,
+                                   .count = 1};
+    pst_stream *wrapped = NULL;
+    fake_graph *graph = NULL;
+    assert_ok(f->ops->stream_wrap(f->device, pst_cuda_stream(f->a), &wrapped));
+    fake_cuda_begin_capture(pst_cuda_stream(f->a));
+    assert_ok(f->ops->adamw_prepare(f->device, wrapped, &settings, steps, 1, coefficients));
+    assert_ok(f->ops->adamw(f->device, wrapped, &piece, 1));
+    assert_int_equal(fake_cuda_end_capture(pst_cuda_stream(f->a), &graph), CUDA_SUCCESS);
+    assert_true(step == 0.0f && parameter == 1.0f);
+    fake_cuda_launch(graph, pst_cuda_stream(f->a));
+    finish(f, wrapped);
+    assert_true(step == 1.0f && parameter == 0.5f && exp_avg == 0.5f && exp_avg_sq == 0.5f);
+    f->ops->stream_destroy(f->device, wrapped);
+}
+
 /* ---- copies and kernels ------------------------------------------------------------- */
 
 static void several_copies_are_one_batch_without_the_empty_ones(void **state) {
@@ -335,6 +361,7 @@ int main(void) {
         TEST(the_time_of_an_untimed_or_pending_event_is_refused),
         TEST(the_default_stream_is_wrapped_and_not_destroyed),
         TEST(a_stream_under_capture_takes_nothing),
+        TEST(a_step_of_adamw_may_be_captured),
         TEST(several_copies_are_one_batch_without_the_empty_ones),
         TEST(the_default_stream_gets_single_copies),
         TEST(a_driver_without_batches_gets_single_copies),

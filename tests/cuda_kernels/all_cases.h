@@ -83,6 +83,16 @@ static void any_bytes_are_filled(void **state) {
     cases_destroy(cases);
 }
 
+static void steps_of_adamw_are_the_hosts(void **state) {
+    (void)state;
+    uint64_t random = random_seed(__func__);
+    for (int round = 0; round < 8 * ROUNDS; round++) {
+        adamw_cases(the_runner(), &random, 3);
+        adamw_cases(the_runner(), &random, 60);
+    }
+    adamw_cases(the_runner(), &random, 500);
+}
+
 #define ALL_CASES                                                                                  \
     cmocka_unit_test(every_pair_of_dtypes_is_cast_as_on_the_host),                                 \
         cmocka_unit_test(pieces_of_all_kinds_go_in_one_call),                                      \
@@ -90,6 +100,6 @@ static void any_bytes_are_filled(void **state) {
         cmocka_unit_test(up_to_64_sources_are_summed),                                             \
         cmocka_unit_test(a_sum_may_replace_one_of_its_sources),                                    \
         cmocka_unit_test(the_largest_is_found_as_on_the_host),                                     \
-        cmocka_unit_test(any_bytes_are_filled)
+        cmocka_unit_test(any_bytes_are_filled), cmocka_unit_test(steps_of_adamw_are_the_hosts)
 
 #endif

@@ -11,6 +11,7 @@
 #define __global__
 #define __device__
 #define __forceinline__      inline
+#define __noinline__         /* of a function */
 #define __launch_bounds__(n) /* of a kernel */
 #define __grid_constant__
 
@@ -40,11 +41,16 @@ inline unsigned short float_to_bfloat(float value) {
 inline unsigned short double_to_bfloat(double value) {
     return pst__double_to_bfloat16(value);
 }
+inline float __uint_as_float(unsigned bits) {
+    return pst__float_of(bits);
+}
 
 } // namespace
 
 #include "sched/cuda/arguments.h"
 #include "sched/cuda/kernels.cu"
+
+#include "sched/cuda/adamw.cu"
 
 namespace {
 
@@ -62,6 +68,11 @@ const kernel kernels[] = {
     {"pst_sum_passing",
      [](const void *arguments) { pst_sum_passing(*(const pst_cuda_sum *)arguments); }},
     {"pst_maximum", [](const void *arguments) { pst_maximum(*(const pst_cuda_sum *)arguments); }},
+    {"pst_adamw_prepare",
+     [](const void *given) { pst_adamw_prepare(*(const pst_cuda_adamw_steps *)given); }},
+    {"pst_adamw", [](const void *table) { pst_adamw(*(const pst_cuda_adamw *)table); }},
+    {"pst_adamw_many",
+     [](const void *table) { pst_adamw_many(*(const pst_cuda_adamw_many *)table); }},
     {"pst_fill", [](const void *arguments) { pst_fill(*(const pst_cuda_fill *)arguments); }},
 };
 

@@ -62,6 +62,18 @@ static pst_status fill(void *context, void *memory, int byte, size_t bytes) {
     return it.device->ops->fill(it.device, it.stream, memory, byte, bytes);
 }
 
+static pst_status adamw_prepare(void *context, const pst_adamw_settings *settings,
+                                float *const *steps, size_t count, void *coefficients) {
+    (void)context;
+    return it.device->ops->adamw_prepare(it.device, it.stream, settings, steps, count,
+                                         coefficients);
+}
+
+static pst_status adamw(void *context, const pst_adamw_piece *pieces, size_t count) {
+    (void)context;
+    return it.device->ops->adamw(it.device, it.stream, pieces, count);
+}
+
 static void put(void *context, const void *host) {
     (void)context;
     copy(it.runner.memory, host, CASES_BYTES);
@@ -156,7 +168,8 @@ static int set_up(void **state) {
     }
     check(it.device->ops->stream_create(it.device, 0, &it.stream));
     check(it.device->ops->event_create(it.device, 0, &it.event));
-    it.runner = (runner){cast, sum, maximum, fill, put, get, NULL, alloc(CASES_BYTES)};
+    it.runner = (runner){cast,  sum, maximum, fill, adamw_prepare,
+                         adamw, put, get,     NULL, alloc(CASES_BYTES)};
     return 0;
 }
 

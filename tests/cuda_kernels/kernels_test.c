@@ -63,6 +63,15 @@ static pst_status fill(void *context, void *memory, int byte, size_t bytes) {
     return pst__cuda_fill(context, NULL, memory, byte, bytes);
 }
 
+static pst_status adamw_prepare(void *context, const pst_adamw_settings *settings,
+                                float *const *steps, size_t count, void *coefficients) {
+    return pst__cuda_adamw_prepare(context, NULL, settings, steps, count, coefficients);
+}
+
+static pst_status adamw(void *context, const pst_adamw_piece *pieces, size_t count) {
+    return pst__cuda_adamw(context, NULL, pieces, count);
+}
+
 static void put(void *context, const void *host) {
     (void)context;
     memcpy(it.runner.memory, host, CASES_BYTES);
@@ -85,13 +94,16 @@ static int set_up(void **state) {
     it.kernels.sum_passing = named("pst_sum_passing");
     it.kernels.maximum = named("pst_maximum");
     it.kernels.fill = named("pst_fill");
+    it.kernels.adamw_prepare = named("pst_adamw_prepare");
+    it.kernels.adamw = named("pst_adamw");
+    it.kernels.adamw_many = named("pst_adamw_many");
     it.cuda.kernels = &it.kernels;
     it.cuda.processors = 3; /* few, so that blocks of all sizes come up */
     it.cuda.driver.cuLaunchKernel = launch;
     it.cuda.driver.cuGetErrorName = error_name;
     it.cuda.driver.cuGetErrorString = error_name;
-    it.runner =
-        (runner){cast, sum, maximum, fill, put, get, &it.cuda, aligned_alloc(512, CASES_BYTES)};
+    it.runner = (runner){cast,  sum, maximum, fill,     adamw_prepare,
+                         adamw, put, get,     &it.cuda, aligned_alloc(512, CASES_BYTES)};
     return it.runner.memory == NULL;
 }
 

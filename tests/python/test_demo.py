@@ -50,7 +50,7 @@ def share_held(output: str, what: str) -> float:
 
 @pytest.mark.parametrize(
     ("stage", "ranks", "optimizer"),
-    [(1, 2, "adamw"), (2, 2, "sgd"), (3, 2, "adamw"), (3, 4, "sgd")],
+    [(1, 2, "adamw"), (2, 2, "sgd"), (3, 2, "penstock-adamw"), (3, 4, "sgd")],
 )
 def test_training_over_ranks_equals_unsharded_training(stage, ranks, optimizer, tmp_path):
     trace = tmp_path / "trace.json"

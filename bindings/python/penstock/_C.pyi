@@ -115,6 +115,34 @@ class Engine:
     def stats(self) -> dict[str, int]: ...
     def reset_stats(self) -> None: ...
 
+class AdamW:
+    def __init__(self, device: torch.device) -> None: ...
+    def step(
+        self,
+        *,
+        stream: int,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        maximize: bool,
+        seed: int,
+        lr_at: torch.Tensor | None,
+        gradient_scale: torch.Tensor | None,
+        gradient_factor: torch.Tensor | None,
+        found_inf: torch.Tensor | None,
+        parameters: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+        exp_avgs: list[torch.Tensor],
+        exp_avg_sqs: list[torch.Tensor],
+        largest: list[torch.Tensor],
+        copies: list[torch.Tensor],
+        steps: list[torch.Tensor],
+        firsts: list[int],
+        rounds_randomly: bool,
+    ) -> None: ...
+
 def make_released_tensor(
     shape: list[int], dtype: torch.dtype, device: torch.device, message: str
 ) -> torch.Tensor: ...

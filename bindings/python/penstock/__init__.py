@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import penstock._fork  # noqa: F401 - it has to see every fork
 
 if TYPE_CHECKING:
+    from penstock._adamw import AdamW
     from penstock._C import __version__
+    from penstock._clipping import clip_grad_norm_
     from penstock._errors import PenstockError
     from penstock._plan import Operation, Plan, compile, get_recorded_ops, record
     from penstock._shard import close, invalidate, no_sync, shard
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
     from penstock._tracing import trace
 
 __all__ = [
+    "AdamW",
     "Operation",
     "PenstockError",
     "Plan",
     "Stats",
     "__version__",
+    "clip_grad_norm_",
     "close",
     "compile",
     "get_recorded_ops",
@@ -42,11 +46,13 @@ __all__ = [
 ]
 
 _HOME = {
+    "AdamW": "_adamw",
     "Operation": "_plan",
     "PenstockError": "_errors",
     "Plan": "_plan",
     "Stats": "_stats",
     "__version__": "_C",
+    "clip_grad_norm_": "_clipping",
     "close": "_shard",
     "compile": "_plan",
     "get_recorded_ops": "_plan",

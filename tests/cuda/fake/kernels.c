@@ -64,6 +64,41 @@ static void run_fill(const void *argument) {
     memset(fill->destination, (int)fill->byte, (size_t)fill->bytes);
 }
 
+static pst_dtype dtype_of(unsigned kind) {
+    static const pst_dtype dtypes[] = {PST_FLOAT32, PST_BFLOAT16, PST_FLOAT16};
+    return dtypes[kind];
+}
+
+static void run_adamw(const void *argument) {
+    const pst_cuda_adamw_many *table = argument;
+    for (unsigned i = 0; i < table->piece_count; i++) {
+        const pst_cuda_adamw_piece *given = &table->piece[i];
+        const pst_adamw_piece piece = {
+            .parameter = given->parameter,
+            .gradient = given->gradient,
+            .exp_avg = given->exp_avg,
+            .exp_avg_sq = given->exp_avg_sq,
+            .max_exp_avg_sq = given->max_exp_avg_sq,
+            .copy = given->copy,
+            .coefficients = given->coefficients,
+            .count = (size_t)given->count,
+            .first = given->first,
+            .parameter_dtype = dtype_of(PST_CUDA_ADAMW_PARAMETER(given->kinds)),
+            .gradient_dtype = dtype_of(PST_CUDA_ADAMW_GRADIENT(given->kinds)),
+            .moment_dtype = dtype_of(PST_CUDA_ADAMW_MOMENT(given->kinds)),
+            .copy_dtype = dtype_of(PST_CUDA_ADAMW_COPY(given->kinds)),
+            .rounds_randomly = (int)PST_CUDA_ADAMW_ROUNDS(given->kinds)};
+        (void)pst__host_adamw(&piece);
+    }
+}
+
+static void run_adamw_prepare(const void *argument) {
+    const pst_cuda_adamw_steps *given = argument;
+    for (unsigned i = 0; i < given->count; i++)
+        pst__adamw_prepare(&given->settings, given->step[i],
+                           (pst__adamw_coefficients *)given->coefficients + i);
+}
+
 static struct CUfunc_st functions[] = {
     {"pst_cast_scale_copy", sizeof(pst_cuda_cast), run_cast},
     {"pst_cast_scale_copy_many", sizeof(pst_cuda_cast_many), run_cast},
@@ -71,6 +106,9 @@ static struct CUfunc_st functions[] = {
     {"pst_sum_passing", sizeof(pst_cuda_sum), run_sum},
     {"pst_maximum", sizeof(pst_cuda_sum), run_maximum},
     {"pst_fill", sizeof(pst_cuda_fill), run_fill},
+    {"pst_adamw_prepare", sizeof(pst_cuda_adamw_steps), run_adamw_prepare},
+    {"pst_adamw", sizeof(pst_cuda_adamw), run_adamw},
+    {"pst_adamw_many", sizeof(pst_cuda_adamw_many), run_adamw},
 };
 
 static struct CUmod_st module;

@@ -1,0 +1,68 @@
+"""The norm of gradients over all ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from penstock._errors import PenstockError
+from penstock._world import local_of
+
+
+def has_grad(parameter: torch.Tensor) -> bool:
+    """Whether there is a gradient."""
+    return parameter.grad is not None
+
+
+def norm_of(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of all gradients of all ranks, on the device, by one all-reduce.
+
+    Parameters
+    ----------
+    parameters : iterable of torch.Tensor
+        That have gradients; each rank gives the same ones, and they lie on one device.
+
+    Returns
+    -------
+    torch.Tensor
+        A float32 number; infinite or NaN where a gradient is.
+    """
+    by_group: dict[Any, list[torch.Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        by_group[_ranks_of(parameter)].append(gradient_of(parameter))
+    squares = None
+    for group, gradients in by_group.items():
+        filled = [gradient for gradient in gradients if gradient.numel() > 0]
+        device = gradients[0].device
+        own = torch.zeros((), device=device)
+        if filled:
+            norms = torch._foreach_norm(filled, 2, dtype=torch.float32)
+            own = torch.stack(norms).square().sum()
+        if group is not None:
+            dist.all_reduce(own, group=group)
+        squares = own if squares is None else squares + own
+    return torch.zeros(()) if squares is None else squares.sqrt()
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the rows of the gradient that lie on this rank."""
+    return local_of(parameter.grad)  # type: ignore[arg-type]
+
+
+def _ranks_of(parameter: torch.Tensor) -> Any:
+    """Return the ranks that have the other rows of a parameter; None: this one has all of it."""
+    if not isinstance(parameter, DTensor) or not any(p.is_shard() for p in parameter.placements):
+        return None
+    mesh = parameter.device_mesh
+    if mesh.ndim != 1:
+        raise PenstockError(
+            "EUNSUPPORTED",
+            f"the norm of gradients over a mesh of {mesh.ndim} dimensions: use "
+            "torch.nn.utils.clip_grad_norm_",
+        )
+    return mesh.get_group()

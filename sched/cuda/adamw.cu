@@ -1,0 +1,234 @@
+/* A step of AdamW, by the arithmetic of sched/device/adamw.h, which host_adamw.c has, too: the same
+ * bits. This text comes behind kernels.cu, whose vectors, ranges and conversions it uses.
+ *
+ * A block takes a range of one piece. Where all addresses can be aligned together, and dtypes are
+ * float and bfloat16, memory is accessed by vectors; else by single elements, which a warp still
+ * reads and writes side by side. */
+
+/* ---- single elements of any dtype -------------------------------------------------------- */
+
+/* The loads of a round come before its conversions, so that several are under way. */
+static __device__ __forceinline__ unsigned adamw_read(const void *from, address at,
+                                                      unsigned dtype) {
+    return dtype == PST_CUDA_ADAMW_FLOAT ? ((const unsigned *)from)[at]
+                                         : ((const unsigned short *)from)[at];
+}
+
+static __device__ __forceinline__ float adamw_value(unsigned bits, unsigned dtype) {
+    if (dtype == PST_CUDA_ADAMW_FLOAT) return __uint_as_float(bits);
+    return dtype == PST_CUDA_ADAMW_HALF ? half_to_float((unsigned short)bits)
+                                        : bfloat_to_float((unsigned short)bits);
+}
+
+static __device__ __forceinline__ void adamw_write(void *to, address at, unsigned dtype,
+                                                   float value) {
+    if (dtype == PST_CUDA_ADAMW_FLOAT)
+        ((float *)to)[at] = value;
+    else
+        ((unsigned short *)to)[at] =
+            dtype == PST_CUDA_ADAMW_HALF ? float_to_half(value) : float_to_bfloat(value);
+}
+
+static __device__ __forceinline__ unsigned adamw_random(const pst_cuda_adamw_piece &piece,
+                                                        unsigned key, address at) {
+    const address number = piece.first + at;
+    return pst__adamw_random(key, (unsigned)number, (unsigned)(number >> 32));
+}
+
+static __device__ __forceinline__ void adamw_write_moments(const pst_cuda_adamw_piece &piece,
+                                                           unsigned key, address at,
+                                                           const pst__adamw_element &element) {
+    if (PST_CUDA_ADAMW_ROUNDS(piece.kinds)) {
+        const unsigned random = adamw_random(piece, key, at);
+        ((unsigned short *)piece.exp_avg)[at] = pst__adamw_round(element.exp_avg, random);
+        ((unsigned short *)piece.exp_avg_sq)[at] =
+            pst__adamw_round(element.exp_avg_sq, random >> 16);
+    } else {
+        adamw_write(piece.exp_avg, at, PST_CUDA_ADAMW_MOMENT(piece.kinds), element.exp_avg);
+        adamw_write(piece.exp_avg_sq, at, PST_CUDA_ADAMW_MOMENT(piece.kinds), element.exp_avg_sq);
+    }
+}
+
+static __device__ __forceinline__ void adamw_write_single(const pst_cuda_adamw_piece &piece,
+                                                          unsigned key, address at, float largest,
+                                                          const pst__adamw_element &element) {
+    adamw_write(piece.parameter, at, PST_CUDA_ADAMW_PARAMETER(piece.kinds), element.parameter);
+    adamw_write_moments(piece, key, at, element);
+    if (piece.max_exp_avg_sq)
+        adamw_write(piece.max_exp_avg_sq, at, PST_CUDA_ADAMW_MOMENT(piece.kinds), largest);
+    if (piece.copy)
+        adamw_write(piece.copy, at, PST_CUDA_ADAMW_COPY(piece.kinds), element.parameter);
+}
+
+/* `count` elements; number `skip_at` and what follows lie `skip` further. A function of its own, as
+ * all ways end with it. */
+static __device__ __noinline__ void adamw_singles(const pst_cuda_adamw_piece &piece,
+                                     const pst__adamw_coefficients &with, address begin,
+                                     unsigned count, unsigned skip_at, unsigned skip) {
+    enum { ROUND = 4 };
+    const unsigned parameter = PST_CUDA_ADAMW_PARAMETER(piece.kinds),
+                   gradient = PST_CUDA_ADAMW_GRADIENT(piece.kinds),
+                   moment = PST_CUDA_ADAMW_MOMENT(piece.kinds);
+    for (unsigned i = threadIdx.x; i < count; i += ROUND * PST_CUDA_THREADS) {
+        unsigned in[ROUND][5];
+#pragma unroll
+        for (unsigned r = 0; r < ROUND; r++) {
+            const unsigned number = i + r * PST_CUDA_THREADS;
+            const address at = begin + number + (number < skip_at ? 0 : skip);
+            if (number >= count) continue;
+            in[r][0] = adamw_read(piece.parameter, at, parameter);
+            in[r][1] = adamw_read(piece.gradient, at, gradient);
+            in[r][2] = adamw_read(piece.exp_avg, at, moment);
+            in[r][3] = adamw_read(piece.exp_avg_sq, at, moment);
+            if (piece.max_exp_avg_sq) in[r][4] = adamw_read(piece.max_exp_avg_sq, at, moment);
+        }
+#pragma unroll
+        for (unsigned r = 0; r < ROUND; r++) {
+            const unsigned number = i + r * PST_CUDA_THREADS;
+            const address at = begin + number + (number < skip_at ? 0 : skip);
+            if (number >= count) continue;
+            pst__adamw_element element = {
+                adamw_value(in[r][0], parameter), adamw_value(in[r][1], gradient),
+                adamw_value(in[r][2], moment), adamw_value(in[r][3], moment)};
+            pst__adamw_moments(&with, &element);
+            float square = element.exp_avg_sq;
+            if (piece.max_exp_avg_sq) {
+                const float largest = adamw_value(in[r][4], moment);
+                square = largest > square ? largest : square;
+            }
+            pst__adamw_move(&with, square, &element);
+            adamw_write_single(piece, with.key, at, square, element);
+        }
+    }
+}
+
+/* ---- vectors ----------------------------------------------------------------------------- */
+
+template <typename P, typename G, typename M>
+static __device__ constexpr unsigned adamw_vector_length() {
+    return sizeof(P) + sizeof(G) + sizeof(M) == 6 ? 8 : 4;
+}
+
+template <typename T> static __device__ __forceinline__ const T *at_element(const void *base,
+                                                                            address at) {
+    return (const T *)base + at;
+}
+template <typename T> static __device__ __forceinline__ T *at_element(void *base, address at) {
+    return (T *)base + at;
+}
+
+static __device__ __forceinline__ void adamw_round(float &to, float value, unsigned) {
+    to = value;
+}
+static __device__ __forceinline__ void adamw_round(bfloat &to, float value, unsigned random) {
+    to.bits = pst__adamw_round(value, random);
+}
+
+/* Gradients and moments are not needed again soon; parameters are what is gathered next. */
+template <typename P, typename G, typename M>
+static __device__ __forceinline__ void adamw_vector(const pst_cuda_adamw_piece &piece,
+                                                    const pst__adamw_coefficients &with,
+                                                    address at) {
+    constexpr unsigned N = adamw_vector_length<P, G, M>();
+    auto parameter = read_vector<N>(at_element<P>((const void *)piece.parameter, at));
+    const auto gradient = read_vector<N, true>(at_element<G>(piece.gradient, at));
+    auto exp_avg = read_vector<N, true>(at_element<M>((const void *)piece.exp_avg, at));
+    auto exp_avg_sq = read_vector<N, true>(at_element<M>((const void *)piece.exp_avg_sq, at));
+    pack<bfloat, N> copy;
+#pragma unroll
+    for (unsigned e = 0; e < N; e++) {
+        pst__adamw_element element = {
+            load<float>(parameter.at[e]), load<float>(gradient.at[e]), load<float>(exp_avg.at[e]),
+            load<float>(exp_avg_sq.at[e])};
+        pst__adamw_moments(&with, &element);
+        pst__adamw_move(&with, element.exp_avg_sq, &element);
+        store(parameter.at[e], element.parameter);
+        store(copy.at[e], element.parameter);
+        if (PST_CUDA_ADAMW_ROUNDS(piece.kinds)) {
+            const unsigned random = adamw_random(piece, with.key, at + e);
+            adamw_round(exp_avg.at[e], element.exp_avg, random);
+            adamw_round(exp_avg_sq.at[e], element.exp_avg_sq, random >> 16);
+        } else {
+            store(exp_avg.at[e], element.exp_avg);
+            store(exp_avg_sq.at[e], element.exp_avg_sq);
+        }
+    }
+    write_vector<N>(at_element<P>(piece.parameter, at), parameter);
+    write_vector<N, true>(at_element<M>(piece.exp_avg, at), exp_avg);
+    write_vector<N, true>(at_element<M>(piece.exp_avg_sq, at), exp_avg_sq);
+    if (piece.copy) write_vector<N>(at_element<bfloat>(piece.copy, at), copy);
+}
+
+/* Elements before the first vector: all of them if not all addresses can be aligned together. */
+template <typename P, typename G, typename M>
+static __device__ __forceinline__ unsigned adamw_head(const pst_cuda_adamw_piece &piece,
+                                                      range part) {
+    constexpr unsigned N = adamw_vector_length<P, G, M>();
+    const P *first = at_element<P>((const void *)piece.parameter, part.begin);
+    const unsigned head = least(gap(first, N * sizeof(P)) / sizeof(P), part.count);
+    const address at = part.begin + head;
+    const unsigned apart =
+        gap(at_element<P>((const void *)piece.parameter, at), N * sizeof(P)) |
+        gap(at_element<G>(piece.gradient, at), N * sizeof(G)) |
+        gap(at_element<M>((const void *)piece.exp_avg, at), N * sizeof(M)) |
+        gap(at_element<M>((const void *)piece.exp_avg_sq, at), N * sizeof(M)) |
+        (piece.copy ? gap(at_element<bfloat>((const void *)piece.copy, at), N * sizeof(bfloat))
+                    : 0u);
+    return apart != 0 ? part.count : head;
+}
+
+template <typename P, typename G, typename M>
+static __device__ __forceinline__ void adamw_range(const pst_cuda_adamw_piece &piece,
+                                                   const pst__adamw_coefficients &with,
+                                                   range part) {
+    constexpr unsigned N = adamw_vector_length<P, G, M>();
+    const unsigned head = adamw_head<P, G, M>(piece, part);
+    const unsigned vectors = (part.count - head) / N;
+    for (unsigned i = threadIdx.x; i < vectors; i += PST_CUDA_THREADS)
+        adamw_vector<P, G, M>(piece, with, part.begin + head + (address)i * N);
+    adamw_singles(piece, with, part.begin, part.count - vectors * N, head, vectors * N);
+}
+
+/* ---- kernels ----------------------------------------------------------------------------- */
+
+/* The dtypes of parameter, gradient and moments: bits 2, 1 and 0 are set for bfloat16. */
+static __device__ __forceinline__ void adamw_piece(const pst_cuda_adamw_piece &piece,
+                                                   unsigned block_elements, unsigned block) {
+    const pst__adamw_coefficients with = *(const pst__adamw_coefficients *)piece.coefficients;
+    const range part = share_of(piece.count, block_elements, block);
+    if (with.is_skipped) return;
+    switch (piece.way) {
+    case 0: adamw_range<float, float, float>(piece, with, part); break;
+    case 1: adamw_range<float, float, bfloat>(piece, with, part); break;
+    case 2: adamw_range<float, bfloat, float>(piece, with, part); break;
+    case 3: adamw_range<float, bfloat, bfloat>(piece, with, part); break;
+    case 4: adamw_range<bfloat, float, float>(piece, with, part); break;
+    case 5: adamw_range<bfloat, float, bfloat>(piece, with, part); break;
+    case 6: adamw_range<bfloat, bfloat, float>(piece, with, part); break;
+    case 7: adamw_range<bfloat, bfloat, bfloat>(piece, with, part); break;
+    default: adamw_singles(piece, with, part.begin, part.count, part.count, 0);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+    pst_adamw(const __grid_constant__ pst_cuda_adamw table) {
+    const pst_cuda_adamw_piece &piece = table.piece[piece_of(table, blockIdx.x)];
+    adamw_piece(piece, table.block_elements, blockIdx.x - piece.first_block);
+}
+
+#ifdef PST_CUDA_LARGE_PARAMETERS
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+    pst_adamw_many(const __grid_constant__ pst_cuda_adamw_many table) {
+    const pst_cuda_adamw_piece &piece = table.piece[piece_of(table, blockIdx.x)];
+    adamw_piece(piece, table.block_elements, blockIdx.x - piece.first_block);
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+    pst_adamw_prepare(const __grid_constant__ pst_cuda_adamw_steps given) {
+    const unsigned i = blockIdx.x * PST_CUDA_THREADS + threadIdx.x;
+    if (i >= given.count) return;
+    pst__adamw_coefficients coefficients;
+    pst__adamw_prepare(&given.settings, given.step[i], &coefficients);
+    ((pst__adamw_coefficients *)given.coefficients)[i] = coefficients;
+}
