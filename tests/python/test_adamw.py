@@ -41,11 +41,24 @@ def twins(tensors):
     return [[nn.Parameter(tensor.clone()) for tensor in tensors] for _ in range(2)]
 
 
+def twins_on_cpus(tensors):
+    """Parameters, and the same on CPUs for torch.
+
+    Its fused kernel on GPUs holds betas in fp32, where 1 - 0.999 is off by 1e-5 of itself.
+    """
+    ours, theirs = twins(tensors)
+    return ours, [nn.Parameter(parameter.detach().cpu()) for parameter in theirs]
+
+
+def on_cpus(values):
+    return {name: value.detach().cpu().clone() for name, value in values.items()}
+
+
 def give_gradients(*lists, scale=1.0):
     for parameters in zip(*lists, strict=True):
         gradient = torch.randn_like(parameters[0]) * scale
         for parameter in parameters:
-            parameter.grad = gradient.clone()
+            parameter.grad = gradient.to(parameter.device, copy=True)
 
 
 def ulps_of(found, wanted, size):
@@ -63,17 +76,17 @@ def values_of(optimizer, parameter):
     return {"parameter": parameter.detach(), **state}
 
 
-def assert_like_torchs(ours, theirs, before, limit):
+def assert_like_torchs(ours, theirs, before):
     """Compare a step, in units of the last place of the largest operand; then make them equal.
 
-    Four times `limit` is for parameters that are about as small as their change.
+    It may be four of them where a parameter is about as small as its change.
     """
     for name, wanted in theirs.items():
         old = before.get(name, torch.zeros_like(wanted))
         moved = (wanted - old).abs()
         off = ulps_of(ours[name], wanted, torch.stack([old.abs(), wanted.abs(), moved]).amax(0))
         is_small = (old.abs() < 8 * moved) & (name == "parameter")
-        assert (off <= torch.where(is_small, 4 * limit, limit)).all(), (name, off.max())
+        assert (off <= torch.where(is_small, 4, 1)).all(), (name, off.max())
         wanted.copy_(ours[name])
 
 
@@ -82,22 +95,22 @@ def assert_like_torchs(ours, theirs, before, limit):
 )
 @pytest.mark.parametrize("way", ["fused", "foreach"])
 def test_each_of_1000_steps_is_within_an_ulp_of_torchs(seed, way, options):
-    ours, theirs = twins(draw())
+    ours, theirs = twins_on_cpus(draw())
     mine = penstock.AdamW(ours, **OPTIONS, **options)
     reference = torch.optim.AdamW(theirs, **OPTIONS, **options, **{way: True})
-    limit = 2 if way == "fused" and DEVICE == "cuda" else 1  # its coefficients there are fp64
     for _ in range(1000 if not options else 50):
         give_gradients(ours, theirs)
-        before = [copy.deepcopy(values_of(mine, one)) for one in ours]
+        before = [on_cpus(values_of(mine, one)) for one in ours]
         mine.step()
         reference.step()
         for one, two, old in zip(ours, theirs, before, strict=True):
-            assert_like_torchs(values_of(mine, one), values_of(reference, two), old, limit)
+            assert_like_torchs(on_cpus(values_of(mine, one)), values_of(reference, two), old)
 
 
-@pytest.mark.skipif(DEVICE != "cpu", reason="torch's kernel on GPUs computes in fp64")
 def test_1000_steps_are_those_of_torchs_fused_one_bit_for_bit(seed):
-    ours, theirs = twins(draw([(64, 16), (128, 32)]))  # its vectors; its rest is rounded otherwise
+    ours, theirs = twins_on_cpus(
+        draw([(64, 16), (128, 32)])
+    )  # its vectors; its rest is rounded otherwise
     mine = penstock.AdamW(ours, **OPTIONS)
     reference = torch.optim.AdamW(theirs, **OPTIONS, fused=True)
     for _ in range(1000):
@@ -105,7 +118,7 @@ def test_1000_steps_are_those_of_torchs_fused_one_bit_for_bit(seed):
         mine.step()
         reference.step()
     for one, two in zip(ours, theirs, strict=True):
-        assert torch.equal(one, two)
+        assert torch.equal(one.cpu(), two)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 3])
@@ -562,8 +575,9 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(worlds, tmp_path, our
 def train_captured(is_captured, masters):
     torch.manual_seed(7)
     model = penstock.shard(make(Net).to(torch.bfloat16) if masters else make(Net))
+    rate = torch.tensor(0.01, device=DEVICE)  # a graph reads it, rounded to fp32: so do both
     optimizer = penstock.AdamW(
-        model, lr=0.01, masters=masters, skip_nonfinite=True, moments=torch.bfloat16
+        model, lr=rate, masters=masters, skip_nonfinite=True, moments=torch.bfloat16
     )
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     runs = 0

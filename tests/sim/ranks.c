@@ -93,6 +93,8 @@ static void draw_program(program *self, uint64_t seed, int is_flat) {
         self->courses[step] = is_whole ? WHOLE : (course)random_below(&random, COURSES);
         self->course_groups[step] = random_below(&random, (uint32_t)self->model.group_count);
     }
+    /* A rank that broke its last pass off would leave in the middle of the others' one. */
+    self->courses[self->steps - 1] = WHOLE;
 }
 
 /* ---- a rank ----------------------------------------------------------------------------- */
