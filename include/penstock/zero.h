@@ -301,9 +301,9 @@ typedef struct pst_zero_plan {
 PST_API pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations,
                                     size_t count, uint32_t prefetch_ahead, size_t prefetch_bytes,
                                     pst_zero_plan *plan);
-/* 0: passes run eagerly, without gathering ahead; 1 (default): by plan, and once a pass has followed
- * it, as launches of a sealed graph (stats.replayed_passes), which says the same to other ranks.
- * From the next pass on. */
+/* 0: passes run eagerly, without gathering ahead; 1 (default): by plan, and once a pass has
+ * followed it, as launches of a sealed graph (stats.replayed_passes), which says the same to other
+ * ranks. From the next pass on. */
 PST_API void pst_zero_set_replay(pst_zero *engine, int enabled);
 
 typedef struct pst_zero_stats {

@@ -292,7 +292,7 @@ static int drained(pst__carrier *carrier) {
     for (int lane = 0; lane < PST__LANE_COUNT; lane++)
         for (const pst__operation *operation = carrier->queues[lane].oldest; operation != NULL;
              operation = operation->next)
-            if (pst_task_wait(operation->launch, operation->task, NULL) != PST_OK) return 0;
+            if (pst__operation_wait_task(operation, NULL) != PST_OK) return 0;
     for (int i = 0; i < 1000 && !all_ended(carrier); i++)
         (void)nanosleep(&pause, NULL);
     return all_ended(carrier);

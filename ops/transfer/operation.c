@@ -109,7 +109,8 @@ static void give_memory(pst__operation *operation, pst_event *event) {
 
 void pst__operation_give(pst__carrier *carrier, pst__operation *operation) {
     give_memory(operation, NULL);
-    pst_task_release(operation->task);
+    /* A sealed graph's handles need no release, and may be void: see pst__operation_wait_task. */
+    if (operation->launch.number == 0) pst_task_release(operation->task);
     operation->task = (pst_task){NULL, 0};
     put_spare(carrier, operation);
 }
@@ -220,6 +221,24 @@ static void trace_wait(pst__carrier *carrier, const pst__operation *operation, u
                          0);
 }
 
+/* Its tasks may be asked about. Once those of a program have ended, the program may be gone.
+ * Acquire: pairs with the release in finish_part. */
+static int has_tasks(const pst__operation *operation) {
+    return operation->launch.number == 0 || !pst__load_acquire(&operation->ended);
+}
+
+static int has_ended_tasks(const pst__operation *operation) {
+    return !has_tasks(operation) ||
+           pst_task_test(operation->launch, operation->task) != PST_PENDING;
+}
+
+pst_status pst__operation_wait_task(const pst__operation *operation, pst_lane *compute) {
+    if (has_tasks(operation)) return pst_task_wait(operation->launch, operation->task, compute);
+    if (!pst__load_relaxed(&operation->failed)) return PST_OK; /* published by `ended` */
+    const pst_status status = pst_runtime_status(operation->carrier->runtime);
+    return status == PST_OK ? PST_ECANCELED : status;
+}
+
 /* The compute stream is given the wait. */
 static pst_status wait_on_stream(pst__operation *operation) {
     pst__carrier *carrier = operation->carrier;
@@ -237,9 +256,9 @@ static int is_gather(const pst__operation *operation) {
 static pst_status wait_on_host(pst__operation *operation, int is_traced) {
     pst__carrier *carrier = operation->carrier;
     pst__waits *waits = &carrier->waits;
-    int had_ended = pst_task_test(operation->launch, operation->task) != PST_PENDING;
+    int had_ended = has_ended_tasks(operation);
     uint64_t begin = had_ended ? 0 : pst__now();
-    pst_status status = pst_task_wait(operation->launch, operation->task, carrier->options.compute);
+    pst_status status = pst__operation_wait_task(operation, carrier->options.compute);
     if (!had_ended) {
         uint64_t end = pst__now();
         *(is_gather(operation) ? &waits->exposed_gather_ns : &waits->exposed_reduce_ns) +=
@@ -290,7 +309,7 @@ pst_status pst__operation_wait_end(const pst__operation *operation) {
                                  "the host waits for '%s', which no graph can hold: train some "
                                  "steps before the capture",
                                  operation->work.collective.name);
-    pst_status status = pst_task_wait(operation->launch, operation->task, NULL);
+    pst_status status = pst__operation_wait_task(operation, NULL);
     if (status == PST_OK) return pst_runtime_status(carrier->runtime);
     return lost(carrier, status);
 }
@@ -299,7 +318,9 @@ pst_status pst__operation_wait_launch(pst__operation *operation) {
     pst__carrier *carrier = operation->carrier;
     if (carrier->asynchronous && pst__operation_is_launched(operation)) return PST_OK;
     carrier->waits.late_launches += (uint64_t)carrier->asynchronous;
-    return lost(carrier, pst_task_wait_launch(operation->launch, operation->task));
+    return lost(carrier, has_tasks(operation)
+                             ? pst_task_wait_launch(operation->launch, operation->task)
+                             : pst__operation_wait_task(operation, NULL));
 }
 
 pst_status pst__operation_wait_launches(pst__carrier *carrier) {
@@ -317,7 +338,7 @@ pst_status pst__operation_wait_launches(pst__carrier *carrier) {
 static int asks_no_more(const pst__operation *operation) {
     const pst__carrier *carrier = operation->carrier;
     if (carrier->asynchronous && pst__operation_is_launched(operation)) return 1;
-    return pst_task_test(operation->launch, operation->task) != PST_PENDING;
+    return has_ended_tasks(operation);
 }
 
 /* One part of each operation is ended by nobody: so none of them ever is, and asks what has come of

@@ -1,8 +1,8 @@
 /* The watchdog: a launched task that does not end is named in the log, once, and can end all. */
 #include "tests/sched/queue_device.h"
 
-#include "sched/watchdog.h"
 #include "sched/pump.h"
+#include "sched/watchdog.h"
 
 /* One turn of each lane, of at most so many launches; 1 when something was done. */
 static inline int one_turn(pst_runtime *runtime, uint32_t launches) {

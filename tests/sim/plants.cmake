@@ -115,7 +115,7 @@ penstock_plant(step_ticket_skipped_on_a_rank ops/transfer/submit.c "different co
   "    if (status == PST_OK) operation->queue->tickets += operation->carrier->rank == 1 ? 2 : 1;")
 
 # ---- a pass that leaves its program ----------------------------------------------------------
-penstock_plant(last_step_stays_closed ops/transfer/program.c "was not freed" 20000
+penstock_plant(last_step_stays_closed ops/transfer/program.c "has not come in" 20000
   "    for (; program->next < program->count; program->next++)"
   "    for (; program->next + 1 < program->count; program->next++)")
 
