@@ -496,6 +496,24 @@ static void who_registers_hears_of_an_abort(void **state) {
     close_world(world);
 }
 
+/* The last rank waits for the first one, which finds the one between them gone when it sends. */
+static void register_around_an_abort(ce_rank *rank) {
+    const struct timespec later = {0, 50000000 * (2 - rank->rank)};
+    (void)nanosleep(&later, NULL);
+    abort_or_register(rank);
+}
+
+static void who_has_registered_before_an_abort_hears_of_it(void **state) {
+    (void)state;
+    ce_world *world = open_world(3);
+    ce_on_all(world, register_around_an_abort);
+    for (int rank = 0; rank < 3; rank += 2) { /* and not of a deadline */
+        assert_int_equal(world->ranks[rank].status, PST_EPEER);
+        assert_text(&world->ranks[rank], "rank 1 has");
+    }
+    close_world(world);
+}
+
 static int has_given_up; /* the first rank, in vain */
 
 static void register_in_vain(ce_rank *rank) {
@@ -565,6 +583,7 @@ int main(void) {
         cmocka_unit_test(options_are_the_same_on_all_ranks),
         cmocka_unit_test(registered_sizes_are_the_same_on_all_ranks),
         cmocka_unit_test(who_registers_hears_of_an_abort),
+        cmocka_unit_test(who_has_registered_before_an_abort_hears_of_it),
         cmocka_unit_test(a_registration_that_takes_too_long_is_the_last),
         cmocka_unit_test(memory_can_be_registered_again_and_only_so_often),
     };

@@ -259,9 +259,13 @@ pst_status pst__link_swap(const pst__link *link, const pst__message *mine, int d
     pst_status status = PST_OK;
     for (int peer = 0; peer < link->size; peer++)
         descriptors[peer] = -1;
-    for (int peer = 0; peer < link->size && status == PST_OK; peer++) {
+    /* To those behind one that has gone, too: they would wait for this message before they see it.
+     */
+    for (int peer = 0; peer < link->size; peer++) {
         if (peer == link->rank) continue;
-        status = send_one(link->sockets[peer], mine, descriptor);
+        const pst_status sent = send_one(link->sockets[peer], mine, descriptor);
+        if (status != PST_OK || sent == PST_OK) continue;
+        status = sent;
         *culprit = peer;
     }
     messages[link->rank] = *mine;
