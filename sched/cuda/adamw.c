@@ -8,26 +8,10 @@ _Static_assert(sizeof(pst_cuda_adamw) <= 4096 && sizeof(pst_cuda_adamw_many) <= 
 
 /* ---- coefficients ----------------------------------------------------------------------- */
 
-static pst__adamw_settings settings_of(const pst_adamw_settings *given) {
-    return (pst__adamw_settings){
-        .lr = given->lr,
-        .beta1 = given->beta1,
-        .beta2 = given->beta2,
-        .eps = given->eps,
-        .weight_decay = given->weight_decay,
-        .lr_at = given->lr_at,
-        .gradient_scale = given->gradient_scale,
-        .gradient_factor = given->gradient_factor,
-        .found_inf = given->found_inf,
-        .seed = given->seed,
-        .maximize = given->maximize != 0,
-    };
-}
-
 pst_status pst__cuda_adamw_prepare(pst__cuda *cuda, CUstream stream,
                                    const pst_adamw_settings *settings, float *const *steps,
                                    size_t count, void *coefficients) {
-    pst_cuda_adamw_steps given = {.settings = settings_of(settings)};
+    pst_cuda_adamw_steps given = {.settings = pst__adamw_settings_of(settings)};
     pst_status status = PST_OK;
     for (size_t done = 0; status == PST_OK && done < count; done += given.count) {
         const size_t left = count - done;

@@ -4,6 +4,7 @@
 #define PST_SCHED_DEVICE_HOST_H
 
 #include "base/heap.h"
+#include "sched/device/adamw.h"
 
 #include <penstock/device.h>
 
@@ -17,6 +18,8 @@ pst_status pst__host_maximum(const pst_sum *maximum);
 
 /* A step of AdamW. PST_EUNSUPPORTED for dtypes that it does not take, of any device. */
 pst_status pst__adamw_check(const pst_adamw_piece *piece);
+/* What kernels take of the public settings. */
+pst__adamw_settings pst__adamw_settings_of(const pst_adamw_settings *given);
 pst_status pst__host_adamw(const pst_adamw_piece *piece);
 void pst__host_adamw_prepare(const pst_adamw_settings *settings, float *const *steps, size_t count,
                              void *coefficients);

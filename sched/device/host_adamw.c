@@ -157,9 +157,8 @@ pst_status pst__host_adamw(const pst_adamw_piece *piece) {
     return status;
 }
 
-void pst__host_adamw_prepare(const pst_adamw_settings *given, float *const *steps, size_t count,
-                             void *coefficients) {
-    const pst__adamw_settings settings = {
+pst__adamw_settings pst__adamw_settings_of(const pst_adamw_settings *given) {
+    return (pst__adamw_settings){
         .lr = given->lr,
         .beta1 = given->beta1,
         .beta2 = given->beta2,
@@ -172,6 +171,11 @@ void pst__host_adamw_prepare(const pst_adamw_settings *given, float *const *step
         .seed = given->seed,
         .maximize = given->maximize != 0,
     };
+}
+
+void pst__host_adamw_prepare(const pst_adamw_settings *given, float *const *steps, size_t count,
+                             void *coefficients) {
+    const pst__adamw_settings settings = pst__adamw_settings_of(given);
     for (size_t i = 0; i < count; i++)
         pst__adamw_prepare(&settings, steps[i], (pst__adamw_coefficients *)coefficients + i);
 }
