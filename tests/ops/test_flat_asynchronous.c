@@ -225,9 +225,10 @@ static void a_call_of_the_device_that_fails_ends_all_ranks_or_none(void **unused
 
 static void fail_between_buckets(rank_state *state) {
     flat_rank rank;
+    watch_copies(state);
     open_flat(&rank, state);
     CHECK_OK(pst_flat_begin_backward(rank.flat, 1));
-    refuse_behind_copies(state);
+    refuse_behind_copies();
     flat_report(&rank, 0);
     CHECK(state->failure[0] != '\0');
     state->failure[0] = '\0';
