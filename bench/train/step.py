@@ -40,7 +40,7 @@ from causal_lm import build_causal_lm
 from figures import flops_of_token, idle_of
 from model import TINY, Model, Shape, build
 from torch.distributed.tensor import DTensor
-from ways import USUAL_WAYS, WAYS, Implementation, ways_of
+from ways import OPTIMIZERS, USUAL_WAYS, WAYS, Implementation, ways_of
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -96,7 +96,7 @@ def make(name: str, given: argparse.Namespace, device: torch.device) -> Implemen
         if not given.no_compile:
             block.compile()
     ways_of(given)[name](model, given)
-    way = Implementation(name, model, has_optimizer=not given.no_optimizer)
+    way = Implementation(name, model, given)
     timed_steps(way, batches_of(way, given, device, given.warm), device)
     way.forget_times()
     return way
@@ -259,6 +259,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--alternations", type=int, default=4)
     parser.add_argument("--together", type=int, default=1, help="steps between synchronisations")
     parser.add_argument("--priority", type=int, default=0, help="of the stream to compute on")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="torch", help="AdamW by whom")
     parser.add_argument("--no-optimizer", action="store_true", help="forward and backward alone")
     parser.add_argument("--no-compile", action="store_true", help="layers run as they are")
     parser.add_argument("--tiny", action="store_true", help="a tiny built-in model: does it run?")

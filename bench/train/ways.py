@@ -19,18 +19,30 @@ Shard = Callable[[Model, argparse.Namespace], object]  # in place
 Step = Callable[[torch.Tensor], torch.Tensor]
 
 
+def torch_adamw(model: Model, cuda: bool, capturable: bool) -> torch.optim.Optimizer:
+    """Return torch's, fused on GPUs."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-5, fused=cuda, capturable=capturable)
+
+
+def penstock_adamw(model: Model, cuda: bool, capturable: bool) -> torch.optim.Optimizer:
+    """Return Penstock's, whose moments are of the parameters' own dtype, as torch's are."""
+    moments = next(model.parameters()).dtype
+    return library.AdamW(model, lr=1e-5, moments=moments, capturable=capturable)
+
+
+OPTIMIZERS = {"torch": torch_adamw, "penstock": penstock_adamw}
+
+
 class Implementation:
     """One way to train the model, and what was measured of it."""
 
-    def __init__(self, name: str, model: Model, has_optimizer: bool) -> None:
+    def __init__(self, name: str, model: Model, given: argparse.Namespace) -> None:
         self.name = name
         self.model = model
-        self.has_optimizer = has_optimizer
+        self.has_optimizer = not given.no_optimizer
         cuda = next(model.parameters()).is_cuda
         is_captured = cuda and name == "compute-captured"
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=1e-5, fused=cuda, capturable=is_captured
-        )
+        self.optimizer = OPTIMIZERS[given.optimizer](model, cuda, is_captured)
         self.is_penstock = name.startswith(("penstock", "captured"))
         self.parameters = sum(p.numel() for p in model.parameters())  # of all ranks together
         self.losses: list[float] = []
