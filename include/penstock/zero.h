@@ -211,6 +211,23 @@ PST_API pst_status pst_zero_begin_backward(pst_zero *engine, int reduce);
 PST_API pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *const *sources,
                                       pst_dtype sources_dtype);
 
+/* 1: a backward runs that may update parameters behind their reductions: on an asynchronous device,
+ * by plan, where every gradient was there when that was last agreed on; so no group is reported
+ * twice. Between begin_backward and the first gradients. */
+PST_API int pst_zero_may_update(const pst_zero *engine);
+
+/* In such a backward a group is updated behind its reduction, once all its trainable parameters
+ * have a piece with `coefficients`: gradient_target is not asked for it. `pieces` are copied, one a
+ * parameter, `count` of them, each of this rank's rows; their gradients are the engine's, of the
+ * group's dtype. What they point to lasts until the backward ends, for compute; compute has written
+ * it before this call. A group stays as it is where another gather of it comes behind its
+ * reduction, and where it is of no dtype that AdamW takes. A backward that is broken off leaves
+ * some parameters updated. PST_ESTATE, PST_EINVAL, PST_EUNSUPPORTED, PST_ENOMEM. */
+PST_API pst_status pst_zero_update(pst_zero *engine, const pst_adamw_piece *pieces, size_t count);
+
+/* Whether the group's parameters are updated behind its reduction in the latest backward. */
+PST_API int pst_zero_is_updated(const pst_zero *engine, uint32_t group);
+
 /* Groups that were not reported count as having no gradient here; the compute lane waits for all
  * reductions, and for peers that still read shards. Gradients are means over ranks. */
 PST_API pst_status pst_zero_end_backward(pst_zero *engine);
@@ -331,6 +348,7 @@ typedef struct pst_zero_stats {
      * copies and buckets; for what reductions bring together before they sum it. */
     size_t places_reserved, sources_reserved, staging_reserved;
     uint64_t replayed_passes; /* of planned ones: their collectives were one sealed graph */
+    uint64_t updates;         /* groups that were updated behind their reductions */
 } pst_zero_stats;
 PST_API void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats);
 PST_API void pst_zero_reset_stats(pst_zero *engine);

@@ -41,22 +41,6 @@ static pst_status create_carrier(pst_runtime *runtime, pst_partition *partition)
     return pst__carrier_create(runtime, &options, &partition->carrier);
 }
 
-/* What leaves a bucket behind its all-reduce, beside the next one. On the host the lane of a
- * communicator has to be through with one before it begins the next. */
-static pst_status create_delivery(pst_runtime *runtime, pst_partition *partition) {
-    pst__queue *queue = &partition->carrier.queues[PST__GATHER_LANE];
-    queue->then_lane = queue->sum_lane;
-    if (queue->sum_lane != NULL) return PST_OK;
-    queue->then_lane = queue->lane;
-    if (!partition->carrier.asynchronous) return PST_OK;
-    const pst_lane_options options = {.size = sizeof options,
-                                      .name = "deliver",
-                                      .device = partition->carrier.device,
-                                      .order = PST_LANE_BY_SUBMISSION,
-                                      .order_with = queue->lane};
-    return pst_lane_create(runtime, &options, &queue->then_lane);
-}
-
 /* Segments as large as buckets. */
 static pst_status create_buckets(pst_partition *partition) {
     pst__carrier *carrier = &partition->carrier;
@@ -84,7 +68,9 @@ static pst_status build(pst_runtime *runtime, pst_partition *partition) {
         pst__heap_alloc(carrier->heap, carrier->world * sizeof *partition->chunk_used);
     if (partition->chunk_used == NULL) return PST_ENOMEM;
     status = create_buckets(partition);
-    if (status == PST_OK) status = create_delivery(runtime, partition);
+    if (status == PST_OK)
+        status = pst__carrier_add_then_lane(
+            &partition->carrier, &partition->carrier.queues[PST__GATHER_LANE], "deliver");
     if (status != PST_OK) return status;
     return pst__comparisons_create(carrier, "order of gradients",
                                    "reported other gradients in a backward, or in another order; "

@@ -162,9 +162,11 @@ pst_status pst__bucket_send(pst__carrier *carrier, pst_dtype dtype, const char *
 }
 
 void pst__bucket_deliver_nothing(pst__carrier *carrier) {
-    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++)
-        if (carrier->open[dtype].operation != NULL)
-            carrier->open[dtype].operation->work.collective.piece_count = 0;
+    for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
+        pst__operation *operation = carrier->open[dtype].operation;
+        if (operation != NULL)
+            operation->work.collective.piece_count = operation->updates.count = 0;
+    }
 }
 
 void pst__bucket_abandon_all(pst__carrier *carrier) {

@@ -122,6 +122,10 @@ typedef struct pst__carrier {
 /* On failure what has been made is freed by pst__carrier_free. */
 pst_status pst__carrier_create(pst_runtime *runtime, const pst__carrier_options *options,
                                pst__carrier *carrier);
+/* A lane for what comes behind this queue's collectives: that of their sums, or one of its own. On
+ * the host it is the queue's, which has to be through with one before it begins the next. */
+pst_status pst__carrier_add_then_lane(const pst__carrier *carrier, pst__queue *queue,
+                                      const char *name);
 /* An arena of device memory; segment_bytes as in pst_arena_options. */
 pst_status pst__carrier_create_arena(const pst__carrier *carrier, const char *name,
                                      size_t segment_bytes, pst_arena **arena);

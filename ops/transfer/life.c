@@ -97,7 +97,7 @@ static pst_status check_options(pst__error *error, const pst__carrier_options *o
 /* On an asynchronous device the launches of both communicators have one order, so that it is the
  * same on all ranks. On the host, where a launch takes its lane until it is done, each communicator
  * has its own: else one would hold up the other. */
-static pst_status create_lane(pst__carrier *carrier, const char *name, pst_lane *first,
+static pst_status create_lane(const pst__carrier *carrier, const char *name, pst_lane *first,
                               pst_lane **lane) {
     int in_one_order = first != NULL && carrier->asynchronous;
     pst_lane_options options = {.size = sizeof options,
@@ -130,6 +130,14 @@ static pst_status create_queues(pst__carrier *carrier) {
         return status;
     return create_lane(carrier, "sum", gather->lane,
                        &pst__queue_of(carrier, PST__REDUCE_LANE)->sum_lane);
+}
+
+pst_status pst__carrier_add_then_lane(const pst__carrier *carrier, pst__queue *queue,
+                                      const char *name) {
+    queue->then_lane = queue->sum_lane != NULL ? queue->sum_lane : queue->lane;
+    if (queue->sum_lane != NULL || !carrier->asynchronous) return PST_OK;
+    queue->then_lane = NULL;
+    return create_lane(carrier, name, queue->lane, &queue->then_lane);
 }
 
 pst_status pst__carrier_create_arena(const pst__carrier *carrier, const char *name,

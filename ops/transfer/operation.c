@@ -34,6 +34,7 @@ static void operation_free(pst__carrier *carrier, pst__operation *operation) {
     pst__heap_free(carrier->heap, operation->pieces,
                    operation->piece_capacity * sizeof *operation->pieces);
     pst__casts_free(carrier->heap, &operation->casts);
+    pst__updates_free(carrier->heap, &operation->updates);
     pst__heap_free(carrier->heap, operation->segments,
                    operation->segment_capacity * sizeof *operation->segments);
     pst__heap_free(carrier->heap, operation, sizeof *operation);
@@ -55,11 +56,12 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     operation->then = NULL;
     operation->done = NULL;
     operation->casts.count = 0;
+    operation->updates.count = 0;
     operation->is_waited = 0;
     operation->owner = NULL;
     operation->wait_name = NULL;
     operation->is_for_others = 0;
-    operation->staging = operation->unread = (pst_lease){0};
+    operation->staging = operation->sums = operation->unread = (pst_lease){0};
     operation->has_bucket = 0;
     operation->next = NULL;
     /* Nobody else knows it yet; add publishes these. */
@@ -100,10 +102,12 @@ static void give_memory(pst__operation *operation, pst_event *event) {
     pst__carrier *carrier = operation->carrier;
     if (operation->staging.memory != NULL)
         pst_arena_release(carrier->staging, &operation->staging, event);
+    if (operation->sums.memory != NULL)
+        pst_arena_release(carrier->staging, &operation->sums, event);
     if (operation->unread.memory != NULL)
         pst_arena_release(carrier->gathered, &operation->unread, event);
     if (operation->has_bucket) pst_buckets_retire(carrier->buckets, operation->bucket, event);
-    operation->staging = operation->unread = (pst_lease){0};
+    operation->staging = operation->sums = operation->unread = (pst_lease){0};
     operation->has_bucket = 0;
 }
 

@@ -11,9 +11,10 @@
 #include "base/atomic.h"
 #include "ops/transfer/carrier.h"
 #include "ops/transfer/casts.h"
+#include "ops/transfer/updates.h"
 
 /* A memory's earlier use that a task waits for, and compute's writes, at most. */
-#define PST__MOST_AFTER (2 * PST_LEASE_EVENTS + 2)
+#define PST__MOST_AFTER (3 * PST_LEASE_EVENTS + 2)
 
 struct pst__operation {
     pst_collective_work work;
@@ -31,14 +32,15 @@ struct pst__operation {
     int failed;          /* atomic: a task did not end well: the communicator may still write */
     int failure;         /* atomic: with this pst_status, which nobody else has reported */
     int is_waited;       /* compute waits for it already */
-    /* (optional) a second part, behind the collective on its queue's then_lane, with the memory
-     * still held */
+    /* (optional) a second part, behind the collective and its sums on its queue's then_lane, with
+     * the memory still held */
     pst_status (*then)(pst__operation *operation, pst_stream *stream);
     void (*done)(pst__operation *operation); /* (optional) on the worker, when it went well */
     void *owner;                             /* theirs, with: */
     uint64_t argument;
     const char *wait_name; /* interned: what compute's wait for it is called; NULL: nothing */
     pst_lease staging;
+    pst_lease sums;    /* scratch for the second part */
     int is_for_others; /* nobody here wants what it gathers */
     pst_lease unread;  /* where that goes */
     uint64_t bucket;   /* to be retired, if has_bucket */
@@ -46,6 +48,7 @@ struct pst__operation {
     pst_reduce_piece *pieces;
     size_t piece_capacity;
     pst__casts casts;      /* of the second part */
+    pst__updates updates;  /* the same */
     pst_segment *segments; /* of a gather, where its owner has none that lasts */
     size_t segment_capacity;
     struct pst__operation *next;

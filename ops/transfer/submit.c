@@ -72,8 +72,8 @@ static pst_status combine(pst__operation *operation, pst_stream *stream) {
 static pst_status start_second(void *argument, pst_stream *stream) {
     pst__operation *operation = argument;
     if (is_abandoned(operation)) return PST_ECANCELED;
-    pst_status status =
-        operation->then != NULL ? operation->then(operation, stream) : combine(operation, stream);
+    pst_status status = operation->work.combine_apart ? combine(operation, stream) : PST_OK;
+    if (status == PST_OK && operation->then != NULL) status = operation->then(operation, stream);
     if (status != PST_OK || !operation->carrier->asynchronous) return status;
     return note_launch(operation, stream);
 }
@@ -331,10 +331,11 @@ static size_t add_events(const pst__carrier *carrier, pst_event *const *events, 
 pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_event *const *after,
                                  size_t after_count) {
     pst_event *all[PST__MOST_AFTER];
-    const pst_lease *staging = &operation->staging;
+    const pst_lease *staging = &operation->staging, *sums = &operation->sums;
     pst_status status = take_staging(operation);
     size_t count = add_events(operation->carrier, after, after_count, all, 0);
     count = add_events(operation->carrier, staging->after, staging->after_count, all, count);
+    count = add_events(operation->carrier, sums->after, sums->after_count, all, count);
     operation->carrier->is_beside_graph |= operation->carrier->outside == NULL;
     if (status == PST_OK)
         status = operation->carrier->outside != NULL ? launch_captured(operation, all, count)

@@ -59,6 +59,7 @@ typedef struct pst__group {
     int reported;
     int was_used;            /* in a forward with gradients, ever */
     int reduced;             /* its turn in this backward is over */
+    int is_updated;          /* behind its reduction in this backward: it has no target */
     int is_filled;           /* a part of it is in a bucket that has not gone out */
     int is_written;          /* a bucket with a part of it has gone out in this backward */
     uint32_t extra_reports;  /* in this backward, behind the first one */
@@ -144,6 +145,7 @@ struct pst_zero {
     int one_order;           /* gathers and reductions of a backward take turns: see backward.c */
     pst_arena *places;       /* of shards */
     size_t bucket_count;     /* of a dtype, on asynchronous devices */
+    size_t chunk_bytes;      /* of a bucket, for a rank */
     pst_event *shards_ready; /* compute's last write to shards or communication copies */
     uint32_t copied;         /* the group whose gradients were copied last, and whose caller was not
                                 called yet; or PST__NO_GROUP */
@@ -179,6 +181,8 @@ struct pst_zero {
     int is_steady;  /* the last backward that reduced followed a plan, and was not: */
     int careful;    /* the host reads the ranks' presence before the backward ends */
     int is_broken;  /* this backward was broken off */
+    pst_adamw_piece *updates; /* by parameter, of this backward; no coefficients: none */
+    pst__updates own_updates; /* of one rank alone, for a launch */
     char bucket_names[PST_DTYPE_COUNT][32];
     pst_cast *casts;
     size_t cast_capacity;
@@ -264,6 +268,14 @@ pst_status pst__reduce_end(pst_zero *engine);
 size_t pst__part_elements(const pst_zero *engine, const pst__group *group);
 /* Buckets go out, full or not. */
 pst_status pst__reduce_flush(pst_zero *engine);
+
+/* ---- update.c -------------------------------------------------------------------------------- */
+/* A part of a group, which lies at `offset` of the open bucket, is updated behind the reduction. */
+pst_status pst__update_add(pst_zero *engine, const pst__group *group, pst__part part,
+                           size_t offset);
+/* One rank alone, that has reported all gradients of a group that is to be updated: now. */
+int pst__update_is_alone(const pst_zero *engine, const pst__group *group);
+pst_status pst__update_alone(pst_zero *engine, const pst__group *group);
 
 /* ---- presence.c ------------------------------------------------------------------------------ */
 pst_status pst__presence_alloc(pst_zero *engine);

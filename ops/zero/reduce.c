@@ -46,6 +46,7 @@ static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
                             const pst_slot *slot, int accumulate) {
     pst__open_bucket *open = &engine->carrier.open[group->reduce_dtype];
     if (part.first == 0) open->whole_bytes += group->layout.gradient_bytes_whole;
+    if (group->is_updated) return pst__update_add(engine, group, part, slot->offset);
     if (group->target == NULL) return PST_OK;
     group->is_filled = 1;
     return pst__operation_add_piece(
@@ -119,8 +120,7 @@ static int is_sum(const pst_zero *engine, const pst__group *group, pst_dtype dty
            dtype == group->reduce_dtype;
 }
 
-static void note_reduced(pst_zero *engine, pst__group *group) {
-    group->is_written = 1;
+static void note_reduced(pst_zero *engine, const pst__group *group) {
     engine->stats.reduces++;
     engine->stats.reduce_bytes += group->layout.gradient_bytes_whole;
 }
@@ -129,6 +129,7 @@ static pst_status fill_target(pst_zero *engine, pst__group *group, const void *c
                               pst_dtype dtype) {
     const pst__part whole = {0, group->layout.gradient_elements};
     note_reduced(engine, group);
+    group->is_written = 1;
     return copy_in(engine, group, whole, group->target, 0, sources, dtype, group->dtype);
 }
 
@@ -183,23 +184,38 @@ static int is_kept(const pst_zero *engine, uint32_t index) {
 static pst_status keep(pst_zero *engine, uint32_t index) {
     pst__group *group = &engine->groups[index];
     note_reduced(engine, group);
+    group->is_written = 1;
     return pst__record(engine, PST_ZERO_REDUCE, index, group->layout.gradient_bytes_whole);
 }
 
 static pst_status reduce_nothing(pst_zero *engine, uint32_t index) {
     pst__group *group = &engine->groups[index];
     group->target = NULL;
+    group->is_updated = 0;
     pst_status status = fill(engine, index, NULL, group->reduce_dtype, 0);
     if (status == PST_OK && group->reported) consumed(engine, index);
     return status;
+}
+
+/* One rank alone, by the gradients that it has. */
+static pst_status update_alone(pst_zero *engine, uint32_t index) {
+    const pst__group *group = &engine->groups[index];
+    pst_status status = join_copies(engine);
+    if (status == PST_OK) status = pst__update_alone(engine, group);
+    if (status != PST_OK) return status;
+    consumed(engine, index);
+    note_reduced(engine, group);
+    return pst__record(engine, PST_ZERO_REDUCE, index, group->layout.gradient_bytes_whole);
 }
 
 static pst_status reduce_group(pst_zero *engine, uint32_t index) {
     pst__group *group = &engine->groups[index];
     int accumulate = 0, has_sources = group->reported;
     if (engine->is_broken) return reduce_nothing(engine, index);
-    if (is_kept(engine, index)) return keep(engine, index);
-    pst_status status = ask_target(engine, index, &accumulate);
+    engine->stats.updates += (uint64_t)group->is_updated;
+    if (pst__update_is_alone(engine, group)) return update_alone(engine, index);
+    if (!group->is_updated && is_kept(engine, index)) return keep(engine, index);
+    pst_status status = group->is_updated ? PST_OK : ask_target(engine, index, &accumulate);
     if (status == PST_OK)
         status = fill(engine, index, has_sources ? group->sources : NULL,
                       has_sources ? group->sources_dtype : group->reduce_dtype, accumulate);
@@ -300,6 +316,7 @@ void pst__reduce_begin(pst_zero *engine) {
     for (size_t i = engine->group_count; i-- > 0;) {
         pst__group *group = &engine->groups[i];
         group->reported = group->reduced = group->is_filled = group->is_written = 0;
+        group->is_updated = 0;
         group->reported_after = PST__NOT_REPORTED;
         group->extra_reports = 0;
         group->target = NULL;

@@ -71,8 +71,10 @@ static pst_status alloc_tables(pst_zero *engine) {
     engine->need = pst__heap_alloc(engine->carrier.heap, count * sizeof *engine->need);
     engine->needed_here = pst__heap_alloc(engine->carrier.heap, count);
     engine->held = pst__heap_alloc(engine->carrier.heap, count);
+    engine->updates = pst__heap_alloc(engine->carrier.heap,
+                                      engine->parameter_count * sizeof *engine->updates);
     if (engine->casts == NULL || engine->need == NULL || engine->needed_here == NULL ||
-        engine->held == NULL)
+        engine->held == NULL || engine->updates == NULL)
         return PST_ENOMEM;
     pst_status status = pst__order_alloc(engine->carrier.heap, &engine->order, count);
     for (size_t i = 0; status == PST_OK && i < count; i++) {
@@ -170,7 +172,8 @@ static pst_status alloc_sources(pst_zero *engine) {
 
 static pst_status alloc_buckets(pst_zero *engine) {
     pst__carrier *carrier = &engine->carrier;
-    return pst__buckets_create(carrier, carrier->sources, chunk_bytes(engine),
+    engine->chunk_bytes = chunk_bytes(engine);
+    return pst__buckets_create(carrier, carrier->sources, engine->chunk_bytes,
                                carrier->asynchronous ? engine->bucket_count : 2,
                                carrier->asynchronous);
 }
@@ -233,11 +236,16 @@ void pst__seal_free(pst_zero *engine) {
     pst__heap_free(engine->carrier.heap, engine->need, count * sizeof *engine->need);
     pst__heap_free(engine->carrier.heap, engine->needed_here, count);
     pst__heap_free(engine->carrier.heap, engine->held, count);
+    pst__heap_free(engine->carrier.heap, engine->updates,
+                   engine->parameter_count * sizeof *engine->updates);
+    pst__updates_free(engine->carrier.heap, &engine->own_updates);
     engine->carrier.buckets = NULL;
     engine->casts = NULL;
     engine->cast_capacity = 0;
     engine->need = NULL;
     engine->needed_here = engine->held = NULL;
+    engine->updates = NULL;
+    engine->own_updates = (pst__updates){0};
 }
 
 pst_status pst_zero_seal(pst_zero *engine) {

@@ -1,0 +1,203 @@
+/* Updates in a backward: AdamW behind a group's reduction, so that its reduced gradient need not
+ * last.
+ *
+ * When a reduction has ended, all ranks have given their gradients of the group, and so are done
+ * with what they had gathered of it: its shard may change, but for a group whose order of gathers
+ * goes on behind its reduction. Compute waits for the updates where it waits for the reductions.
+ *
+ * One rank alone updates by the gradients that were reported, on the stream that else copies them.
+ * Several do so bucket by bucket: the sums go to memory of the reduction's own, which is given back
+ * behind the update. */
+#include "ops/zero/engine.h"
+
+#include <string.h>
+
+/* ---- which groups ---------------------------------------------------------------------------- */
+
+static int is_arithmetic(pst_dtype dtype) {
+    return dtype == PST_FLOAT32 || dtype == PST_BFLOAT16 || dtype == PST_FLOAT16;
+}
+
+static int has_all_pieces(const pst_zero *engine, const pst__group *group) {
+    for (size_t i = 0; i < group->layout.member_count; i++) {
+        const pst__member *member = &group->layout.members[i];
+        if (member->trainable && engine->updates[member->parameter].coefficients == NULL) return 0;
+    }
+    return 1;
+}
+
+/* All gathers of it have their turn before its reduction; where the two have no common order, what
+ * is gathered once. */
+static int is_gathered_before(const pst_zero *engine, uint32_t index, size_t after) {
+    const pst__backward *gathers = &engine->order.gathers;
+    if (engine->options.stage < 3) return 1;
+    for (size_t i = after; i < gathers->count; i++)
+        if (gathers->turns[i].group == index) return 0;
+    return 1;
+}
+
+static void choose_groups(pst_zero *engine) {
+    const pst__order *order = &engine->order;
+    for (size_t i = 0; i < order->reduce_count; i++) {
+        const uint32_t index = order->reduces[i];
+        pst__group *group = &engine->groups[index];
+        group->is_updated = is_arithmetic(group->dtype) && has_all_pieces(engine, group) &&
+                            is_gathered_before(engine, index, order->reduce_after[i]);
+    }
+}
+
+int pst_zero_may_update(const pst_zero *engine) {
+    return engine != NULL && engine->pass.kind == PST__BACKWARD && engine->pass.reduce &&
+           engine->one_order && !engine->careful;
+}
+
+int pst_zero_is_updated(const pst_zero *engine, uint32_t group) {
+    return engine != NULL && group < engine->group_count && engine->groups[group].is_updated;
+}
+
+static pst_status check_piece(pst_zero *engine, size_t index, const pst_adamw_piece *piece) {
+    if (piece->coefficients == NULL || piece->count == 0) return PST_OK;
+    if (piece->parameter == NULL || piece->exp_avg == NULL || piece->exp_avg_sq == NULL)
+        return pst__zero_fail(engine, PST_EINVAL,
+                              "parameter '%s': its update lacks the parameter or a moment",
+                              engine->parameters[index].name);
+    return PST_OK;
+}
+
+/* Where sums lie for their updates. */
+static pst_status create_lane(pst_zero *engine) {
+    pst__queue *queue = pst__queue_of(&engine->carrier, PST__REDUCE_LANE);
+    if (queue->then_lane != NULL || engine->carrier.world == 1) return PST_OK;
+    return pst__carrier_add_then_lane(&engine->carrier, queue, "update");
+}
+
+pst_status pst_zero_update(pst_zero *engine, const pst_adamw_piece *pieces, size_t count) {
+    pst_status status = pst__zero_check(engine, PST__NO_GROUP);
+    if (status != PST_OK) return status;
+    if (!pst_zero_may_update(engine))
+        return pst__zero_fail(engine, PST_ESTATE, "%s",
+                              "updates outside of a backward that may have them: see "
+                              "pst_zero_may_update");
+    if (engine->carrier.device->ops->adamw == NULL)
+        return pst__zero_fail(engine, PST_EUNSUPPORTED, "device %s has no AdamW",
+                              engine->carrier.device->ops->name);
+    if (pieces == NULL || count != engine->parameter_count)
+        return pst__zero_fail(engine, PST_EINVAL, "updates of %zu parameters: there are %zu", count,
+                              engine->parameter_count);
+    for (size_t i = 0; status == PST_OK && i < count; i++)
+        status = check_piece(engine, i, &pieces[i]);
+    if (status == PST_OK) status = create_lane(engine);
+    if (status != PST_OK) return status;
+    memcpy(engine->updates, pieces, count * sizeof *pieces);
+    choose_groups(engine);
+    return PST_OK;
+}
+
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+static void *moved(void *memory, size_t elements, pst_dtype dtype) {
+    return memory == NULL ? NULL : (char *)memory + elements * pst_dtype_size(dtype);
+}
+
+/* `count` elements of a parameter's rows, from `first` on. */
+static pst_adamw_piece piece_of(const pst_adamw_piece *whole, size_t first, size_t count,
+                                const void *gradient, pst_dtype dtype) {
+    pst_adamw_piece piece = *whole;
+    piece.parameter = moved(whole->parameter, first, whole->parameter_dtype);
+    piece.exp_avg = moved(whole->exp_avg, first, whole->moment_dtype);
+    piece.exp_avg_sq = moved(whole->exp_avg_sq, first, whole->moment_dtype);
+    piece.max_exp_avg_sq = moved(whole->max_exp_avg_sq, first, whole->moment_dtype);
+    piece.copy = moved(whole->copy, first, whole->copy_dtype);
+    piece.gradient = gradient;
+    piece.gradient_dtype = dtype;
+    piece.count = count;
+    piece.first = whole->first + first;
+    return piece;
+}
+
+static size_t smaller(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+/* What a part of a group's flat gradient, which lies at `sums`, has of each member's rows. */
+static pst_status add_pieces(const pst_zero *engine, const pst__group *group, pst__part part,
+                             const char *sums, pst__updates *updates) {
+    const size_t element = group->layout.element_bytes, end = part.first + part.count;
+    pst_status status = PST_OK;
+    for (size_t i = 0; status == PST_OK && i < group->layout.member_count; i++) {
+        const pst__member *member = &group->layout.members[i];
+        if (!member->trainable) continue;
+        const pst_adamw_piece *whole = &engine->updates[member->parameter];
+        const size_t begin = member->gradient_element;
+        const size_t from = part.first > begin ? part.first : begin;
+        const size_t to = smaller(begin + whole->count, end);
+        if (from >= to) continue;
+        const pst_adamw_piece piece = piece_of(whole, from - begin, to - from,
+                                               sums + (from - part.first) * element, group->dtype);
+        status = pst__updates_add(engine->carrier.heap, updates, &piece);
+    }
+    return status;
+}
+
+/* ---- several ranks --------------------------------------------------------------------------- */
+
+static pst_status update(pst__operation *operation, pst_stream *stream) {
+    return pst__updates_launch(operation->carrier->device, stream, &operation->updates);
+}
+
+/* An element of any dtype takes as much as one of the widest. */
+static size_t place_of(size_t bytes, pst_dtype dtype) {
+    return bytes / pst_dtype_size(dtype) * sizeof(float);
+}
+
+pst_status pst__update_add(pst_zero *engine, const pst__group *group, pst__part part,
+                           size_t offset) {
+    pst__carrier *carrier = &engine->carrier;
+    pst__operation *operation = carrier->open[group->reduce_dtype].operation;
+    pst_status status = PST_OK;
+    if (operation->sums.memory == NULL)
+        status = pst_arena_acquire(
+            carrier->staging, place_of(engine->chunk_bytes, group->reduce_dtype), &operation->sums);
+    char *sums = (char *)operation->sums.memory + place_of(offset, group->reduce_dtype);
+    if (status == PST_OK)
+        status = pst__operation_add_piece(operation,
+                                          &(pst_reduce_piece){.offset = offset,
+                                                              .count = part.count,
+                                                              .destination = sums,
+                                                              .destination_dtype = group->dtype});
+    if (status == PST_OK) status = add_pieces(engine, group, part, sums, &operation->updates);
+    operation->then = update;
+    if (status == PST_OK) return PST_OK;
+    return pst__zero_fail(engine, status, "group '%s': no memory for its update", group->name);
+}
+
+/* ---- one rank -------------------------------------------------------------------------------- */
+
+int pst__update_is_alone(const pst_zero *engine, const pst__group *group) {
+    if (engine->carrier.world > 1 || !group->is_updated || !group->reported ||
+        group->sources_dtype != group->dtype || group->reduce_dtype != group->dtype)
+        return 0;
+    for (size_t i = 0; i < group->layout.member_count; i++)
+        if (group->layout.members[i].trainable && group->sources[i] == NULL) return 0;
+    return 1;
+}
+
+pst_status pst__update_alone(pst_zero *engine, const pst__group *group) {
+    pst__carrier *carrier = &engine->carrier;
+    pst__updates *updates = &engine->own_updates;
+    pst_status status = pst__fill_begin(carrier);
+    for (size_t i = 0; status == PST_OK && i < group->layout.member_count; i++) {
+        const pst__member *member = &group->layout.members[i];
+        if (!member->trainable) continue;
+        const pst_adamw_piece *whole = &engine->updates[member->parameter];
+        const pst_adamw_piece piece =
+            piece_of(whole, 0, whole->count, group->sources[i], group->dtype);
+        status = pst__updates_add(carrier->heap, updates, &piece);
+    }
+    if (status == PST_OK)
+        status = pst__updates_launch(carrier->device, carrier->filling.stream, updates);
+    if (status == PST_OK) status = pst__fill_end(carrier);
+    updates->count = 0;
+    if (status == PST_OK) return PST_OK;
+    return pst__zero_fail(engine, status, "group '%s': its update failed", group->name);
+}
