@@ -30,7 +30,17 @@ def penstock_adamw(model: Model, cuda: bool, capturable: bool) -> torch.optim.Op
     return library.AdamW(model, lr=1e-5, moments=moments, capturable=capturable)
 
 
-OPTIMIZERS = {"torch": torch_adamw, "penstock": penstock_adamw}
+def penstock_adamw_in_backward(model: Model, cuda: bool, capturable: bool) -> torch.optim.Optimizer:
+    """Return the same, which updates beside the backward."""
+    moments = next(model.parameters()).dtype
+    return library.AdamW(model, lr=1e-5, moments=moments, in_backward=True)
+
+
+OPTIMIZERS = {
+    "torch": torch_adamw,
+    "penstock": penstock_adamw,
+    "in-backward": penstock_adamw_in_backward,
+}
 
 
 class Implementation:

@@ -60,22 +60,24 @@ pst_adamw_piece piece_of(AdamWTensors &from, size_t i) {
     const at::Tensor &parameter = from.parameters[i];
     if (!parameter.is_non_overlapping_and_dense())
         refuse(PST_EUNSUPPORTED, i, "has elements apart from each other: make it contiguous");
-    from.gradients[i] = laid_out(from.gradients[i], parameter, i);
     check_like(from.exp_avgs[i], parameter, i, "exp_avg");
     check_like(from.exp_avg_sqs[i], parameter, i, "exp_avg_sq");
     if (from.exp_avgs[i].scalar_type() != from.exp_avg_sqs[i].scalar_type())
         refuse(PST_EINVAL, i, "has exp_avg and exp_avg_sq of two dtypes: give them one");
     pst_adamw_piece piece{};
     piece.parameter = written(parameter);
-    piece.gradient = from.gradients[i].const_data_ptr();
     piece.exp_avg = written(from.exp_avgs[i]);
     piece.exp_avg_sq = written(from.exp_avg_sqs[i]);
     piece.count = static_cast<size_t>(parameter.numel());
     piece.first = from.firsts[i];
     piece.parameter_dtype = dtype_of(parameter.scalar_type());
-    piece.gradient_dtype = dtype_of(from.gradients[i].scalar_type());
     piece.moment_dtype = dtype_of(from.exp_avgs[i].scalar_type());
     piece.rounds_randomly = from.rounds_randomly ? 1 : 0;
+    if (!from.gradients.empty()) {
+        from.gradients[i] = laid_out(from.gradients[i], parameter, i);
+        piece.gradient = from.gradients[i].const_data_ptr();
+        piece.gradient_dtype = dtype_of(from.gradients[i].scalar_type());
+    }
     if (!from.largest.empty()) {
         check_like(from.largest[i], parameter, i, "max_exp_avg_sq");
         if (from.largest[i].scalar_type() != from.exp_avgs[i].scalar_type())
@@ -89,6 +91,13 @@ pst_adamw_piece piece_of(AdamWTensors &from, size_t i) {
         piece.copy_dtype = dtype_of(from.copies[i].scalar_type());
     }
     return piece;
+}
+
+std::vector<pst_adamw_piece> pieces_of(AdamWTensors &from) {
+    std::vector<pst_adamw_piece> pieces;
+    for (size_t i = 0; i < from.parameters.size(); i++)
+        pieces.push_back(piece_of(from, i));
+    return pieces;
 }
 
 // Parts that threads may take, none of them large.
@@ -161,7 +170,7 @@ pst_stream *AdamW::stream_of(uintptr_t native) {
 // ---- a step -----------------------------------------------------------------------------------
 
 at::Tensor AdamW::prepare(pst_stream *stream, const AdamWSettings &given,
-                          const AdamWTensors &tensors) {
+                          const AdamWTensors &tensors, std::vector<pst_adamw_piece> &pieces) {
     pst_adamw_settings settings{};
     settings.lr = given.lr;
     settings.beta1 = given.beta1;
@@ -183,6 +192,9 @@ at::Tensor AdamW::prepare(pst_stream *stream, const AdamWSettings &given,
     at::Tensor coefficients = at::empty({bytes}, at::TensorOptions(where_).dtype(at::kByte));
     check(pst_adamw_prepare(runtime_, device_, stream, &settings, steps.data(), steps.size(),
                             coefficients.mutable_data_ptr()));
+    for (size_t i = 0; i < pieces.size(); i++)
+        pieces[i].coefficients = static_cast<const char *>(coefficients.const_data_ptr()) +
+                                 i * PST_ADAMW_COEFFICIENTS_BYTES;
     return coefficients;
 }
 
@@ -214,19 +226,26 @@ void AdamW::update_on_cpu(const std::vector<pst_adamw_piece> &pieces) {
 
 void AdamW::step(uintptr_t native, const AdamWSettings &settings, AdamWTensors tensors) {
     const RealTensors real;
-    const size_t count = tensors.parameters.size();
-    std::vector<pst_adamw_piece> pieces;
-    for (size_t i = 0; i < count; i++)
-        pieces.push_back(piece_of(tensors, i));
+    std::vector<pst_adamw_piece> pieces = pieces_of(tensors);
     pst_stream *stream = stream_of(native);
-    const at::Tensor coefficients = prepare(stream, settings, tensors);
-    for (size_t i = 0; i < count; i++)
-        pieces[i].coefficients = static_cast<const char *>(coefficients.const_data_ptr()) +
-                                 i * PST_ADAMW_COEFFICIENTS_BYTES;
+    const at::Tensor coefficients = prepare(stream, settings, tensors, pieces);
     if (device_ == nullptr)
         update_on_cpu(pieces);
     else
         check(pst_adamw(runtime_, device_, stream, pieces.data(), pieces.size()));
+}
+
+std::shared_ptr<AdamWUpdates> AdamW::prepare_updates(uintptr_t native,
+                                                     const AdamWSettings &settings,
+                                                     AdamWTensors tensors,
+                                                     std::vector<uint32_t> parameters) {
+    const RealTensors real;
+    auto updates = std::make_shared<AdamWUpdates>();
+    updates->pieces = pieces_of(tensors);
+    updates->coefficients = prepare(stream_of(native), settings, tensors, updates->pieces);
+    updates->tensors = std::move(tensors);
+    updates->parameters = std::move(parameters);
+    return updates;
 }
 
 } // namespace penstock

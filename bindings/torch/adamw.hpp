@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -29,6 +30,14 @@ struct AdamWTensors {
     bool rounds_randomly;
 };
 
+// What a backward updates its engine's parameters by.
+struct AdamWUpdates {
+    std::vector<uint32_t> parameters; // the engine's numbers
+    std::vector<pst_adamw_piece> pieces;
+    AdamWTensors tensors; // that the pieces point to
+    at::Tensor coefficients;
+};
+
 // Updates tensors of one device. On the CPU by as many threads as torch uses, done on return; on a
 // GPU on torch's current stream, which may be under capture. Any thread, one at a time.
 class AdamW {
@@ -40,12 +49,16 @@ class AdamW {
 
     // `stream`: the native handle of the one that is current on a GPU.
     void step(uintptr_t stream, const AdamWSettings &settings, AdamWTensors tensors);
+    // The same for a backward, which brings the gradients: counts the steps.
+    std::shared_ptr<AdamWUpdates> prepare_updates(uintptr_t stream, const AdamWSettings &settings,
+                                                  AdamWTensors tensors,
+                                                  std::vector<uint32_t> parameters);
 
   private:
     void check(pst_status status) const;
     pst_stream *stream_of(uintptr_t native);
     at::Tensor prepare(pst_stream *stream, const AdamWSettings &settings,
-                       const AdamWTensors &tensors);
+                       const AdamWTensors &tensors, std::vector<pst_adamw_piece> &pieces);
     void update_on_cpu(const std::vector<pst_adamw_piece> &pieces);
 
     at::Device where_;

@@ -91,6 +91,7 @@ uint32_t Engine::add_parameter(const std::string &name, size_t rows, size_t row_
     options.trainable = trainable;
     uint32_t index = 0;
     check(pst_zero_add_parameter(engine(), &options, &index));
+    parameter_count_ = std::max<size_t>(parameter_count_, index + 1);
     return index;
 }
 
@@ -220,6 +221,7 @@ void Engine::begin_forward(bool grad) {
         group.gradient.reset();
         group.kept.clear();
     }
+    updates_.clear();
 }
 
 bool Engine::use(uint32_t index) {
@@ -250,6 +252,23 @@ void Engine::end_forward() {
 
 void Engine::begin_backward(bool reduce) {
     check(pst_zero_begin_backward(engine(), reduce));
+}
+
+bool Engine::may_update(uint32_t group) const {
+    return pst_zero_may_update(engine(), group) != 0;
+}
+
+void Engine::update(std::vector<std::shared_ptr<AdamWUpdates>> updates) {
+    std::vector<pst_adamw_piece> pieces(parameter_count_);
+    for (const auto &some : updates)
+        for (size_t i = 0; i < some->pieces.size(); i++)
+            pieces.at(some->parameters.at(i)) = some->pieces[i];
+    updates_ = std::move(updates);
+    check(pst_zero_update(engine(), pieces.data(), pieces.size()));
+}
+
+bool Engine::is_updated(uint32_t group) const {
+    return pst_zero_is_updated(engine(), group) != 0;
 }
 
 void Engine::gradients(uint32_t index) {

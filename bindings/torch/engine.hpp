@@ -1,6 +1,7 @@
 // One ZeRO engine as Python sees it: a thin layer over pst_zero that knows tensors.
 #pragma once
 
+#include "adamw.hpp"
 #include "comms.hpp"
 #include "segments.hpp"
 
@@ -80,6 +81,11 @@ class Engine {
     void refuse_written();
     void end_forward();
     void begin_backward(bool reduce);
+    // Groups that the backward, which has begun, may update behind their reductions; and has it do
+    // so, for those all of whose parameters are among the updates.
+    bool may_update(uint32_t group) const;
+    void update(std::vector<std::shared_ptr<AdamWUpdates>> updates);
+    bool is_updated(uint32_t group) const;
     // Takes what the attached tensors of the group have as .grad, which may be nothing, and keeps
     // it until it is read. It counts in the widest of the dtypes.
     void gradients(uint32_t group);
@@ -156,6 +162,8 @@ class Engine {
     pst_zero *engine_ = nullptr;
     std::vector<Group> groups_;
     std::vector<Unit> units_;
+    size_t parameter_count_ = 0;
+    std::vector<std::shared_ptr<AdamWUpdates>> updates_; // of the latest backward
 };
 
 } // namespace penstock

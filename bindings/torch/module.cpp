@@ -38,6 +38,7 @@ py::dict stats_dict(const pst_zero_stats &stats) {
     PST_PUT(backwards);
     PST_PUT(planned_passes);
     PST_PUT(replayed_passes);
+    PST_PUT(updates);
     PST_PUT(deviations);
     PST_PUT(prefetches);
     PST_PUT(arena_peak);
@@ -137,6 +138,9 @@ void bind_engine(py::module_ &module) {
         .def("refuse_written", py::overload_cast<>(&Engine::refuse_written))
         .def("end_forward", &Engine::end_forward, Unlocked())
         .def("begin_backward", &Engine::begin_backward, Unlocked())
+        .def("may_update", &Engine::may_update)
+        .def("update", &Engine::update, Unlocked())
+        .def("is_updated", &Engine::is_updated)
         .def("gradients", &Engine::gradients, Unlocked())
         .def("set_gradient", &Engine::set_gradient)
         .def("take_gradient", &Engine::take_gradient)
@@ -158,43 +162,48 @@ void bind_engine(py::module_ &module) {
         .def("reset_stats", &Engine::reset_stats);
 }
 
+AdamWSettings settings_of(const py::kwargs &given) {
+    using Tensor = std::optional<at::Tensor>;
+    return {given["lr"].cast<double>(),
+            given["beta1"].cast<double>(),
+            given["beta2"].cast<double>(),
+            given["eps"].cast<double>(),
+            given["weight_decay"].cast<double>(),
+            given["maximize"].cast<bool>(),
+            given["seed"].cast<uint64_t>(),
+            given["lr_at"].cast<Tensor>(),
+            given["gradient_scale"].cast<Tensor>(),
+            given["gradient_factor"].cast<Tensor>(),
+            given["found_inf"].cast<Tensor>()};
+}
+
+AdamWTensors tensors_of(const py::kwargs &given) {
+    using Tensors = std::vector<at::Tensor>;
+    return {given["parameters"].cast<Tensors>(),  given["gradients"].cast<Tensors>(),
+            given["exp_avgs"].cast<Tensors>(),    given["exp_avg_sqs"].cast<Tensors>(),
+            given["largest"].cast<Tensors>(),     given["copies"].cast<Tensors>(),
+            given["steps"].cast<Tensors>(),       given["firsts"].cast<std::vector<uint64_t>>(),
+            given["rounds_randomly"].cast<bool>()};
+}
+
 void bind_adamw(py::module_ &module) {
+    py::class_<AdamWUpdates, std::shared_ptr<AdamWUpdates>>(module, "AdamWUpdates");
     py::class_<AdamW, std::shared_ptr<AdamW>>(module, "AdamW")
         .def(py::init(&make_own<AdamW, at::Device>), py::arg("device"))
-        .def(
-            "step",
-            [](AdamW &self, uintptr_t stream, double lr, double beta1, double beta2, double eps,
-               double weight_decay, bool maximize, uint64_t seed, std::optional<at::Tensor> lr_at,
-               std::optional<at::Tensor> gradient_scale, std::optional<at::Tensor> gradient_factor,
-               std::optional<at::Tensor> found_inf, std::vector<at::Tensor> parameters,
-               std::vector<at::Tensor> gradients, std::vector<at::Tensor> exp_avgs,
-               std::vector<at::Tensor> exp_avg_sqs, std::vector<at::Tensor> largest,
-               std::vector<at::Tensor> copies, std::vector<at::Tensor> steps,
-               std::vector<uint64_t> firsts, bool rounds_randomly) {
-                const AdamWSettings settings{lr,
-                                             beta1,
-                                             beta2,
-                                             eps,
-                                             weight_decay,
-                                             maximize,
-                                             seed,
-                                             std::move(lr_at),
-                                             std::move(gradient_scale),
-                                             std::move(gradient_factor),
-                                             std::move(found_inf)};
-                AdamWTensors tensors{
-                    std::move(parameters),  std::move(gradients), std::move(exp_avgs),
-                    std::move(exp_avg_sqs), std::move(largest),   std::move(copies),
-                    std::move(steps),       std::move(firsts),    rounds_randomly};
-                const py::gil_scoped_release unlocked;
-                self.step(stream, settings, std::move(tensors));
-            },
-            py::kw_only(), py::arg("stream"), py::arg("lr"), py::arg("beta1"), py::arg("beta2"),
-            py::arg("eps"), py::arg("weight_decay"), py::arg("maximize"), py::arg("seed"),
-            py::arg("lr_at"), py::arg("gradient_scale"), py::arg("gradient_factor"),
-            py::arg("found_inf"), py::arg("parameters"), py::arg("gradients"), py::arg("exp_avgs"),
-            py::arg("exp_avg_sqs"), py::arg("largest"), py::arg("copies"), py::arg("steps"),
-            py::arg("firsts"), py::arg("rounds_randomly"));
+        .def("step",
+             [](AdamW &self, uintptr_t stream, const py::kwargs &given) {
+                 const AdamWSettings settings = settings_of(given);
+                 AdamWTensors tensors = tensors_of(given);
+                 const py::gil_scoped_release unlocked;
+                 self.step(stream, settings, std::move(tensors));
+             })
+        .def("prepare_updates", [](AdamW &self, uintptr_t stream, std::vector<uint32_t> numbers,
+                                   const py::kwargs &given) {
+            const AdamWSettings settings = settings_of(given);
+            AdamWTensors tensors = tensors_of(given);
+            const py::gil_scoped_release unlocked;
+            return self.prepare_updates(stream, settings, std::move(tensors), std::move(numbers));
+        });
 }
 
 } // namespace

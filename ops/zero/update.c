@@ -26,29 +26,36 @@ static int has_all_pieces(const pst_zero *engine, const pst__group *group) {
     return 1;
 }
 
-/* All gathers of it have their turn before its reduction; where the two have no common order, what
- * is gathered once. */
-static int is_gathered_before(const pst_zero *engine, uint32_t index, size_t after) {
+/* Behind how many gathers it is reduced; SIZE_MAX: it is not. */
+static size_t reduced_after(const pst__order *order, uint32_t index) {
+    for (size_t i = 0; i < order->reduce_count; i++)
+        if (order->reduces[i] == index) return order->reduce_after[i];
+    return SIZE_MAX;
+}
+
+static int is_gathered_behind(const pst_zero *engine, uint32_t index) {
     const pst__backward *gathers = &engine->order.gathers;
-    if (engine->options.stage < 3) return 1;
-    for (size_t i = after; i < gathers->count; i++)
-        if (gathers->turns[i].group == index) return 0;
-    return 1;
+    if (engine->options.stage < 3) return 0;
+    for (size_t i = reduced_after(&engine->order, index); i < gathers->count; i++)
+        if (gathers->turns[i].group == index) return 1;
+    return 0;
+}
+
+static int may_update_any(const pst_zero *engine) {
+    return engine->pass.kind == PST__BACKWARD && engine->pass.reduce && engine->one_order &&
+           !engine->careful && engine->reduced == 0;
+}
+
+int pst_zero_may_update(const pst_zero *engine, uint32_t group) {
+    return engine != NULL && group < engine->group_count && may_update_any(engine) &&
+           is_arithmetic(engine->groups[group].dtype) &&
+           reduced_after(&engine->order, group) != SIZE_MAX && !is_gathered_behind(engine, group);
 }
 
 static void choose_groups(pst_zero *engine) {
-    const pst__order *order = &engine->order;
-    for (size_t i = 0; i < order->reduce_count; i++) {
-        const uint32_t index = order->reduces[i];
-        pst__group *group = &engine->groups[index];
-        group->is_updated = is_arithmetic(group->dtype) && has_all_pieces(engine, group) &&
-                            is_gathered_before(engine, index, order->reduce_after[i]);
-    }
-}
-
-int pst_zero_may_update(const pst_zero *engine) {
-    return engine != NULL && engine->pass.kind == PST__BACKWARD && engine->pass.reduce &&
-           engine->one_order && !engine->careful;
+    for (uint32_t i = 0; i < engine->group_count; i++)
+        engine->groups[i].is_updated =
+            pst_zero_may_update(engine, i) && has_all_pieces(engine, &engine->groups[i]);
 }
 
 int pst_zero_is_updated(const pst_zero *engine, uint32_t group) {
@@ -67,14 +74,14 @@ static pst_status check_piece(pst_zero *engine, size_t index, const pst_adamw_pi
 /* Where sums lie for their updates. */
 static pst_status create_lane(pst_zero *engine) {
     pst__queue *queue = pst__queue_of(&engine->carrier, PST__REDUCE_LANE);
-    if (queue->then_lane != NULL || engine->carrier.world == 1) return PST_OK;
+    if (queue->then_lane != NULL) return PST_OK;
     return pst__carrier_add_then_lane(&engine->carrier, queue, "update");
 }
 
 pst_status pst_zero_update(pst_zero *engine, const pst_adamw_piece *pieces, size_t count) {
     pst_status status = pst__zero_check(engine, PST__NO_GROUP);
     if (status != PST_OK) return status;
-    if (!pst_zero_may_update(engine))
+    if (!may_update_any(engine))
         return pst__zero_fail(engine, PST_ESTATE, "%s",
                               "updates outside of a backward that may have them: see "
                               "pst_zero_may_update");

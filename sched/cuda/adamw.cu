@@ -69,11 +69,11 @@ static __device__ __noinline__ void adamw_singles(const pst_cuda_adamw_piece &pi
     const unsigned parameter = PST_CUDA_ADAMW_PARAMETER(piece.kinds),
                    gradient = PST_CUDA_ADAMW_GRADIENT(piece.kinds),
                    moment = PST_CUDA_ADAMW_MOMENT(piece.kinds);
-    for (unsigned i = threadIdx.x; i < count; i += ROUND * PST_CUDA_THREADS) {
+    for (unsigned i = threadIdx.x; i < count; i += ROUND * blockDim.x) {
         unsigned in[ROUND][5];
 #pragma unroll
         for (unsigned r = 0; r < ROUND; r++) {
-            const unsigned number = i + r * PST_CUDA_THREADS;
+            const unsigned number = i + r * blockDim.x;
             const address at = begin + number + (number < skip_at ? 0 : skip);
             if (number >= count) continue;
             in[r][0] = adamw_read(piece.parameter, at, parameter);
@@ -84,7 +84,7 @@ static __device__ __noinline__ void adamw_singles(const pst_cuda_adamw_piece &pi
         }
 #pragma unroll
         for (unsigned r = 0; r < ROUND; r++) {
-            const unsigned number = i + r * PST_CUDA_THREADS;
+            const unsigned number = i + r * blockDim.x;
             const address at = begin + number + (number < skip_at ? 0 : skip);
             if (number >= count) continue;
             pst__adamw_element element = {
@@ -184,7 +184,7 @@ static __device__ __forceinline__ void adamw_range(const pst_cuda_adamw_piece &p
     constexpr unsigned N = adamw_vector_length<P, G, M>();
     const unsigned head = adamw_head<P, G, M>(piece, part);
     const unsigned vectors = (part.count - head) / N;
-    for (unsigned i = threadIdx.x; i < vectors; i += PST_CUDA_THREADS)
+    for (unsigned i = threadIdx.x; i < vectors; i += blockDim.x)
         adamw_vector<P, G, M>(piece, with, part.begin + head + (address)i * N);
     adamw_singles(piece, with, part.begin, part.count - vectors * N, head, vectors * N);
 }
@@ -210,14 +210,14 @@ static __device__ __forceinline__ void adamw_piece(const pst_cuda_adamw_piece &p
     }
 }
 
-extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+extern "C" __global__ void __launch_bounds__(PST_CUDA_WIDE_THREADS)
     pst_adamw(const __grid_constant__ pst_cuda_adamw table) {
     const pst_cuda_adamw_piece &piece = table.piece[piece_of(table, blockIdx.x)];
     adamw_piece(piece, table.block_elements, blockIdx.x - piece.first_block);
 }
 
 #ifdef PST_CUDA_LARGE_PARAMETERS
-extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+extern "C" __global__ void __launch_bounds__(PST_CUDA_WIDE_THREADS)
     pst_adamw_many(const __grid_constant__ pst_cuda_adamw_many table) {
     const pst_cuda_adamw_piece &piece = table.piece[piece_of(table, blockIdx.x)];
     adamw_piece(piece, table.block_elements, blockIdx.x - piece.first_block);

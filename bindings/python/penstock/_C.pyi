@@ -2,9 +2,11 @@
 """The extension module: the C engine with tensors in place of pointers."""
 
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import torch
 from torch.distributed import ProcessGroup
+from typing_extensions import Unpack
 
 from penstock._roll import Roll
 
@@ -89,6 +91,9 @@ class Engine:
     def refuse_written(self) -> None: ...
     def end_forward(self) -> None: ...
     def begin_backward(self, reduce: bool) -> None: ...
+    def may_update(self, group: int) -> bool: ...
+    def update(self, updates: list[AdamWUpdates]) -> None: ...
+    def is_updated(self, group: int) -> bool: ...
     def gradients(self, group: int) -> None: ...
     def set_gradient(self, group: int, flat: torch.Tensor) -> None: ...
     def take_gradient(self, group: int) -> torch.Tensor | None: ...
@@ -115,33 +120,36 @@ class Engine:
     def stats(self) -> dict[str, int]: ...
     def reset_stats(self) -> None: ...
 
+class AdamWUpdates: ...
+
+class AdamWArguments(TypedDict):
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    maximize: bool
+    seed: int
+    lr_at: torch.Tensor | None
+    gradient_scale: torch.Tensor | None
+    gradient_factor: torch.Tensor | None
+    found_inf: torch.Tensor | None
+    parameters: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    exp_avgs: list[torch.Tensor]
+    exp_avg_sqs: list[torch.Tensor]
+    largest: list[torch.Tensor]
+    copies: list[torch.Tensor]
+    steps: list[torch.Tensor]
+    firsts: list[int]
+    rounds_randomly: bool
+
 class AdamW:
     def __init__(self, device: torch.device) -> None: ...
-    def step(
-        self,
-        *,
-        stream: int,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        maximize: bool,
-        seed: int,
-        lr_at: torch.Tensor | None,
-        gradient_scale: torch.Tensor | None,
-        gradient_factor: torch.Tensor | None,
-        found_inf: torch.Tensor | None,
-        parameters: list[torch.Tensor],
-        gradients: list[torch.Tensor],
-        exp_avgs: list[torch.Tensor],
-        exp_avg_sqs: list[torch.Tensor],
-        largest: list[torch.Tensor],
-        copies: list[torch.Tensor],
-        steps: list[torch.Tensor],
-        firsts: list[int],
-        rounds_randomly: bool,
-    ) -> None: ...
+    def step(self, stream: int, **given: Unpack[AdamWArguments]) -> None: ...
+    def prepare_updates(
+        self, stream: int, numbers: list[int], **given: Unpack[AdamWArguments]
+    ) -> AdamWUpdates: ...
 
 def make_released_tensor(
     shape: list[int], dtype: torch.dtype, device: torch.device, message: str

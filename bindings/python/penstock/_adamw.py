@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import weakref
 from collections import defaultdict
@@ -17,12 +18,15 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from penstock import _C
 from penstock._arguments import refuse
+from penstock._engine import engines_of
+from penstock._errors import PenstockError
 from penstock._norms import gradient_of, has_grad, norm_of
 from penstock._world import local_of, stream_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _OPTIONS = ("moments", "stochastic_rounding", "masters", "skip_nonfinite", "seed")
+_logger = logging.getLogger("penstock")
 _live: weakref.WeakSet[AdamW] = weakref.WeakSet()
 
 
@@ -64,6 +68,15 @@ class AdamW(torch.optim.Optimizer):
         Leave out a step in which some gradient of any rank is infinite or NaN, without waiting for
         the device. It costs one more pass over the gradients, unless `penstock.clip_grad_norm_` has
         made one.
+    in_backward : bool
+        Update a sharded model's parameters behind the reductions of a backward, beside the rest of
+        it: `step` then finds them updated, their ``.grad`` is None, and no gradient of the whole
+        model is ever held. From the first planned backward on, on GPUs; each backward is a step
+        then. What needs gradients between backward and step (clipping, a `GradScaler`, hooks of
+        ``register_post_accumulate_grad_hook``, accumulation other than in `no_sync`) is noticed in
+        the first steps, and all parameters are updated in `step` from then on. What only reads
+        them, as for a log, is not noticed. A backward that fails may leave some of the parameters
+        updated.
     seed : int
         Of the stochastic rounding.
     capturable : bool
@@ -72,8 +85,10 @@ class AdamW(torch.optim.Optimizer):
     Raises
     ------
     PenstockError
-        EINVAL: an argument is out of range. EUNSUPPORTED: a parameter or gradient that is not
-        dense and real, at its first step.
+        EINVAL: an argument is out of range; `in_backward` with `skip_nonfinite`, or without a
+        sharded model that the parameters are of. ESTATE: two backwards without a step between
+        them, the first of which has updated parameters. EUNSUPPORTED: a parameter or gradient that
+        is not dense and real, at its first step.
 
     Examples
     --------
@@ -95,6 +110,7 @@ class AdamW(torch.optim.Optimizer):
         stochastic_rounding: bool = True,
         masters: bool = False,
         skip_nonfinite: bool = False,
+        in_backward: bool = False,
         seed: int = 0,
         capturable: bool = False,
     ) -> None:
@@ -120,6 +136,19 @@ class AdamW(torch.optim.Optimizer):
         _check(defaults)
         self._forget()
         super().__init__(params.parameters() if isinstance(params, nn.Module) else params, defaults)
+        if in_backward:
+            self._join_backward()
+
+    def _join_backward(self) -> None:
+        """Have the engines of the parameters update them in their backwards."""
+        if any(group["skip_nonfinite"] for group in self.param_groups):
+            refuse("in_backward", True, "skip_nonfinite needs all gradients first: leave one out")
+        engines = engines_of(self)
+        if not engines:
+            refuse("in_backward", True, "shard the model before: penstock.shard(model)")
+        self._is_late = False
+        for engine in engines:
+            engine.updaters.add(self)
 
     def _forget(self) -> None:
         """Begin with what belongs to no state dict."""
@@ -128,6 +157,9 @@ class AdamW(torch.optim.Optimizer):
         self._loading: tuple[dict[str, Any], list[dict[str, Any]]] | None = None
         self.gradient_factor: torch.Tensor | None = None  # of clip_grad_norm_, until the next step
         self.gradient_norm: torch.Tensor | None = None
+        self._is_late = True  # nothing is updated in a backward
+        self._is_ahead = False  # a backward has updated parameters, and `step` has not come yet
+        self._versions: int | None = None  # of gradients, when a backward had ended
         _live.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -254,6 +286,9 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         found_inf = self._found_inf()
+        if not self._is_late:
+            self._look_for_late_users()
+        self._is_ahead = False
         for group in self.param_groups:
             by_device: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
             for parameter in group["params"]:
@@ -271,41 +306,55 @@ class AdamW(torch.optim.Optimizer):
         parameters: list[torch.Tensor],
         found_inf: torch.Tensor | None,
     ) -> None:
-        lr, lr_at = _rate(group["lr"], device)
+        for some in self._by_masters(group, parameters):
+            given = self._arguments(group, device, some, found_inf)
+            given["gradients"] = [gradient_of(parameter) for parameter in some]
+            _native(device).step(stream_of(device), **given)
+
+    def _by_masters(
+        self, group: dict[str, Any], parameters: list[torch.Tensor]
+    ) -> Iterator[list[torch.Tensor]]:
         for has_masters in (False, True):
             some = [p for p in parameters if self._has_master(group, p) == has_masters]
-            if not some:
-                continue
-            states = [self._state_of(group, parameter) for parameter in some]
-            locals_ = [local_of(parameter) for parameter in some]
-            wide = [local_of(state["master"]) for state in states] if has_masters else locals_
-            _native(device).step(
-                stream=stream_of(device),
-                lr=lr,
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                eps=group["eps"],
-                weight_decay=group["weight_decay"],
-                maximize=group["maximize"],
-                seed=group["seed"],
-                lr_at=lr_at,
-                gradient_scale=_on(device, getattr(self, "grad_scale", None)),
-                gradient_factor=_on(device, self.gradient_factor),
-                found_inf=_on(device, found_inf),
-                parameters=wide,
-                gradients=[gradient_of(parameter) for parameter in some],
-                exp_avgs=[local_of(state["exp_avg"]) for state in states],
-                exp_avg_sqs=[local_of(state["exp_avg_sq"]) for state in states],
-                largest=[local_of(state["max_exp_avg_sq"]) for state in states]
-                if group["amsgrad"]
-                else [],
-                copies=locals_ if has_masters else [],
-                steps=[state["step"] for state in states],
-                firsts=[self._first_of(parameter) for parameter in some],
-                rounds_randomly=group["stochastic_rounding"] and group["moments"] == torch.bfloat16,
-            )
-            sharded = [parameter for parameter in some if isinstance(parameter, DTensor)]
-            torch.autograd.graph.increment_version(sharded)  # the kernel does it to what it writes
+            if some:
+                yield some
+
+    def _arguments(
+        self,
+        group: dict[str, Any],
+        device: torch.device,
+        some: list[torch.Tensor],
+        found_inf: torch.Tensor | None,
+    ) -> _C.AdamWArguments:
+        """Return all but the gradients of parameters that are about to be written."""
+        lr, lr_at = _rate(group["lr"], device)
+        states = [self._state_of(group, parameter) for parameter in some]
+        locals_ = [local_of(parameter) for parameter in some]
+        has_masters = self._has_master(group, some[0])
+        sharded = [parameter for parameter in some if isinstance(parameter, DTensor)]
+        torch.autograd.graph.increment_version(sharded)  # the kernel does it to what it writes
+        return {
+            "lr": lr,
+            "beta1": group["betas"][0],
+            "beta2": group["betas"][1],
+            "eps": group["eps"],
+            "weight_decay": group["weight_decay"],
+            "maximize": group["maximize"],
+            "seed": group["seed"],
+            "lr_at": lr_at,
+            "gradient_scale": _on(device, getattr(self, "grad_scale", None)),
+            "gradient_factor": _on(device, self.gradient_factor),
+            "found_inf": _on(device, found_inf),
+            "parameters": [local_of(s["master"]) for s in states] if has_masters else locals_,
+            "gradients": [],
+            "exp_avgs": [local_of(state["exp_avg"]) for state in states],
+            "exp_avg_sqs": [local_of(state["exp_avg_sq"]) for state in states],
+            "largest": [local_of(s["max_exp_avg_sq"]) for s in states] if group["amsgrad"] else [],
+            "copies": locals_ if has_masters else [],
+            "steps": [state["step"] for state in states],
+            "firsts": [self._first_of(parameter) for parameter in some],
+            "rounds_randomly": group["stochastic_rounding"] and group["moments"] == torch.bfloat16,
+        }
 
     def _state_of(self, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
         """Return the state, which its first step makes."""
@@ -342,6 +391,58 @@ class AdamW(torch.optim.Optimizer):
         norm = self.gradient_norm if self.gradient_norm is not None else norm_of(checked)
         own = (~torch.isfinite(norm)).float()
         return own if found is None else own + found.to(own.device)
+
+    # ---- in a backward --------------------------------------------------------------------------
+
+    def owned(self) -> list[torch.Tensor]:
+        """Return what backwards may update."""
+        return [] if self._is_late else [parameter for _, parameter in self._parameters()]
+
+    @torch.no_grad()
+    def prepare_updates(self, numbers: dict[int, int]) -> list[_C.AdamWUpdates]:
+        """Begin the step of parameters that a backward, which begins, updates."""
+        self._is_ahead = True
+        updates = []
+        for group in self.param_groups:
+            own = [parameter for parameter in group["params"] if id(parameter) in numbers]
+            for some in self._by_masters(group, own):
+                device = some[0].device
+                given = self._arguments(group, device, some, None)
+                indices = [numbers[id(parameter)] for parameter in some]
+                native = _native(device)
+                updates.append(native.prepare_updates(stream_of(device), indices, **given))
+        return updates
+
+    def refuse_backward(self) -> None:
+        """Raise an error if the last backward has updated parameters, and no step was done."""
+        if self._is_ahead:
+            raise PenstockError(
+                "ESTATE",
+                "a backward begins, and the one before has updated parameters: call step() behind "
+                "each backward, accumulate in penstock.no_sync, or build penstock.AdamW without "
+                "in_backward",
+            )
+
+    def note_gradients(self) -> None:
+        """Remember the gradients of a backward that has ended."""
+        self._versions = self._version_of_gradients()
+
+    def need_gradients(self, why: str) -> None:
+        """Update in `step` from now on."""
+        if not self._is_late:
+            _logger.info("penstock.AdamW: parameters are updated in step(): %s", why)
+        self._is_late = True
+
+    def _version_of_gradients(self) -> int:
+        gradients = [p.grad for _, p in self._parameters() if p.grad is not None]
+        return sum(local_of(gradient)._version for gradient in gradients)
+
+    def _look_for_late_users(self) -> None:
+        if getattr(self, "grad_scale", None) is not None or self.gradient_factor is not None:
+            self.need_gradients("gradients are scaled")
+        elif self._versions is not None and self._versions != self._version_of_gradients():
+            self.need_gradients("gradients were written between backward and step")
+        self._versions = None
 
 
 def optimizers_of(model: nn.Module) -> list[AdamW]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -20,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from penstock import _C
 from penstock._arguments import Options, check_model
 from penstock._errors import PenstockError, refuse_copy
+from penstock._frames import has_ended, module_call
 from penstock._gradients import (
     call_hooks,
     give_up,
@@ -30,6 +30,7 @@ from penstock._gradients import (
 from penstock._native import move_shard, open_native
 from penstock._structure import Structure
 from penstock._units import Group, Parameter, Unit, Use
+from penstock._updates import Updater, begin_updates
 from penstock._world import World, local_of, stream_of
 
 _ATTRIBUTE = "_penstock_engine"
@@ -100,6 +101,7 @@ class Engine:
         self.gradients_before: dict[int, bool] = {}  # by address: whether it may add to them
         self.has_added = False  # to one of them, in the latest capture
         self.graph_owners: weakref.WeakSet[GraphOwner] = weakref.WeakSet()
+        self.updaters: weakref.WeakSet[Updater] = weakref.WeakSet()  # of its parameters
         self.plans: dict[bool, object] = {}  # in force, for training and for evaluation
         self.backward = Backward(self)
         self._parameters = [p for group in self.groups() for p in group.parameters]
@@ -178,9 +180,9 @@ class Engine:
 
     def enter(self, unit: Unit) -> None:
         """Begin a unit's forward, and hold the unit; the outermost forward begins a pass."""
-        if unit is self.root or self.depth == 0 or _has_ended(self._outermost):
+        if unit is self.root or self.depth == 0 or has_ended(self._outermost):
             self._begin_forward()
-            self._outermost = _module_call()
+            self._outermost = module_call()
         unit.hold()
         self.depth += 1  # last: a forward that failed to begin does not end
 
@@ -399,6 +401,8 @@ class Backward:
             if self._reduces:
                 offer_old_gradients(self._engine.native, groups)
             self._engine.native.begin_backward(self._reduces)
+            if self._reduces and self._engine.updaters:
+                begin_updates(self._engine.native, self._engine.updaters, groups)
         ending = _Ending(self._end)
         self._ending = weakref.ref(ending, self._dropped)
         Variable._execution_engine.queue_callback(ending)
@@ -435,6 +439,11 @@ class Backward:
         restore_gradients(groups)
         if lost:
             _warn_of_lost(self._engine.name, lost)
+        if any(self._engine.native.is_updated(group.index) for group in groups):
+            _logger.warning(
+                "%s: a backward failed that updates parameters: some may be updated, some not",
+                self._engine.name,
+            )
 
     def _refuse_in_forward(self) -> None:
         if self._engine.depth > 0:
@@ -576,6 +585,8 @@ class Backward:
         self._engine.native.end_backward()
         if self._reduces:
             show_gradients(self._engine.native, groups)
+            for updater in self._engine.updaters:
+                updater.note_gradients()
         self._running = False
 
 
@@ -616,28 +627,6 @@ def _copy_rows(parameter: Parameter, loaded: torch.Tensor) -> None:
     if source.shape == parameter.shape and source.shape != target.shape:
         source = parameter.rows_of(source)
     target.copy_(source)
-
-
-# ---- interrupted forwards -----------------------------------------------------------------------
-
-
-def _module_call() -> FrameType | None:
-    """Find the innermost call of a module."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_call_impl":
-        frame = frame.f_back
-    return frame
-
-
-def _has_ended(call: FrameType | None) -> bool:
-    """Tell whether a call is over: torch runs no hooks behind one that was interrupted."""
-    if call is None:
-        return False
-    try:
-        call.clear()  # refused while it runs, on any thread
-    except RuntimeError:
-        return False
-    return True
 
 
 # ---- the engines that live ----------------------------------------------------------------------
@@ -681,10 +670,14 @@ def is_sharded(module: nn.Module) -> bool:
     return _ATTRIBUTE in module.__dict__
 
 
+def engines_of(optimizer: torch.optim.Optimizer) -> list[Engine]:
+    """Find the engines whose parameters an optimizer holds."""
+    return [engine for engine in _live if engine.owns_any(optimizer)]
+
+
 def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    for engine in list(_live):
-        if engine.owns_any(optimizer):
-            engine.updated()
+    for engine in engines_of(optimizer):
+        engine.updated()
 
 
 def _close_all() -> None:

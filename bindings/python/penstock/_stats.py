@@ -41,6 +41,8 @@ class Stats:
     forwards, backwards, planned_passes, replayed_passes, deviations, prefetches : int
         Passes; those that followed a plan to their end; those whose collectives were launched as
         one sealed graph; how often one left the path that was expected; groups gathered ahead.
+    updates : int
+        Groups that were updated behind their reductions: see `penstock.AdamW`.
     broken_backwards : int
         Backwards that failed; see `shard` for what becomes of gradients.
     arena_peak, arena_reserved, bucket_peak : int
@@ -65,6 +67,7 @@ class Stats:
     broken_backwards: int
     planned_passes: int
     replayed_passes: int
+    updates: int
     deviations: int
     prefetches: int
     arena_peak: int

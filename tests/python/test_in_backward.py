@@ -1,0 +1,213 @@
+"""penstock.AdamW with in_backward: the same bits as in step(), and what needs gradients is served."""
+
+import logging
+from contextlib import nullcontext
+
+import penstock
+import pytest
+import torch
+from equality import breaking_off, whole, world
+from models import DEVICE, Checkpointed, Frozen, Net, Tied, batch, loss_of, make
+
+on_gpus = pytest.mark.skipif(
+    DEVICE != "cuda", reason="nothing is updated beside a CPU: PENSTOCK_TEST_DEVICE=cuda"
+)
+STEPS = 12
+
+
+def values_of(model):
+    return [whole(parameter).float().cpu().tolist() for parameter in model.parameters()]
+
+
+def train_plainly(model, optimizer):
+    for number in range(6):
+        loss_of(model, number, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# ---- equality -----------------------------------------------------------------------------------
+
+
+def train(model_class, in_backward, is_captured, dtype, masters, shard, pieces=1):
+    """Train some steps; return parameters, the groups updated in backwards, and runs of the step."""
+    torch.manual_seed(7)
+    model = penstock.shard(make(model_class).to(dtype), **shard)
+    rate = torch.tensor(0.01, device=DEVICE)
+    optimizer = penstock.AdamW(
+        model, lr=rate, masters=masters, moments=torch.bfloat16, in_backward=in_backward
+    )
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    runs = updates = 0
+
+    def run(inputs):
+        nonlocal runs, updates
+        runs += 1
+        for i, piece in enumerate(inputs.chunk(pieces)):
+            is_last = i + 1 == pieces
+            with nullcontext() if is_last else penstock.no_sync(model):
+                model(piece).float().square().mean().backward()
+        updated = penstock.stats(model, reset=True).updates
+        optimizer.step()
+        has_gradients = any(parameter.grad is not None for parameter in model.parameters())
+        assert has_gradients == (updated == 0)
+        optimizer.zero_grad()
+        updates += updated
+
+    step = penstock.step(model, optimizer)(run) if is_captured else run
+    for number in range(STEPS):
+        step(batch(number, world()[0]).to(dtype))
+        schedule.step()
+    values = values_of(model)
+    penstock.close(model)
+    return values, updates, runs
+
+
+def check_equal(worlds, ranks, model_class=Net, is_captured=False, masters=False, **shard):
+    dtype = torch.bfloat16 if masters else torch.float32
+    pieces = shard.pop("pieces", 1)
+    given = dtype, masters, shard, pieces
+    wanted = worlds(ranks).run(train, model_class, False, False, *given)
+    found = worlds(ranks).run(train, model_class, True, is_captured, *given)
+    for (values, _, _), (own, updates, runs) in zip(wanted, found, strict=True):
+        assert own == values
+        assert (updates > 0) == (DEVICE == "cuda")
+        assert (runs < STEPS) == is_captured
+
+
+KINDS = {
+    "plain": {},
+    "masters": {"masters": True},
+    "tied": {"model_class": Tied},
+    "frozen": {"model_class": Frozen},
+    "checkpointed": {"model_class": Checkpointed},
+    "stage 2": {"stage": 2},
+    "in parts": {"bucket_bytes": 128, "part_bytes": 128},
+    "reduced in bfloat16": {"reduce_dtype": torch.bfloat16},
+    "accumulated": {"pieces": 2},
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_updates_in_backward_are_those_of_step(worlds, ranks, kind):
+    check_equal(worlds, ranks, **KINDS[kind])
+
+
+@on_gpus
+def test_the_same_over_nccl(worlds):
+    check_equal(worlds, 2, communicator="nccl")
+
+
+@on_gpus
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("masters", [False, True])
+def test_captured_updates_are_those_of_step(worlds, ranks, masters):
+    check_equal(worlds, ranks, is_captured=True, masters=masters)
+
+
+# ---- who needs gradients ------------------------------------------------------------------------
+
+
+def train_with(work):
+    """Two models, one with in_backward; return how often backwards have updated groups of it."""
+    models = [penstock.shard(make(Net)) for _ in range(2)]
+    optimizers = [penstock.AdamW(m, lr=0.01, in_backward=i == 0) for i, m in enumerate(models)]
+    for number in range(6):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            work(model, optimizer, number)
+            optimizer.zero_grad()
+    assert values_of(models[0]) == values_of(models[1])
+    updates = penstock.stats(models[0]).updates
+    for model in models:
+        penstock.close(model)
+    return updates
+
+
+def clip(model, optimizer, number):
+    loss_of(model, number, 0).backward()
+    penstock.clip_grad_norm_(model, 0.01)
+    optimizer.step()
+
+
+def clip_by_torch(model, optimizer, number):
+    loss_of(model, number, 0).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+
+
+def accumulate(model, optimizer, number):
+    for piece in range(2):
+        loss_of(model, number + piece, 0).backward()
+    optimizer.step()
+
+
+def scale(model, optimizer, number):
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=8.0)
+    scaler.scale(loss_of(model, number, 0)).backward()
+    scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("work", [clip, clip_by_torch, accumulate, scale])
+def test_what_needs_gradients_has_them(caplog, work):
+    with caplog.at_level(logging.INFO, logger="penstock"):
+        assert train_with(work) == 0
+    said = [r.message for r in caplog.records if "updated in step()" in r.message]
+    assert len(said) == 1
+
+
+def test_hooks_are_called_with_gradients():
+    model = penstock.shard(make(Net))
+    optimizer = penstock.AdamW(model, in_backward=True)
+    seen = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad is not None))
+    for number in range(5):
+        loss_of(model, number, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(seen) == 5 * len(list(model.parameters())) and all(seen)
+    assert penstock.stats(model).updates == 0
+    penstock.close(model)
+
+
+@on_gpus
+def test_a_backward_behind_one_that_has_updated_is_refused():
+    model = penstock.shard(make(Net))
+    optimizer = penstock.AdamW(model, in_backward=True)
+    train_plainly(model, optimizer)
+    assert penstock.stats(model).updates > 0
+    loss_of(model, 6, 0).backward()
+    with pytest.raises(penstock.PenstockError, match="call step"):
+        loss_of(model, 7, 0).backward()
+    optimizer.step()
+    loss_of(model, 8, 0).backward()
+    optimizer.step()
+    penstock.close(model)
+
+
+@on_gpus
+def test_a_backward_that_fails_says_what_it_leaves(caplog):
+    model = penstock.shard(make(Net))
+    optimizer = penstock.AdamW(model, in_backward=True)
+    train_plainly(model, optimizer)
+    with breaking_off(model.blocks[0]):
+        loss_of(model, 6, 0).backward()
+    assert "some may be updated, some not" in caplog.text
+    optimizer.step()
+    train_plainly(model, optimizer)
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    penstock.close(model)
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_refused():
+    plain = make(Net)
+    with pytest.raises(penstock.PenstockError, match="in_backward.*penstock.shard"):
+        penstock.AdamW(plain, in_backward=True)
+    model = penstock.shard(make(Net))
+    with pytest.raises(penstock.PenstockError, match="in_backward.*skip_nonfinite"):
+        penstock.AdamW(model, in_backward=True, skip_nonfinite=True)
+    penstock.close(model)
