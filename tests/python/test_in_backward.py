@@ -1,4 +1,4 @@
-"""penstock.AdamW with in_backward: the same bits as in step(), and what needs gradients is served."""
+"""penstock.AdamW with in_backward: the same bits as in step(); what needs gradients has them."""
 
 import logging
 from contextlib import nullcontext
@@ -29,9 +29,10 @@ def train_plainly(model, optimizer):
 # ---- equality -----------------------------------------------------------------------------------
 
 
-def train(model_class, in_backward, is_captured, dtype, masters, shard, pieces=1):
-    """Train some steps; return parameters, the groups updated in backwards, and runs of the step."""
+def train(in_backward, is_captured, model_class=Net, masters=False, pieces=1, **shard):
+    """Train some steps; return parameters, groups updated in backwards, and runs of the step."""
     torch.manual_seed(7)
+    dtype = torch.bfloat16 if masters else torch.float32
     model = penstock.shard(make(model_class).to(dtype), **shard)
     rate = torch.tensor(0.01, device=DEVICE)
     optimizer = penstock.AdamW(
@@ -63,12 +64,9 @@ def train(model_class, in_backward, is_captured, dtype, masters, shard, pieces=1
     return values, updates, runs
 
 
-def check_equal(worlds, ranks, model_class=Net, is_captured=False, masters=False, **shard):
-    dtype = torch.bfloat16 if masters else torch.float32
-    pieces = shard.pop("pieces", 1)
-    given = dtype, masters, shard, pieces
-    wanted = worlds(ranks).run(train, model_class, False, False, *given)
-    found = worlds(ranks).run(train, model_class, True, is_captured, *given)
+def check_equal(worlds, ranks, is_captured=False, **given):
+    wanted = worlds(ranks).run(train, False, False, **given)
+    found = worlds(ranks).run(train, True, is_captured, **given)
     for (values, _, _), (own, updates, runs) in zip(wanted, found, strict=True):
         assert own == values
         assert (updates > 0) == (DEVICE == "cuda")
