@@ -222,13 +222,12 @@ typedef struct pst_device_ops {
     /* (optional) A step of AdamW, in stream order. adamw_prepare adds 1 to each of `count` steps (a
      * float in the device's memory; no two of them are one), unless the step is skipped, and writes
      * the coefficients that belong to it, PST_ADAMW_COEFFICIENTS_BYTES each; `steps` is the host's.
-     * adamw updates pieces by coefficients, of which several pieces may share one; by about
-     * max_blocks blocks, as pst_sum has them, where that is not 0. */
+     * adamw updates pieces by coefficients, of which several pieces may share one. */
     pst_status (*adamw_prepare)(pst_device *device, pst_stream *stream,
                                 const pst_adamw_settings *settings, float *const *steps,
                                 size_t count, void *coefficients);
     pst_status (*adamw)(pst_device *device, pst_stream *stream, const pst_adamw_piece *pieces,
-                        size_t count, unsigned max_blocks);
+                        size_t count);
 
     /* (optional) PST_OK if a stream of the caller's takes work now, else why not, as stream_wait
      * would return it; enqueues nothing. Left out: it always does. */

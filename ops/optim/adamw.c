@@ -117,5 +117,5 @@ pst_status pst_adamw(pst_runtime *runtime, pst_device *given, pst_stream *stream
         if (status != PST_OK) return status;
     }
     if (count == 0) return PST_OK;
-    return told(runtime, device, device->ops->adamw(device, stream, pieces, count, 0));
+    return told(runtime, device, device->ops->adamw(device, stream, pieces, count));
 }

@@ -23,7 +23,7 @@ static inline pst_status pst__updates_add(const pst__heap *heap, pst__updates *u
 static inline pst_status pst__updates_launch(pst_device *device, pst_stream *stream,
                                              const pst__updates *updates) {
     if (updates->count == 0) return PST_OK;
-    return device->ops->adamw(device, stream, updates->pieces, updates->count, 0);
+    return device->ops->adamw(device, stream, updates->pieces, updates->count);
 }
 
 static inline void pst__updates_free(const pst__heap *heap, pst__updates *updates) {

@@ -91,46 +91,34 @@ static pst_cuda_adamw_piece entry_of(const pst_adamw_piece *piece) {
     };
 }
 
-enum { STEP = 2048 }; /* elements, what vectors are aligned to */
-
 /* Small enough that all processors have several blocks, as far as that makes sense. */
 static unsigned block_elements_for(const pst__cuda *cuda, size_t elements) {
-    enum { MOST = 8 * STEP, BLOCKS_EACH = 16 };
+    enum { STEP = 2048, MOST = 8 * STEP, BLOCKS_EACH = 16 };
     const size_t share = elements / ((size_t)cuda->processors * BLOCKS_EACH);
     return share >= MOST ? MOST : (unsigned)(share / STEP + 1) * STEP;
 }
 
-/* So large that no more than `most` blocks are full; 0: no matter how many. */
-static unsigned limited_block_elements(const pst__cuda *cuda, size_t elements, unsigned most) {
-    const unsigned usual = block_elements_for(cuda, elements);
-    const size_t share = most == 0 ? 0 : (elements / most / STEP + 1) * STEP;
-    return share <= usual ? usual : share > 1u << 30 ? 1u << 30 : (unsigned)share;
-}
-
 /* The beginning of a table is the same whatever its size, and a kernel takes no more than its own.
  */
-static pst_status launch_table(pst__cuda *cuda, CUstream stream, pst_cuda_adamw_many *table,
-                               unsigned most_blocks) {
+static pst_status launch_table(pst__cuda *cuda, CUstream stream, pst_cuda_adamw_many *table) {
     size_t elements = 0, blocks = 0;
     for (unsigned i = 0; i < table->piece_count; i++)
         elements += table->piece[i].count;
     if (elements == 0) return PST_OK;
-    const unsigned each = table->block_elements =
-        limited_block_elements(cuda, elements, most_blocks);
-    const int is_limited = each > block_elements_for(cuda, elements);
+    const unsigned each = table->block_elements = block_elements_for(cuda, elements);
     for (unsigned i = 0; i < table->piece_count; i++) {
         table->piece[i].first_block = (unsigned)blocks;
         blocks += (table->piece[i].count + each - 1) / each;
     }
-    return pst__cuda_launch_kernel(
-        cuda,
-        table->piece_count <= PST_CUDA_ADAMW_PIECES ? cuda->kernels->adamw
-                                                    : cuda->kernels->adamw_many,
-        blocks, is_limited ? PST_CUDA_WIDE_THREADS : PST_CUDA_THREADS, stream, table, "pst_adamw");
+    return pst__cuda_launch_kernel(cuda,
+                                   table->piece_count <= PST_CUDA_ADAMW_PIECES
+                                       ? cuda->kernels->adamw
+                                       : cuda->kernels->adamw_many,
+                                   blocks, PST_CUDA_THREADS, stream, table, "pst_adamw");
 }
 
 pst_status pst__cuda_adamw(pst__cuda *cuda, CUstream stream, const pst_adamw_piece *pieces,
-                           size_t count, unsigned max_blocks) {
+                           size_t count) {
     const unsigned most =
         cuda->kernels->adamw_many != NULL ? PST_CUDA_ADAMW_MANY_PIECES : PST_CUDA_ADAMW_PIECES;
     pst_status status = PST_OK;
@@ -141,7 +129,7 @@ pst_status pst__cuda_adamw(pst__cuda *cuda, CUstream stream, const pst_adamw_pie
     for (size_t i = 0; status == PST_OK && i < count; i++) {
         if (pieces[i].count > 0) table.piece[table.piece_count++] = entry_of(&pieces[i]);
         if (table.piece_count < most && i + 1 < count) continue;
-        status = launch_table(cuda, stream, &table, max_blocks);
+        status = launch_table(cuda, stream, &table);
         table.piece_count = 0;
     }
     return status;

@@ -1,9 +1,26 @@
 /* A step of AdamW, by the arithmetic of sched/device/adamw.h, which host_adamw.c has, too: the same
- * bits. This text comes behind kernels.cu, whose vectors, ranges and conversions it uses.
+ * bits, but for parameters whose moments have 16 of them. There root and quotients are the device's
+ * own, off by some 1e-7 of an update: exact ones take half of the instructions, and it is these
+ * that a step takes its time for. This text comes behind kernels.cu, whose vectors, ranges and conversions it uses.
  *
  * A block takes a range of one piece. Where all addresses can be aligned together, and dtypes are
  * float and bfloat16, memory is accessed by vectors; else by single elements, which a warp still
  * reads and writes side by side. */
+
+/* ---- the parameter ----------------------------------------------------------------------- */
+
+/* `square`: see pst__adamw_move. */
+template <bool EXACT>
+static __device__ __forceinline__ void adamw_move(const pst__adamw_coefficients &with, float square,
+                                                  pst__adamw_element &of) {
+    if (EXACT) {
+        pst__adamw_move(&with, square, &of);
+    } else {
+        const float divisor = root(square) * quotient(1.0f, with.root) + with.eps;
+        of.parameter =
+            of.parameter * with.decay - quotient(with.step_size * of.exp_avg, divisor);
+    }
+}
 
 /* ---- single elements of any dtype -------------------------------------------------------- */
 
@@ -69,11 +86,11 @@ static __device__ __noinline__ void adamw_singles(const pst_cuda_adamw_piece &pi
     const unsigned parameter = PST_CUDA_ADAMW_PARAMETER(piece.kinds),
                    gradient = PST_CUDA_ADAMW_GRADIENT(piece.kinds),
                    moment = PST_CUDA_ADAMW_MOMENT(piece.kinds);
-    for (unsigned i = threadIdx.x; i < count; i += ROUND * blockDim.x) {
+    for (unsigned i = threadIdx.x; i < count; i += ROUND * PST_CUDA_THREADS) {
         unsigned in[ROUND][5];
 #pragma unroll
         for (unsigned r = 0; r < ROUND; r++) {
-            const unsigned number = i + r * blockDim.x;
+            const unsigned number = i + r * PST_CUDA_THREADS;
             const address at = begin + number + (number < skip_at ? 0 : skip);
             if (number >= count) continue;
             in[r][0] = adamw_read(piece.parameter, at, parameter);
@@ -84,7 +101,7 @@ static __device__ __noinline__ void adamw_singles(const pst_cuda_adamw_piece &pi
         }
 #pragma unroll
         for (unsigned r = 0; r < ROUND; r++) {
-            const unsigned number = i + r * blockDim.x;
+            const unsigned number = i + r * PST_CUDA_THREADS;
             const address at = begin + number + (number < skip_at ? 0 : skip);
             if (number >= count) continue;
             pst__adamw_element element = {
@@ -96,7 +113,10 @@ static __device__ __noinline__ void adamw_singles(const pst_cuda_adamw_piece &pi
                 const float largest = adamw_value(in[r][4], moment);
                 square = largest > square ? largest : square;
             }
-            pst__adamw_move(&with, square, &element);
+            if (moment == PST_CUDA_ADAMW_FLOAT)
+                adamw_move<true>(with, square, element);
+            else
+                adamw_move<false>(with, square, element);
             adamw_write_single(piece, with.key, at, square, element);
         }
     }
@@ -141,7 +161,7 @@ static __device__ __forceinline__ void adamw_vector(const pst_cuda_adamw_piece &
             load<float>(parameter.at[e]), load<float>(gradient.at[e]), load<float>(exp_avg.at[e]),
             load<float>(exp_avg_sq.at[e])};
         pst__adamw_moments(&with, &element);
-        pst__adamw_move(&with, element.exp_avg_sq, &element);
+        adamw_move<sizeof(M) == sizeof(float)>(with, element.exp_avg_sq, element);
         store(parameter.at[e], element.parameter);
         store(copy.at[e], element.parameter);
         if (PST_CUDA_ADAMW_ROUNDS(piece.kinds)) {
@@ -184,7 +204,7 @@ static __device__ __forceinline__ void adamw_range(const pst_cuda_adamw_piece &p
     constexpr unsigned N = adamw_vector_length<P, G, M>();
     const unsigned head = adamw_head<P, G, M>(piece, part);
     const unsigned vectors = (part.count - head) / N;
-    for (unsigned i = threadIdx.x; i < vectors; i += blockDim.x)
+    for (unsigned i = threadIdx.x; i < vectors; i += PST_CUDA_THREADS)
         adamw_vector<P, G, M>(piece, with, part.begin + head + (address)i * N);
     adamw_singles(piece, with, part.begin, part.count - vectors * N, head, vectors * N);
 }
@@ -210,14 +230,14 @@ static __device__ __forceinline__ void adamw_piece(const pst_cuda_adamw_piece &p
     }
 }
 
-extern "C" __global__ void __launch_bounds__(PST_CUDA_WIDE_THREADS)
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
     pst_adamw(const __grid_constant__ pst_cuda_adamw table) {
     const pst_cuda_adamw_piece &piece = table.piece[piece_of(table, blockIdx.x)];
     adamw_piece(piece, table.block_elements, blockIdx.x - piece.first_block);
 }
 
 #ifdef PST_CUDA_LARGE_PARAMETERS
-extern "C" __global__ void __launch_bounds__(PST_CUDA_WIDE_THREADS)
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
     pst_adamw_many(const __grid_constant__ pst_cuda_adamw_many table) {
     const pst_cuda_adamw_piece &piece = table.piece[piece_of(table, blockIdx.x)];
     adamw_piece(piece, table.block_elements, blockIdx.x - piece.first_block);

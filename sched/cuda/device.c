@@ -37,9 +37,8 @@ KERNEL_FOR(NULL, adamw_prepare,
             float *const *steps, size_t count, void *coefficients),
            settings, steps, count, coefficients)
 KERNEL_FOR(NULL, adamw,
-           (pst_device * device, pst_stream *stream, const pst_adamw_piece *pieces, size_t count,
-            unsigned max_blocks),
-           pieces, count, max_blocks)
+           (pst_device * device, pst_stream *stream, const pst_adamw_piece *pieces, size_t count),
+           pieces, count)
 #undef KERNEL
 #undef KERNEL_FOR
 

@@ -53,6 +53,20 @@ static __device__ __forceinline__ unsigned short float_to_bfloat(float value) {
 #endif
 }
 
+/* Within some units of the last place. Of any square; but the quotient is infinite where a divisor
+ * is subnormal, and 0 where it itself is. */
+static __device__ __forceinline__ float root(float square) {
+    float found;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(found) : "f"(square));
+    return found;
+}
+
+static __device__ __forceinline__ float quotient(float dividend, float divisor) {
+    float found;
+    asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(found) : "f"(dividend), "f"(divisor));
+    return found;
+}
+
 /* By way of a float rounded to odd, so that the second rounding gives what one would. */
 static __device__ __forceinline__ unsigned short double_to_bfloat(double value) {
     const float cut = __double2float_rz(value);

@@ -32,7 +32,7 @@ pst_status pst__cuda_adamw_prepare(pst__cuda *cuda, CUstream stream,
                                    const pst_adamw_settings *settings, float *const *steps,
                                    size_t count, void *coefficients);
 pst_status pst__cuda_adamw(pst__cuda *cuda, CUstream stream, const pst_adamw_piece *pieces,
-                           size_t count, unsigned max_blocks);
+                           size_t count);
 
 /* `arguments` is the kernel's one parameter. */
 pst_status pst__cuda_launch_kernel(pst__cuda *cuda, CUfunction kernel, size_t blocks,

@@ -101,9 +101,8 @@ typedef struct pst__adamw_element {
 
 /* As torch's lerp: from the nearer end. */
 PST_ADAMW_FUNCTION float pst__adamw_blend(float from, float to, float weight) {
-    const float apart = to - from;
-    return weight < 0.5f ? PST_ADAMW_FMA(weight, apart, from)
-                         : PST_ADAMW_FMA(weight - 1.0f, apart, to);
+    const int is_near = weight < 0.5f;
+    return PST_ADAMW_FMA(is_near ? weight : weight - 1.0f, to - from, is_near ? from : to);
 }
 
 PST_ADAMW_FUNCTION void pst__adamw_moments(const pst__adamw_coefficients *with,
@@ -128,13 +127,11 @@ PST_ADAMW_FUNCTION unsigned pst__adamw_random(unsigned key, unsigned low, unsign
     return pst__adamw_mix(low ^ (key + high * 0x85ebca6bu));
 }
 
-/* To bfloat16: up as often as the rest is large. */
+/* To bfloat16: up as often as the rest is large. Infinity stays, as its rest is 0. */
 PST_ADAMW_FUNCTION unsigned short pst__adamw_round(float value, unsigned random) {
     const unsigned bits = PST_ADAMW_BITS(value);
-    const unsigned is_finite = (bits & 0x7f800000u) != 0x7f800000u;
-    const unsigned is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    const unsigned rounded = (bits + (is_finite ? random & 0xffffu : 0u)) >> 16;
-    return (unsigned short)(rounded | (is_nan ? 0x40u : 0u));
+    const unsigned rounded = (bits + (random & 0xffffu)) >> 16;
+    return (unsigned short)(value == value ? rounded : bits >> 16 | 0x40u);
 }
 
 #endif

@@ -160,8 +160,8 @@ static pst_status adamw_prepare(pst_device *device, pst_stream *stream,
 }
 
 static pst_status adamw(pst_device *device, pst_stream *stream, const pst_adamw_piece *pieces,
-                        size_t count, unsigned max_blocks) {
-    (void)device, (void)stream, (void)max_blocks;
+                        size_t count) {
+    (void)device, (void)stream;
     for (size_t i = 0; i < count; i++) {
         pst_status status = pst__host_adamw(&pieces[i]);
         if (status != PST_OK) return status;

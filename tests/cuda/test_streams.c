@@ -196,7 +196,7 @@ static void a_step_of_adamw_may_be_captured(void **state) {
     assert_ok(f->ops->stream_wrap(f->device, pst_cuda_stream(f->a), &wrapped));
     fake_cuda_begin_capture(pst_cuda_stream(f->a));
     assert_ok(f->ops->adamw_prepare(f->device, wrapped, &settings, steps, 1, coefficients));
-    assert_ok(f->ops->adamw(f->device, wrapped, &piece, 1, 0));
+    assert_ok(f->ops->adamw(f->device, wrapped, &piece, 1));
     assert_int_equal(fake_cuda_end_capture(pst_cuda_stream(f->a), &graph), CUDA_SUCCESS);
     assert_true(step == 0.0f && parameter == 1.0f);
     fake_cuda_launch(graph, pst_cuda_stream(f->a));

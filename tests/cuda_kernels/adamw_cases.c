@@ -1,4 +1,5 @@
-/* Random steps of AdamW: a device's kernel leaves the bits that the host's leaves. */
+/* Random steps of AdamW: a device's kernel leaves the bits that the host's leaves, but for the last
+ * ones of parameters whose moments have 16 bits. */
 #include "cases.h"
 
 #include "../cmocka_all.h"
@@ -177,6 +178,29 @@ static void forgive_nans(trial *trial, const piece *piece, int array) {
     }
 }
 
+/* What a step may be off by where moments have 16 bits: next to nothing of what it moves, and so
+ * the neighbour after rounding. Parameters of a piece have moved about as far as the largest. What
+ * is forgiven is where the next step begins. */
+static void forgive_last_bits(trial *trial, const piece *piece, int array) {
+    const pst_dtype dtype = piece->dtype[array];
+    const double unit = dtype == PST_FLOAT32 ? 1e-5 : dtype == PST_FLOAT16 ? 0x1p-9 : 0x1p-6;
+    const size_t size = pst_dtype_size(dtype);
+    double largest = 0;
+    if (piece->at[array] == 0 || piece->dtype[EXP_AVG] == PST_FLOAT32) return;
+    for (size_t i = 0; i < piece->count; i++) {
+        const double value =
+            fabs(read_number(trial->expected + piece->at[array] + i * size, dtype));
+        if (isfinite(value) && value > largest) largest = value;
+    }
+    for (size_t i = 0; i < piece->count; i++) {
+        unsigned char *expected = trial->expected + piece->at[array] + i * size;
+        const unsigned char *found = trial->found + piece->at[array] + i * size;
+        const double value = read_number(expected, dtype);
+        if (fabs(read_number(found, dtype) - value) <= unit * fabs(value) + 1e-6 * largest)
+            memcpy(expected, found, size);
+    }
+}
+
 static void compare(trial *trial) {
     const size_t begin = offsetof(head, steps);
     trial->runner->get(trial->runner->context, trial->found);
@@ -185,6 +209,7 @@ static void compare(trial *trial) {
             const piece *piece = &trial->pieces[i];
             const size_t bytes = piece->count * pst_dtype_size(piece->dtype[array]);
             forgive_nans(trial, piece, array);
+            if (array == PARAMETER || array == COPY) forgive_last_bits(trial, piece, array);
             if (piece->at[array] != 0 && memcmp(trial->expected + piece->at[array],
                                                 trial->found + piece->at[array], bytes) != 0)
                 fail_msg("adamw: piece %zu, array %d (%s), %zu elements: other bits", i, array,

@@ -41,6 +41,12 @@ inline unsigned short float_to_bfloat(float value) {
 inline unsigned short double_to_bfloat(double value) {
     return pst__double_to_bfloat16(value);
 }
+inline float root(float square) {
+    return __builtin_sqrtf(square);
+}
+inline float quotient(float dividend, float divisor) {
+    return dividend / divisor;
+}
 inline float __uint_as_float(unsigned bits) {
     return pst__float_of(bits);
 }

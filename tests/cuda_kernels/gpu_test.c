@@ -71,7 +71,7 @@ static pst_status adamw_prepare(void *context, const pst_adamw_settings *setting
 
 static pst_status adamw(void *context, const pst_adamw_piece *pieces, size_t count) {
     (void)context;
-    return it.device->ops->adamw(it.device, it.stream, pieces, count, 0);
+    return it.device->ops->adamw(it.device, it.stream, pieces, count);
 }
 
 static void put(void *context, const void *host) {

@@ -69,7 +69,7 @@ static pst_status adamw_prepare(void *context, const pst_adamw_settings *setting
 }
 
 static pst_status adamw(void *context, const pst_adamw_piece *pieces, size_t count) {
-    return pst__cuda_adamw(context, NULL, pieces, count, 0);
+    return pst__cuda_adamw(context, NULL, pieces, count);
 }
 
 static void put(void *context, const void *host) {
