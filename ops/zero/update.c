@@ -67,7 +67,7 @@ static pst_status check_piece(pst_zero *engine, size_t index, const pst_adamw_pi
 /* Where sums lie for their updates. */
 static pst_status create_lane(pst_zero *engine) {
     pst__queue *queue = pst__queue_of(&engine->carrier, PST__REDUCE_LANE);
-    if (queue->then_lane != NULL || engine->carrier.world == 1) return PST_OK;
+    if (queue->then_lane != NULL) return PST_OK;
     return pst__carrier_add_then_lane(&engine->carrier, queue, "update");
 }
 
