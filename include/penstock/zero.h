@@ -220,9 +220,10 @@ PST_API int pst_zero_may_update(const pst_zero *engine);
  * have a piece with `coefficients`: gradient_target is not asked for it. `pieces` are copied, one a
  * parameter, `count` of them, each of this rank's rows; their gradients are the engine's, of the
  * group's dtype. What they point to lasts until the backward ends, for compute; compute has written
- * it before this call. A group stays as it is where another gather of it comes behind its
- * reduction, and where it is of no dtype that AdamW takes. A backward that is broken off leaves
- * some parameters updated. PST_ESTATE, PST_EINVAL, PST_EUNSUPPORTED, PST_ENOMEM. */
+ * it before this call. A group goes to its target all the same where it is used again behind
+ * the report of its gradients (for one rank alone in stages 1 and 2 where the forward has used it
+ * more than once), and where it is of no dtype that AdamW takes. A backward that is broken off
+ * leaves some parameters updated. PST_ESTATE, PST_EINVAL, PST_EUNSUPPORTED, PST_ENOMEM. */
 PST_API pst_status pst_zero_update(pst_zero *engine, const pst_adamw_piece *pieces, size_t count);
 
 /* Whether the group's parameters are updated behind its reduction in the latest backward. */

@@ -1,6 +1,6 @@
 /* One rank's model under AdamW: the groups that a backward has updated, and by the host's kernel on
- * the compute stream those whose gradients went to targets. Beside it compute trains all rows by the
- * gradients of all ranks; what ranks hold and gather has to be that, bit for bit. */
+ * the compute stream those whose gradients went to targets. Beside it compute trains all rows by
+ * the gradients of all ranks; what ranks hold and gather has to be that, bit for bit. */
 #ifndef PST_TESTS_OPS_UPDATE_RANK_H
 #define PST_TESTS_OPS_UPDATE_RANK_H
 
@@ -118,8 +118,7 @@ static inline void make_pieces(trainer *it, size_t g, size_t p) {
     const size_t width = state->model->shapes[p].row_elements;
     pst_parameter_layout layout;
     (void)pst_zero_parameter_layout(state->engine, state->groups[g], state->parameters[p], &layout);
-    it->whole[p] =
-        make_piece(it, 0, elements_of(&state->model->shapes[p]), it->whole_coefficients);
+    it->whole[p] = make_piece(it, 0, elements_of(&state->model->shapes[p]), it->whole_coefficients);
     it->own[p] =
         make_piece(it, layout.first_row * width, layout.shard_rows * width, it->own_coefficients);
     void *shard = (char *)state->shards[g] + layout.shard_offset;
@@ -129,8 +128,7 @@ static inline void make_pieces(trainer *it, size_t g, size_t p) {
 static inline void take_rows(pst_adamw_piece *own, const pst_adamw_piece *whole) {
     const size_t first = own->first, size = pst_dtype_size(own->copy_dtype);
     memcpy(own->parameter, (float *)whole->parameter + first, own->count * sizeof(float));
-    if (own->copy != NULL)
-        memcpy(own->copy, (char *)whole->copy + first * size, own->count * size);
+    if (own->copy != NULL) memcpy(own->copy, (char *)whole->copy + first * size, own->count * size);
 }
 
 static inline pst_status write_all_now(void *argument) {
@@ -326,7 +324,7 @@ static inline pst_status give_pieces(trainer *it) {
     pst_adamw_piece pieces[MOST_PARAMETERS];
     memcpy(pieces, it->own, sizeof pieces);
     for (size_t g = 0; g < model->group_count; g++)
-        if (it->left_out >> g & 1u) pieces[model->first[g + 1] - 1].coefficients = NULL;
+        if (it->left_out >> g & 1u) pieces[model->first[g]].coefficients = NULL;
     return pst_zero_update(it->state->engine, pieces, model->parameter_count);
 }
 
@@ -369,8 +367,7 @@ static inline unsigned all_groups(const trainer *it) {
 
 /* The rows of these groups have to be those of another step. */
 static inline void expect_step(trainer *it, unsigned groups) {
-    const trainer_job job = {
-        .it = it, .step = it->step, .missing = it->missing, .groups = groups};
+    const trainer_job job = {.it = it, .step = it->step, .missing = it->missing, .groups = groups};
     on_compute(it->state, expect_now, &job, sizeof job);
     check_rows(it);
 }
