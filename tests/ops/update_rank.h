@@ -18,9 +18,10 @@ typedef enum precision { PLAIN, MIXED, NARROW } precision;
 typedef struct trainer {
     rank_state *state;
     uint64_t step;
-    size_t missing;        /* the parameter that rank 0 has no gradient of in this step */
-    unsigned left_out;     /* groups that get no pieces in this step, by bit */
-    unsigned updated;      /* groups that the latest backward has updated, by bit */
+    size_t missing;    /* the parameter that rank 0 has no gradient of in this step */
+    unsigned left_out; /* groups that get no pieces in this step, by bit */
+    unsigned updated;  /* groups that the latest backward has updated, by bit */
+    unsigned pause_us; /* of the host behind each report, in which what it has given is launched */
     uint64_t update_count; /* of the engine's figures, so far */
     pst_adamw_piece own[MOST_PARAMETERS], whole[MOST_PARAMETERS];
     float own_step, whole_step;
@@ -308,6 +309,7 @@ static inline void trainer_report(trainer *it, size_t g) {
         if (model->shapes[p].trainable && (state->rank != 0 || p != it->missing))
             sources[p - model->first[g]] = state->gradients[p];
     CHECK_OK(pst_zero_gradients(state->engine, state->groups[g], sources, PST_FLOAT32));
+    async_sleep(it->pause_us);
 }
 
 static inline void trainer_backward_use(trainer *it, size_t g) {
