@@ -213,16 +213,18 @@ PST_API pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const vo
 
 /* 1: the backward that runs may update this group behind its reduction: on an asynchronous device,
  * by plan, where every gradient was there when that was last agreed on, so that no group is
- * reported twice; where no gather of it comes behind its reduction; and where AdamW takes its
- * dtype. Between begin_backward and the first gradients. */
+ * reported twice; where no gather of it comes behind its reduction, and for one rank alone in
+ * stages 1 and 2 where the forward has used it once; and where AdamW takes its dtype. Between
+ * begin_backward and the first gradients. */
 PST_API int pst_zero_may_update(const pst_zero *engine, uint32_t group);
 
 /* Updates such groups behind their reductions, by AdamW: those whose trainable parameters all have
  * a piece with `coefficients`. gradient_target is not asked for them. `pieces` are copied, one a
  * parameter, `count` of them, each of this rank's rows; their gradients are the engine's, of the
  * group's dtype. What they point to lasts until the backward has ended for compute, which has
- * written it before this call. A backward that is broken off leaves some parameters updated. Before
- * the first gradients. PST_ESTATE, PST_EINVAL, PST_EUNSUPPORTED, PST_ENOMEM. */
+ * written it before this call. A group goes to its target all the same where it is used again
+ * behind the report of its gradients. A backward that is broken off leaves some parameters updated.
+ * Before the first gradients. PST_ESTATE, PST_EINVAL, PST_EUNSUPPORTED, PST_ENOMEM. */
 PST_API pst_status pst_zero_update(pst_zero *engine, const pst_adamw_piece *pieces, size_t count);
 
 /* Whether the group's parameters are updated behind its reduction in the latest backward. */

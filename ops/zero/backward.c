@@ -85,6 +85,7 @@ pst_status pst__backward_begin(pst_zero *engine) {
     for (size_t i = 0; i < engine->group_count; i++) {
         engine->held[i] = engine->groups[i].gathered.state != PST__SHARDED;
         engine->groups[i].more_uses = 0;
+        engine->groups[i].is_updated = 0;
     }
     engine->issued = engine->needed = engine->wanted = 0;
     engine->is_ending = 0;

@@ -177,10 +177,10 @@ struct pst_zero {
     pst__agreement *agreed;         /* of this backward: what will be known of it */
     const pst__agreement *expected; /* and what was known of the same order before; NULL: nothing */
 
-    size_t reduced; /* positions of the reduce order that are behind us */
-    int is_steady;  /* the last backward that reduced followed a plan, and was not: */
-    int careful;    /* the host reads the ranks' presence before the backward ends */
-    int is_broken;  /* this backward was broken off */
+    size_t reduced;           /* positions of the reduce order that are behind us */
+    int is_steady;            /* the last backward that reduced followed a plan, and was not: */
+    int careful;              /* the host reads the ranks' presence before the backward ends */
+    int is_broken;            /* this backward was broken off */
     pst_adamw_piece *updates; /* by parameter, of this backward; no coefficients: none */
     pst__updates own_updates; /* of one rank alone, for a launch */
     char bucket_names[PST_DTYPE_COUNT][32];
@@ -270,6 +270,8 @@ size_t pst__part_elements(const pst_zero *engine, const pst__group *group);
 pst_status pst__reduce_flush(pst_zero *engine);
 
 /* ---- update.c -------------------------------------------------------------------------------- */
+/* The group's gradients were reported: it is not updated where it is used again behind that. */
+void pst__update_reported(pst_zero *engine, uint32_t group);
 /* A part of a group, which lies at `offset` of the open bucket, is updated behind the reduction. */
 pst_status pst__update_add(pst_zero *engine, const pst__group *group, pst__part part,
                            size_t offset);

@@ -307,6 +307,7 @@ pst_status pst__reduce_report(pst_zero *engine, uint32_t index, const void *cons
     memcpy(group->sources, sources, group->layout.member_count * sizeof *sources);
     group->sources_dtype = dtype;
     group->reported = 1;
+    pst__update_reported(engine, index);
     return PST_OK;
 }
 
@@ -316,7 +317,6 @@ void pst__reduce_begin(pst_zero *engine) {
     for (size_t i = engine->group_count; i-- > 0;) {
         pst__group *group = &engine->groups[i];
         group->reported = group->reduced = group->is_filled = group->is_written = 0;
-        group->is_updated = 0;
         group->reported_after = PST__NOT_REPORTED;
         group->extra_reports = 0;
         group->target = NULL;

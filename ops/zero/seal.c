@@ -71,8 +71,8 @@ static pst_status alloc_tables(pst_zero *engine) {
     engine->need = pst__heap_alloc(engine->carrier.heap, count * sizeof *engine->need);
     engine->needed_here = pst__heap_alloc(engine->carrier.heap, count);
     engine->held = pst__heap_alloc(engine->carrier.heap, count);
-    engine->updates = pst__heap_alloc(engine->carrier.heap,
-                                      engine->parameter_count * sizeof *engine->updates);
+    engine->updates =
+        pst__heap_alloc(engine->carrier.heap, engine->parameter_count * sizeof *engine->updates);
     if (engine->casts == NULL || engine->need == NULL || engine->needed_here == NULL ||
         engine->held == NULL || engine->updates == NULL)
         return PST_ENOMEM;

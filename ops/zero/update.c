@@ -2,8 +2,9 @@
  * last.
  *
  * When a reduction has ended, all ranks have given their gradients of the group, and so are done
- * with what they had gathered of it: its shard may change, but for a group whose order of gathers
- * goes on behind its reduction. Compute waits for the updates where it waits for the reductions.
+ * with what they had gathered of it: its shard may change, but for a group that is used again
+ * behind the report of its gradients. Compute waits for the updates where it waits for the
+ * reductions.
  *
  * One rank alone updates by the gradients that were reported, on the stream that else copies them.
  * Several do so bucket by bucket: the sums go to memory of the reduction's own, which is given back
@@ -33,23 +34,35 @@ static size_t reduced_after(const pst__order *order, uint32_t index) {
     return SIZE_MAX;
 }
 
-static int is_gathered_behind(const pst_zero *engine, uint32_t index) {
-    const pst__backward *gathers = &engine->order.gathers;
-    if (engine->options.stage < 3) return 0;
-    for (size_t i = reduced_after(&engine->order, index); i < gathers->count; i++)
-        if (gathers->turns[i].group == index) return 1;
+/* All gathers of it have their turn before its reduction. In stages 1 and 2 what was gathered stays
+ * as it is until the next forward, but for one rank alone, whose compute reads the shard: then it
+ * has to be used once. */
+static int is_gathered_before(const pst_zero *engine, uint32_t index) {
+    const pst__order *order = &engine->order;
+    const size_t after = reduced_after(order, index);
+    if (after == SIZE_MAX) return 0;
+    if (engine->options.stage < 3)
+        return engine->groups[index].layout.moves ||
+               order->first_period[index] == order->last_period[index];
+    for (size_t i = after; i < order->gathers.count; i++)
+        if (order->gathers.turns[i].group == index) return 0;
+    return 1;
+}
+
+static int has_reports(const pst_zero *engine) {
+    for (size_t i = 0; i < engine->group_count; i++)
+        if (engine->groups[i].reported || engine->groups[i].reduced) return 1;
     return 0;
 }
 
 static int may_update_any(const pst_zero *engine) {
     return engine->pass.kind == PST__BACKWARD && engine->pass.reduce && engine->one_order &&
-           !engine->careful && engine->reduced == 0;
+           !engine->careful && !has_reports(engine);
 }
 
 int pst_zero_may_update(const pst_zero *engine, uint32_t group) {
     return engine != NULL && group < engine->group_count && may_update_any(engine) &&
-           is_arithmetic(engine->groups[group].dtype) &&
-           reduced_after(&engine->order, group) != SIZE_MAX && !is_gathered_behind(engine, group);
+           is_arithmetic(engine->groups[group].dtype) && is_gathered_before(engine, group);
 }
 
 static void choose_groups(pst_zero *engine) {
@@ -63,11 +76,21 @@ int pst_zero_is_updated(const pst_zero *engine, uint32_t group) {
 }
 
 static pst_status check_piece(pst_zero *engine, size_t index, const pst_adamw_piece *piece) {
-    if (piece->coefficients == NULL || piece->count == 0) return PST_OK;
+    const pst__parameter *parameter = &engine->parameters[index];
+    const pst__carrier *carrier = &engine->carrier;
+    if (piece->coefficients == NULL) return PST_OK;
+    const size_t count = pst__rows_of(parameter->rows, carrier->world, carrier->rank).count *
+                         parameter->row_elements;
+    if (piece->count != count)
+        return pst__zero_fail(engine, PST_EINVAL,
+                              "parameter '%s': its update is of %zu elements, but this rank's rows "
+                              "have %zu",
+                              parameter->name, piece->count, count);
+    if (count == 0) return PST_OK;
     if (piece->parameter == NULL || piece->exp_avg == NULL || piece->exp_avg_sq == NULL)
         return pst__zero_fail(engine, PST_EINVAL,
                               "parameter '%s': its update lacks the parameter or a moment",
-                              engine->parameters[index].name);
+                              parameter->name);
     return PST_OK;
 }
 
@@ -98,6 +121,21 @@ pst_status pst_zero_update(pst_zero *engine, const pst_adamw_piece *pieces, size
     memcpy(engine->updates, pieces, count * sizeof *pieces);
     choose_groups(engine);
     return PST_OK;
+}
+
+/* Its reduction may come right behind a gather that compute has not waited for yet, here or on a
+ * rank that reads this one's shard. */
+static int is_used_later(const pst_zero *engine, uint32_t index) {
+    const pst__backward *order = &engine->order.gathers;
+    const uint32_t latest = order->latest[index];
+    if (engine->options.stage < 3) return 0;
+    return engine->groups[index].more_uses > 0 ||
+           (latest == PST__NO_POSITION ? order->position[index] : order->turns[latest].next) !=
+               PST__NO_POSITION;
+}
+
+void pst__update_reported(pst_zero *engine, uint32_t index) {
+    if (is_used_later(engine, index)) engine->groups[index].is_updated = 0;
 }
 
 /* ---- pieces ---------------------------------------------------------------------------------- */

@@ -245,9 +245,10 @@ void adamw_cases(const runner *runner, uint64_t *random, size_t most) {
                                        .weight_decay = between(&trial, 0, 0.1),
                                        .seed = *random,
                                        .maximize = (int)below(&trial, 2)};
-    for (int step = 0; step < STEPS; step++)
+    for (int step = 0; step < STEPS; step++) {
         one_step(&trial, &common, below(&trial, 16));
-    compare(&trial);
+        compare(&trial);
+    }
     free(trial.expected);
     free(trial.found);
 }

@@ -284,6 +284,44 @@ static pst_status maximum(pst_device *device, pst_stream *stream, const pst_sum 
     return status == PST_OK ? enqueue_sum(sim, stream, PST__SIM_MAXIMUM, given) : status;
 }
 
+static pst_status adamw_prepare(pst_device *device, pst_stream *stream,
+                                const pst_adamw_settings *settings, float *const *steps,
+                                size_t count, void *coefficients) {
+    sim *sim = pst__sim_of(device);
+    pst_status status = pst__sim_fault(sim, "adamw_prepare");
+    for (size_t i = 0; i < count && status == PST_OK; i++) {
+        operation *made = pst__sim_operation_create(sim, PST__SIM_PREPARE, 0);
+        if (made == NULL) return PST_ENOMEM;
+        made->settings = *settings;
+        made->step = steps[i];
+        made->coefficients = (char *)coefficients + i * PST_ADAMW_COEFFICIENTS_BYTES;
+        pst__sim_enqueue(sim, stream, made, cost_of(sim, PST_ADAMW_COEFFICIENTS_BYTES));
+    }
+    return status;
+}
+
+static pst_status enqueue_update(sim *sim, pst_stream *stream, const pst_adamw_piece *piece) {
+    if (piece->count == 0) return PST_OK;
+    operation *made = pst__sim_operation_create(sim, PST__SIM_ADAMW, 0);
+    if (made == NULL) return PST_ENOMEM;
+    made->update = *piece;
+    pst__sim_enqueue(sim, stream, made,
+                     cost_of(sim, piece->count * (pst_dtype_size(piece->parameter_dtype) +
+                                                  2 * pst_dtype_size(piece->moment_dtype))));
+    return PST_OK;
+}
+
+static pst_status adamw(pst_device *device, pst_stream *stream, const pst_adamw_piece *pieces,
+                        size_t count) {
+    sim *sim = pst__sim_of(device);
+    pst_status status = pst__sim_fault(sim, "adamw");
+    for (size_t i = 0; i < count && status == PST_OK; i++)
+        status = pst__adamw_check(&pieces[i]);
+    for (size_t i = 0; i < count && status == PST_OK; i++)
+        status = enqueue_update(sim, stream, &pieces[i]);
+    return status;
+}
+
 /* ---- the device ------------------------------------------------------------------------- */
 
 /* What is still enqueued never happens. */
@@ -322,6 +360,8 @@ static const pst_device_ops sim_ops = {
     .sum = sum,
     .fill = fill,
     .maximum = maximum,
+    .adamw_prepare = adamw_prepare,
+    .adamw = adamw,
     .destroy = destroy,
 };
 

@@ -65,6 +65,12 @@ static void happen(const pst__sim *sim, const pst__sim_operation *operation, uin
     case PST__SIM_MAXIMUM:
         (void)pst__host_maximum(&operation->sum);
         break;
+    case PST__SIM_PREPARE:
+        pst__host_adamw_prepare(&operation->settings, &operation->step, 1, operation->coefficients);
+        break;
+    case PST__SIM_ADAMW:
+        (void)pst__host_adamw(&operation->update);
+        break;
     case PST__SIM_RECORD:
         operation->mark->done = 1;
         operation->mark->end = end;

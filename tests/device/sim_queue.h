@@ -12,6 +12,8 @@ typedef enum pst__sim_kind {
     PST__SIM_CAST,
     PST__SIM_SUM,
     PST__SIM_MAXIMUM,
+    PST__SIM_PREPARE,
+    PST__SIM_ADAMW,
     PST__SIM_RECORD,
     PST__SIM_WAIT_EVENT,
     PST__SIM_WRITE32,
@@ -44,6 +46,10 @@ typedef struct pst__sim_operation {
     pst_cast cast;
     double scale;
     pst_sum sum;
+    pst_adamw_piece update;
+    pst_adamw_settings settings; /* PREPARE, with: */
+    float *step;
+    void *coefficients;
     pst__sim_mark *mark; /* RECORD, WAIT_EVENT */
     uint32_t *flag;      /* WRITE32, WAIT32 */
     uint32_t value;

@@ -296,6 +296,44 @@ static inline pst_status async_add_up(pst_device *device, pst_stream *stream, co
     return PST_OK;
 }
 
+typedef struct async_prepare {
+    pst_adamw_settings settings;
+    float *step;
+    void *coefficients;
+} async_prepare;
+
+static inline pst_status async_do_prepare(void *argument) {
+    const async_prepare *own = argument;
+    pst__host_adamw_prepare(&own->settings, &own->step, 1, own->coefficients);
+    return PST_OK;
+}
+
+static inline pst_status async_adamw_prepare(pst_device *device, pst_stream *stream,
+                                             const pst_adamw_settings *settings,
+                                             float *const *steps, size_t count,
+                                             void *coefficients) {
+    for (size_t i = 0; i < count; i++) {
+        const async_prepare own = {*settings, steps[i],
+                                   (char *)coefficients + i * PST_ADAMW_COEFFICIENTS_BYTES};
+        async_call(async_of(device), stream, async_do_prepare, &own, sizeof own);
+    }
+    return PST_OK;
+}
+
+static inline pst_status async_do_adamw(void *argument) {
+    return pst__host_adamw(argument);
+}
+
+static inline pst_status async_adamw(pst_device *device, pst_stream *stream,
+                                     const pst_adamw_piece *pieces, size_t count) {
+    pst_status status = PST_OK;
+    for (size_t i = 0; status == PST_OK && i < count; i++)
+        status = pst__adamw_check(&pieces[i]);
+    for (size_t i = 0; status == PST_OK && i < count; i++)
+        async_call(async_of(device), stream, async_do_adamw, &pieces[i], sizeof pieces[i]);
+    return status;
+}
+
 static inline pst_status async_fill(pst_device *device, pst_stream *stream, void *memory, int byte,
                                     size_t bytes) {
     async_cast zeros = {{memory, NULL, bytes, PST_UINT8, PST_UINT8}, 1.0};
@@ -339,7 +377,9 @@ static inline async_device *async_open(uint64_t seed, unsigned delay_us) {
                                   .free = async_free,
                                   .cast_scale_copy = async_cast_scale_copy,
                                   .sum = async_add_up,
-                                  .fill = async_fill};
+                                  .fill = async_fill,
+                                  .adamw_prepare = async_adamw_prepare,
+                                  .adamw = async_adamw};
     async->device = (pst_device){&async->ops, async};
     async->dice = seed;
     async->delay_us = delay_us;

@@ -19,6 +19,7 @@ typedef struct model {
     size_t parameter_count, group_count;
     shape shapes[MOST_PARAMETERS];
     size_t first[MOST_GROUPS + 1];
+    pst_dtype dtype; /* of the shards */
     pst_dtype gather_dtype, reduce_dtype;
     int stage;
     uint32_t prefetch_ahead;

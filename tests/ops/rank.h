@@ -43,6 +43,7 @@ typedef struct rank_state {
     int spoils_consumed; /* gradients are overwritten, on compute, as soon as they are */
     float *gradients[MOST_PARAMETERS]; /* whole, of the current backward */
     uint64_t version;                  /* of the parameters' values */
+    void *own; /* (optional) a test's block of memory, freed once its streams have ended */
     char failure[512];
     int is_wrong;    /* compute saw a wrong value; atomic, `wrong` is written before */
     char wrong[256]; /* which */
@@ -199,7 +200,7 @@ static inline pst_status add_group(rank_state *state, size_t index) {
                                  .name = state->group_names[index],
                                  .parameters = &state->parameters[model->first[index]],
                                  .parameter_count = model->first[index + 1] - model->first[index],
-                                 .dtype = PST_FLOAT32,
+                                 .dtype = model->dtype,
                                  .gather_dtype = model->gather_dtype,
                                  .reduce_dtype = model->reduce_dtype,
                                  .forward_only = (int)(model->forward_only >> index & 1u)};
@@ -316,11 +317,10 @@ static inline void bind_all(rank_state *state) {
         memset(state->targets[g], 0xff, layout->gradient_bytes + 1);
         CHECK_OK(pst_zero_bind_shard(state->engine, state->groups[g], state->shards[g]));
     }
-    write_shards(state);
-    CHECK_OK(pst_zero_updated(state->engine));
 }
 
-static inline void build_engine(rank_state *state) {
+/* What the shards hold is still to be written. */
+static inline void build_unwritten(rank_state *state) {
     const model *model = state->model;
     CHECK_OK(create_engine(state));
     for (size_t p = 0; p < model->parameter_count; p++)
@@ -329,6 +329,13 @@ static inline void build_engine(rank_state *state) {
         CHECK_OK(add_group(state, g));
     CHECK_OK(pst_zero_seal(state->engine));
     bind_all(state);
+}
+
+static inline void build_engine(rank_state *state) {
+    build_unwritten(state);
+    CHECK_FINE();
+    write_shards(state);
+    CHECK_OK(pst_zero_updated(state->engine));
 }
 
 /* An optimizer step: other values. */

@@ -39,6 +39,7 @@ static inline void free_rank(rank_state *state) {
     }
     for (size_t p = 0; p < MOST_PARAMETERS; p++)
         free(state->gradients[p]);
+    free(state->own);
 }
 
 static inline pst_status open_compute(rank_state *state) {

@@ -160,6 +160,7 @@ class AdamW(torch.optim.Optimizer):
         self._is_late = True  # nothing is updated in a backward
         self._is_ahead = False  # a backward has updated parameters, and `step` has not come yet
         self._versions: int | None = None  # of gradients, when a backward had ended
+        self._prepared: list[torch.Tensor] = []  # whose step the latest backward has begun
         _live.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -402,6 +403,9 @@ class AdamW(torch.optim.Optimizer):
     def prepare_updates(self, numbers: dict[int, int]) -> list[_C.AdamWUpdates]:
         """Begin the step of parameters that a backward, which begins, updates."""
         self._is_ahead = True
+        self._prepared = [
+            parameter for _, parameter in self._parameters() if id(parameter) in numbers
+        ]
         updates = []
         for group in self.param_groups:
             own = [parameter for parameter in group["params"] if id(parameter) in numbers]
@@ -423,8 +427,16 @@ class AdamW(torch.optim.Optimizer):
                 "in_backward",
             )
 
+    @torch.no_grad()
     def note_gradients(self) -> None:
-        """Remember the gradients of a backward that has ended."""
+        """Remember the gradients of a backward that has ended.
+
+        What it has left a gradient of is updated in `step`, which counts then.
+        """
+        left = [self.state[p]["step"] for p in self._prepared if p.grad is not None]
+        if left:
+            torch._foreach_sub_(left, 1.0)
+        self._prepared = []
         self._versions = self._version_of_gradients()
 
     def need_gradients(self, why: str) -> None:

@@ -24,7 +24,7 @@ class Updater(Protocol):
         """Raise an error where another backward would be wrong."""
 
     def note_gradients(self) -> None:
-        """Remember the gradients that a backward has left."""
+        """Look at the gradients that a backward has left."""
 
     def need_gradients(self, why: str) -> None:
         """Take no more part in backwards."""
