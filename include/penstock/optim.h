@@ -14,8 +14,8 @@
  *     g = gradient * factor / scale       p = p * (1 - lr * weight_decay)
  *     m = lerp(m, g, 1 - beta1)           v = beta2 * v + (1 - beta2) * g * g
  *     p = p - lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)
- * The devices `host` and `cuda` give the same bits, but for the last ones of parameters whose moments
- * have 16 bits.
+ * The devices `host` and `cuda` give the same bits, but for the last ones of parameters whose
+ * moments have 16 bits.
  */
 #ifndef PENSTOCK_OPTIM_H
 #define PENSTOCK_OPTIM_H
