@@ -307,7 +307,8 @@ static inline void find_shard(rank_state *state, size_t g) {
     state->shards[g] = place != NULL ? place : calloc(1, state->layouts[g].shard_bytes + 1);
 }
 
-static inline void bind_all(rank_state *state) {
+/* What the shards hold is still to be written. */
+static inline void bind_unwritten(rank_state *state) {
     for (size_t g = 0; g < state->model->group_count; g++) {
         pst_group_layout *layout = &state->layouts[g];
         CHECK_OK(pst_zero_group_layout(state->engine, state->groups[g], layout));
@@ -319,8 +320,14 @@ static inline void bind_all(rank_state *state) {
     }
 }
 
-/* What the shards hold is still to be written. */
-static inline void build_unwritten(rank_state *state) {
+static inline void bind_all(rank_state *state) {
+    bind_unwritten(state);
+    CHECK_FINE();
+    write_shards(state);
+    CHECK_OK(pst_zero_updated(state->engine));
+}
+
+static inline void register_all(rank_state *state) {
     const model *model = state->model;
     CHECK_OK(create_engine(state));
     for (size_t p = 0; p < model->parameter_count; p++)
@@ -328,14 +335,18 @@ static inline void build_unwritten(rank_state *state) {
     for (size_t g = 0; g < model->group_count; g++)
         CHECK_OK(add_group(state, g));
     CHECK_OK(pst_zero_seal(state->engine));
-    bind_all(state);
+}
+
+static inline void build_unwritten(rank_state *state) {
+    register_all(state);
+    CHECK_FINE();
+    bind_unwritten(state);
 }
 
 static inline void build_engine(rank_state *state) {
-    build_unwritten(state);
+    register_all(state);
     CHECK_FINE();
-    write_shards(state);
-    CHECK_OK(pst_zero_updated(state->engine));
+    bind_all(state);
 }
 
 /* An optimizer step: other values. */

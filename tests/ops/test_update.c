@@ -533,7 +533,7 @@ static void models_at_random_are_updated_alike(void **unused) {
     const char *replay = getenv("PST_SEED");
     uint64_t dice = replay != NULL ? strtoull(replay, NULL, 10) : monotonic_ns() % 1000000000u;
     print_message("PST_SEED=%llu\n", (unsigned long long)dice);
-    for (int i = 0; i < 30; i++) {
+    for (int i = 0; i < 12; i++) {
         const model model = drawn_model(&dice);
         run_ranks_async(1 + i % 3, &model, train_at_random, &dice);
     }
