@@ -303,15 +303,17 @@ static void a_second_report_that_nobody_expects_is_an_error(void **unused) {
 
 /* ---- one order ------------------------------------------------------------------------------- */
 
-/* The gathers and reductions since `from` on the first board, a letter each. The agreement on who
- * had which gradient comes when it comes: compute does not wait for it. */
+/* The gathers and reductions of groups since `from` on the first board, a letter each. What ranks
+ * agree on (who had which gradient), and compare (plans), comes when it comes: compute does not
+ * wait for it. */
 static void write_order(const rank_state *state, size_t from, char *order) {
     board *board = &state->boards[0];
     (void)pthread_mutex_lock(&board->lock);
     for (size_t i = from; i < board->count; i++) {
-        const pst_collective_kind kind = board->tickets[i]->posted[state->rank].kind;
-        if (kind == PST_ALL_GATHER) *order++ = 'g';
-        if (kind == PST_REDUCE_SCATTER) *order++ = 'r';
+        const pst_collective *posted = &board->tickets[i]->posted[state->rank];
+        const int is_plan = strncmp(posted->name, "plan of ", strlen("plan of ")) == 0;
+        if (posted->kind == PST_ALL_GATHER && !is_plan) *order++ = 'g';
+        if (posted->kind == PST_REDUCE_SCATTER) *order++ = 'r';
     }
     *order = '\0';
     (void)pthread_mutex_unlock(&board->lock);
