@@ -220,11 +220,12 @@ PST_API int pst_zero_may_update(const pst_zero *engine, uint32_t group);
 
 /* Updates such groups behind their reductions, by AdamW: those whose trainable parameters all have
  * a piece with `coefficients`. gradient_target is not asked for them. `pieces` are copied, one a
- * parameter, `count` of them, each of this rank's rows; their gradients are the engine's, of the
- * group's dtype. What they point to lasts until the backward has ended for compute, which has
- * written it before this call. A group goes to its target all the same where it is used again
- * behind the report of its gradients. A backward that is broken off leaves some parameters updated.
- * Before the first gradients. PST_ESTATE, PST_EINVAL, PST_EUNSUPPORTED, PST_ENOMEM. */
+ * parameter, `count` of them, each of this rank's rows, and none for one that is in several groups;
+ * their gradients are the engine's, of the group's dtype. What they point to lasts until the
+ * backward has ended for compute, which has written it before this call. A group goes to its target
+ * all the same where it is used again behind the report of its gradients. A backward that is broken
+ * off leaves some parameters updated. Before the first gradients. PST_ESTATE, PST_EINVAL,
+ * PST_EUNSUPPORTED, PST_ENOMEM. */
 PST_API pst_status pst_zero_update(pst_zero *engine, const pst_adamw_piece *pieces, size_t count);
 
 /* Whether the group's parameters are updated behind its reduction in the latest backward. */

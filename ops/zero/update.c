@@ -94,7 +94,7 @@ static pst_status check_piece(pst_zero *engine, size_t index, const pst_adamw_pi
     return PST_OK;
 }
 
-/* Where sums lie for their updates. */
+/* For what comes behind the sums. */
 static pst_status create_lane(pst_zero *engine) {
     pst__queue *queue = pst__queue_of(&engine->carrier, PST__REDUCE_LANE);
     if (queue->then_lane != NULL) return PST_OK;

@@ -215,10 +215,7 @@ static void be_too_early(rank_state *state) {
     CHECK_FINE();
     CHECK(!may_update(state) && give_pieces(it) == PST_ESTATE);
     CHECK(text_has(state, "pst_zero_may_update"));
-    for (size_t g = state->model->group_count; g-- > 0 && state->failure[0] == '\0';)
-        trainer_backward_use(it, g);
-    CHECK_FINE();
-    trainer_end_backward(it);
+    trainer_finish_backward(it, state->model->group_count);
     CHECK_FINE();
     CHECK(it->updated == 0);
     trainer_steps(it, 2, 1);
@@ -324,10 +321,7 @@ static void be_refused(rank_state *state) {
     CHECK_FINE();
     CHECK(!may_update(state));
     CHECK(give_pieces(it) == PST_ESTATE); /* too late */
-    for (size_t g = state->model->group_count - 1; g-- > 0 && state->failure[0] == '\0';)
-        trainer_backward_use(it, g);
-    CHECK_FINE();
-    trainer_end_backward(it);
+    trainer_finish_backward(it, state->model->group_count - 1);
     CHECK_FINE();
     CHECK(it->updated == all_groups(it));
 }
@@ -349,10 +343,7 @@ static void do_without_adamw(rank_state *state) {
     state->async->ops.adamw = NULL;
     CHECK(may_update(state) && give_pieces(it) == PST_EUNSUPPORTED);
     CHECK(text_has(state, "async"));
-    for (size_t g = state->model->group_count; g-- > 0 && state->failure[0] == '\0';)
-        trainer_backward_use(it, g);
-    CHECK_FINE();
-    trainer_end_backward(it);
+    trainer_finish_backward(it, state->model->group_count);
     CHECK_FINE();
     CHECK(it->updated == 0);
 }

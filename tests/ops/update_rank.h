@@ -408,17 +408,23 @@ static inline void trainer_end_backward(trainer *it) {
     CHECK_OK(pst_zero_updated(state->engine));
 }
 
+/* The backward of the first `count` groups, and its end. */
+static inline void trainer_finish_backward(trainer *it, size_t count) {
+    rank_state *state = it->state;
+    for (size_t g = count; g-- > 0;) {
+        trainer_backward_use(it, g);
+        CHECK_FINE();
+    }
+    trainer_end_backward(it);
+}
+
 static inline void trainer_step(trainer *it, int updates) {
     rank_state *state = it->state;
     trainer_forward(it);
     CHECK_FINE();
     trainer_begin_backward(it, updates);
     CHECK_FINE();
-    for (size_t g = state->model->group_count; g-- > 0;) {
-        trainer_backward_use(it, g);
-        CHECK_FINE();
-    }
-    trainer_end_backward(it);
+    trainer_finish_backward(it, state->model->group_count);
 }
 
 static inline void trainer_steps(trainer *it, int steps, int updates) {
