@@ -4,19 +4,20 @@
 
 The model is an 8B-shaped one of its own or, by `--model`, any causal one of `transformers`. Layers
 are compiled one by one, as users of FSDP2 do; parameters, gradients and AdamW's state are bfloat16,
-one sequence a rank. Each implementation is first run alone, for its peak memory (torch's
-allocator and what it does not see: the device's own count) and what it consists of: `rest` is what
-the peak holds beside the others, activations above all. Then all are resident, and blocks of
-their steps alternate; a time is the host's around a step that ends with a synchronisation of the
-device (or around `--together` steps that end with one, a step of them), the longest of all ranks';
-medians, with the first and last decile. `host` is what of that the host took to issue a step, where
-it matters on the slowest rank. `captured` is penstock with penstock.step, whose graph holds what
-torch's allocator does not count as allocated: what it takes is the device's count; the same holds
-for `compute-captured`, compute alone in one CUDA graph of torch's. MFU is of 6 operations a token
-and parameter and 12 a layer, pair of tokens and element of attention's width. With `--idle` some
-more steps are profiled: how long no work ran on the device, and none on the stream with the most
-kernel time; the profiler slows the host, so their time stands beside. With `--time-waits`
-penstock's own figures show how long its compute waited, which costs a little.
+one sequence a rank. With `--shards float32` shards, their gradients and AdamW's state are float32,
+and blocks are gathered and compute in bfloat16. Each implementation is first run alone, for its
+peak memory (torch's allocator and what it does not see: the device's own count) and what it
+consists of: `rest` is what the peak holds beside the others, activations above all. Then all are
+resident, and blocks of their steps alternate; a time is the host's around a step that ends with a
+synchronisation of the device (or around `--together` steps that end with one, a step of them), the
+longest of all ranks'; medians, with the first and last decile. `host` is what of that the host took
+to issue a step, where it matters on the slowest rank. `captured` is penstock with penstock.step,
+whose graph holds what torch's allocator does not count as allocated: what it takes is the device's
+count; the same holds for `compute-captured`, compute alone in one CUDA graph of torch's. MFU is of
+6 operations a token and parameter and 12 a layer, pair of tokens and element of attention's width.
+With `--idle` some more steps are profiled: how long no work ran on the device, and none on the
+stream with the most kernel time; the profiler slows the host, so their time stands beside. With
+`--time-waits` penstock's own figures show how long its compute waited, which costs a little.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from causal_lm import build_causal_lm
 from figures import flops_of_token, idle_of
 from model import TINY, Model, Shape, build
 from torch.distributed.tensor import DTensor
-from ways import OPTIMIZERS, USUAL_WAYS, WAYS, Implementation, ways_of
+from ways import OPTIMIZERS, SHARDS, USUAL_WAYS, WAYS, Implementation, ways_of
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -108,9 +109,9 @@ def build_model(given: argparse.Namespace, device: torch.device) -> Model:
     if given.model == "built-in":
         fields |= {"layers": given.layers} if given.layers else {}
         shape = replace(TINY if given.tiny else Shape(), **fields)
-        return build(shape, 0, device, torch.bfloat16)
+        return build(shape, 0, device, SHARDS[given.shards])
     fields |= {"num_hidden_layers": given.layers} if given.layers else {}
-    return build_causal_lm(given.model, fields, 0, device, torch.bfloat16)
+    return build_causal_lm(given.model, fields, 0, device, SHARDS[given.shards])
 
 
 def batches_of(
@@ -260,6 +261,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--together", type=int, default=1, help="steps between synchronisations")
     parser.add_argument("--priority", type=int, default=0, help="of the stream to compute on")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="torch", help="AdamW by whom")
+    parser.add_argument("--shards", choices=SHARDS, default="bfloat16", help="their dtype")
     parser.add_argument("--no-optimizer", action="store_true", help="forward and backward alone")
     parser.add_argument("--no-compile", action="store_true", help="layers run as they are")
     parser.add_argument("--tiny", action="store_true", help="a tiny built-in model: does it run?")
@@ -271,6 +273,10 @@ def parse() -> argparse.Namespace:
     given = parser.parse_args()
     if given.idle and not torch.cuda.is_available():
         parser.error("--idle profiles a GPU, and there is none")
+    if given.shards == "float32" and any(way.startswith("compute") for way in given.ways):
+        parser.error(
+            "--shards float32: a model that is not sharded would compute in it; name --ways"
+        )
     return given
 
 

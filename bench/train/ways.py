@@ -9,10 +9,12 @@ from functools import partial
 import penstock as library
 import torch
 from model import Model
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 WAYS = ("compute", "compute-captured", "fsdp2", "penstock", "captured")
 USUAL_WAYS = ("compute", "fsdp2", "penstock", "captured")  # one model that is not sharded
+SHARDS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+COMPUTE = torch.bfloat16
 EAGER_STEPS = 3  # of a step before it is captured
 
 Shard = Callable[[Model, argparse.Namespace], object]  # in place
@@ -126,9 +128,9 @@ def compute_alone(model: Model, given: argparse.Namespace) -> None:
 def fsdp2(model: Model, given: argparse.Namespace) -> None:
     """Shard as FSDP2's users do: by layers, the embedding, and the head with its norm."""
     groups = [*([block] for block in model.blocks()), *model.beside()]
-    for group in groups:
-        fully_shard(group, reshard_after_forward=not given.keep)
-    fully_shard(model, reshard_after_forward=not given.keep)
+    policy = MixedPrecisionPolicy(param_dtype=COMPUTE)
+    for group in [*groups, model]:
+        fully_shard(group, reshard_after_forward=not given.keep, mp_policy=policy)
 
 
 def penstock(model: Model, given: argparse.Namespace, part_mib: int) -> None:
@@ -136,6 +138,7 @@ def penstock(model: Model, given: argparse.Namespace, part_mib: int) -> None:
     library.shard(
         model,
         stage=2 if given.keep else 3,
+        param_dtype=COMPUTE,
         prefetch_ahead=given.prefetch_ahead,
         bucket_bytes=given.bucket_mib << 20,
         part_bytes=part_mib << 20 or None,
