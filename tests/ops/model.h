@@ -2,6 +2,8 @@
 #ifndef PST_TESTS_OPS_MODEL_H
 #define PST_TESTS_OPS_MODEL_H
 
+#include "../sched/random.h"
+
 #include <penstock/device.h>
 #include <string.h>
 
@@ -37,14 +39,6 @@ typedef struct model {
 } model;
 
 /* ---- values that every rank can compute ------------------------------------------------------ */
-
-static inline uint64_t mix(uint64_t value) {
-    value ^= value >> 30;
-    value *= 0xbf58476d1ce4e5b9u;
-    value ^= value >> 27;
-    value *= 0x94d049bb133111ebu;
-    return value ^ (value >> 31);
-}
 
 /* Few bits, so that bf16 holds it too. */
 static inline float value_of(uint64_t version, size_t parameter, size_t element) {

@@ -10,13 +10,7 @@
 #define SOURCE_BYTES  ((size_t)40 << 10) /* at most */
 #define STAGING_BYTES ((size_t)56 << 10)
 #define PIECES        4
-
-/* One thread does it all: the thread sanitizer, which slows it fifty-fold, has little to find. */
-#ifdef __SANITIZE_THREAD__
-#define PROGRAMS 8
-#else
-#define PROGRAMS 40
-#endif
+#define PROGRAMS      40
 
 static const size_t unregistered_at = CE_HOME / 2;
 static const size_t destination_at = CE_HOME / 2 + ((size_t)128 << 10); /* two of 40 KiB */
@@ -412,24 +406,21 @@ static void run_program(ce_world world, uint64_t seed) {
 static void random_collectives_give_what_they_have_to(void **state) {
     (void)state;
     const uint64_t seed = random_seed("random collectives");
-    const int programs = getenv("PST_SEED") != NULL ? 1 : PROGRAMS + PROGRAMS / 2;
-    for (int i = 0; i < programs; i++)
+    for (int i = 0; i < random_programs(PROGRAMS + PROGRAMS / 2); i++)
         run_program(draw_world(seed + (uint64_t)i), seed + (uint64_t)i);
 }
 
 static void random_collectives_of_nodes_give_what_they_have_to(void **state) {
     (void)state;
     const uint64_t seed = random_seed("random collectives of nodes");
-    const int programs = getenv("PST_SEED") != NULL ? 1 : PROGRAMS;
-    for (int i = 0; i < programs; i++)
+    for (int i = 0; i < random_programs(PROGRAMS); i++)
         run_program(draw_nodes(seed + (uint64_t)i), seed + (uint64_t)i);
 }
 
 static void random_collectives_of_two_sizes_give_what_they_have_to(void **state) {
     (void)state;
     const uint64_t seed = random_seed("random collectives of two sizes");
-    const int programs = getenv("PST_SEED") != NULL ? 1 : PROGRAMS;
-    for (int i = 0; i < programs; i++)
+    for (int i = 0; i < random_programs(PROGRAMS); i++)
         run_program(draw_crossover(seed + (uint64_t)i), seed + (uint64_t)i);
 }
 

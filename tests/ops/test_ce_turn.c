@@ -54,7 +54,7 @@ static void no_two_readers_of_one_source(void **state) {
     (void)state;
     const uint64_t seed = random_seed("turns");
     for (int size = 2; size <= 8; size++)
-        for (uint64_t i = 0; i < 25; i++)
+        for (uint64_t i = 0; i < (uint64_t)random_programs(25); i++)
             if (collisions_of(mix(seed + i), size, 1) > 0)
                 fail_msg("%d ranks, seed %llu: two readers of one source", size,
                          (unsigned long long)(seed + i));

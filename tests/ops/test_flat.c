@@ -476,9 +476,8 @@ static void random_body(rank_state *state) {
 
 static void random_programs_are_right(void **unused) {
     (void)unused;
-    const char *given = getenv("PST_SEED");
-    uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)time(NULL) * 1000003u;
-    for (int i = 0; i < (given != NULL ? 1 : 25); i++, seed++) {
+    uint64_t seed = random_seed(__func__);
+    for (int i = 0; i < random_programs(25); i++, seed++) {
         uint64_t dice = seed;
         model model = empty_model(3);
         for (size_t p = 2 + draw(&dice, 12); p > 0; p--)

@@ -171,9 +171,8 @@ static void random_body(rank_state *state) {
 
 static void random_backwards_are_right(void **unused) {
     (void)unused;
-    const char *given = getenv("PST_SEED");
-    uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)time(NULL) * 1000003u;
-    for (int run = 0; run < (given != NULL ? 1 : 40); run++, seed++) {
+    uint64_t seed = random_seed(__func__);
+    for (int run = 0; run < random_programs(40); run++, seed++) {
         const uint64_t dice = mix(seed);
         const variant variant = {.route = (pst_partition_route)(dice % 3),
                                  .bucket_bytes =

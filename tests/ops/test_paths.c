@@ -259,9 +259,7 @@ static void take_any(rank_state *state) {
 
 static void paths_in_any_order_are_right(void **unused) {
     (void)unused;
-    const char *replay = getenv("PST_SEED");
-    uint64_t seed = replay != NULL ? strtoull(replay, NULL, 10) : monotonic_ns() % 1000000000u;
-    print_message("PST_SEED=%llu\n", (unsigned long long)seed);
+    uint64_t seed = random_seed(__func__);
     model model = chain_model(3, GROUPS, 16);
     model.seed = seed;
     model.delay_us = 20;

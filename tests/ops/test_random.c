@@ -215,12 +215,9 @@ static void run_program(rank_state *state) {
 
 static void random_programs_match_the_oracle(void **unused) {
     (void)unused;
-    const char *replay = getenv("PST_SEED");
-    struct timespec now;
-    (void)clock_gettime(CLOCK_REALTIME, &now);
-    uint64_t first = replay != NULL ? strtoull(replay, NULL, 10) : (uint64_t)now.tv_nsec * 1000u;
-    for (uint64_t i = 0; i < (replay != NULL ? 1 : PROGRAMS); i++) {
-        uint64_t seed = first + i, dice = seed;
+    const uint64_t first = random_seed(__func__);
+    for (int i = 0; i < random_programs(PROGRAMS); i++) {
+        uint64_t seed = first + (uint64_t)i, dice = seed;
         model model = random_model(&dice);
         int world = 1 << draw(&dice, 3);
         print_message("PST_SEED=%llu: %d ranks, stage %d, %zu groups\n", (unsigned long long)seed,

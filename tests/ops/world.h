@@ -4,6 +4,7 @@
 #ifndef PST_TESTS_OPS_WORLD_H
 #define PST_TESTS_OPS_WORLD_H
 
+#include "../sanitizer.h"
 #include "rank.h"
 #include "sched/runtime.h"
 
@@ -11,12 +12,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNDER_SANITIZER 1
-#else
-#define UNDER_SANITIZER 0
-#endif
 
 /* Ranks have more threads than a machine has cores, and under a sanitizer each turn of a thread
  * that spins takes many times as long: fewer turns take about the same time. 0: the runtime's own
@@ -271,10 +266,7 @@ static inline model model_with_faults(const model *given) {
  */
 static inline void run_ranks_with_faults(const model *given, rank_body body) {
     model model = model_with_faults(given);
-    const char *replay = getenv("PST_SEED");
-    const uint64_t seed =
-        replay != NULL ? strtoull(replay, NULL, 10) : monotonic_ns() % 1000000000u;
-    print_message("PST_SEED=%llu\n", (unsigned long long)seed);
+    const uint64_t seed = random_seed("faults");
     for (int run = 0; run < 24; run++) {
         uint64_t call = 1 + mix(seed + (uint64_t)run) % 600; /* from the beginning of training */
         model.delay_us = run % 2 == 0 ? 0 : 20;

@@ -2,6 +2,8 @@
 #ifndef PST_TESTS_SCHED_RANDOM_H
 #define PST_TESTS_SCHED_RANDOM_H
 
+#include "tests/sanitizer.h"
+
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +14,13 @@ static inline uint64_t random_seed(const char *test) {
     const uint64_t seed = given != NULL ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
     printf("%s: PST_SEED=%llu\n", test, (unsigned long long)seed);
     return seed;
+}
+
+/* How many programs a test draws: one of a seed that is given. The thread sanitizer, under which
+ * each takes tens of times as long, sees a fourth of them in a run, and others in the next. */
+static inline int random_programs(int count) {
+    if (getenv("PST_SEED") != NULL) return 1;
+    return UNDER_THREAD_SANITIZER ? (count + 3) / 4 : count;
 }
 
 static inline uint64_t mix(uint64_t value) {

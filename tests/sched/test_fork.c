@@ -1,18 +1,9 @@
 /* fork: the child has none of its parent's runtimes, and may have its own. */
+#include "tests/sanitizer.h"
 #include "tests/sched/harness.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
-
-/* The sanitizers' allocators do not let go of their locks in a forked child: there any allocation
- * may wait for ever. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNDER_SANITIZER 1
-#elif defined(__has_feature)
-#define UNDER_SANITIZER (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
-#else
-#define UNDER_SANITIZER 0
-#endif
 
 /* The sum of 1..n, by n tasks of a chain; -1 on any error. Asserts nothing: the child runs it. */
 static pst_status count_up(void *argument, pst_stream *stream) {
@@ -49,6 +40,8 @@ static int child_works(void) {
 
 static void a_child_has_its_own_runtime_and_the_parents_goes_on(void **state) {
     (void)state;
+    /* The sanitizers' allocators do not let go of their locks in a forked child: there any
+     * allocation may wait for ever. */
     if (UNDER_SANITIZER) {
         print_message("skipped: the sanitizer's allocator may be locked in a forked child\n");
         skip();
