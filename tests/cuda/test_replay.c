@@ -3,7 +3,7 @@
  * the end of what is launched, at most one record a lane at a time. */
 #include "sched/cuda/cuda.h"
 #include "tests/cuda/fixture.h"
-#include "tests/sched/random.h"
+#include "tests/random.h"
 
 #define LANES 3
 #define TASKS 40

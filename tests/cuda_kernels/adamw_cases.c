@@ -3,8 +3,8 @@
 #include "cases.h"
 
 #include "../cmocka_all.h"
-#include "../sched/random.h"
 #include "sched/device/host.h"
+#include "tests/random.h"
 
 #include <math.h>
 #include <string.h>

@@ -3,8 +3,8 @@
 #define PST_TESTS_CUDA_KERNELS_ALL_CASES_H
 
 #include "../cmocka_all.h"
-#include "../sched/random.h"
 #include "cases.h"
+#include "tests/random.h"
 
 #ifndef ROUNDS
 #define ROUNDS 1

@@ -2,8 +2,8 @@
  * shows. With several GPUs the other process works on another one. */
 #include "base/clock.h"
 #include "sched/cuda/cuda.h"
+#include "tests/random.h"
 #include "tests/sched/harness.h"
-#include "tests/sched/random.h"
 
 #include <dlfcn.h>
 #include <math.h>

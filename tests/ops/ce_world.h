@@ -6,7 +6,7 @@
 #define PST_TESTS_OPS_CE_WORLD_H
 
 #include "../cmocka_all.h"
-#include "../sched/random.h"
+#include "tests/random.h"
 
 #include "ops/comm/ce/ce.h"
 #include "tests/device/sim.h"

@@ -2,7 +2,7 @@
 #ifndef PST_TESTS_OPS_MODEL_H
 #define PST_TESTS_OPS_MODEL_H
 
-#include "../sched/random.h"
+#include "tests/random.h"
 
 #include <penstock/device.h>
 #include <string.h>

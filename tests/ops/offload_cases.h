@@ -3,8 +3,8 @@
 #ifndef PST_TESTS_OPS_OFFLOAD_CASES_H
 #define PST_TESTS_OPS_OFFLOAD_CASES_H
 
+#include "tests/random.h"
 #include "tests/sched/harness.h"
-#include "tests/sched/random.h"
 
 #include <penstock/offload.h>
 

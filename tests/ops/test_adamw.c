@@ -1,6 +1,6 @@
 /* A step of AdamW on the host: the formula, skipped steps, random rounding, refusals. */
 #include "../cmocka_all.h"
-#include "../sched/random.h"
+#include "tests/random.h"
 
 #include <penstock/optim.h>
 

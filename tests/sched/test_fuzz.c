@@ -2,8 +2,8 @@
  * predecessors' values, which are plain variables: what runs out of order, twice or not at all
  * gives another value, and the thread sanitizer sees what is not ordered. On the queue device a
  * value is made when the stream gets there, not at the launch. */
+#include "tests/random.h"
 #include "tests/sched/queue_device.h"
-#include "tests/sched/random.h"
 
 #define GRAPHS_A_KIND  1500
 #define GRAPHS_A_WORLD 50 /* graphs on one runtime */

@@ -1,6 +1,6 @@
 /* The host device: conversions against a slow reference, sums, copies, events, memory. */
+#include "tests/random.h"
 #include "tests/sched/harness.h"
-#include "tests/sched/random.h"
 
 #include <math.h>
 

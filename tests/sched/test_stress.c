@@ -1,8 +1,8 @@
 /* Each lock-free structure under more threads than cores, for a bounded number of rounds. */
 #include "sched/queue.h"
 #include "sched/thread.h"
+#include "tests/random.h"
 #include "tests/sched/harness.h"
-#include "tests/sched/random.h"
 
 #include <pthread.h>
 

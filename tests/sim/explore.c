@@ -1,8 +1,8 @@
 /* Runs seeds, each a random program under a random schedule, and says which one broke what. */
 #include "graphs.h"
 #include "launchers.h"
-#include "random.h"
 #include "ranks.h"
+#include "tests/random.h"
 #include "threads.h"
 
 #include <errno.h>

@@ -2,7 +2,7 @@
 #ifndef PST_TESTS_SIM_FAULTS_H
 #define PST_TESTS_SIM_FAULTS_H
 
-#include "random.h"
+#include "tests/random.h"
 
 #include <string.h>
 

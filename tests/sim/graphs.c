@@ -3,8 +3,8 @@
 #include "device.h"
 #include "memory.h"
 #include "program.h"
-#include "random.h"
 #include "system.h"
+#include "tests/random.h"
 #include "threads.h"
 
 #include <penstock/trace.h>

@@ -1,7 +1,7 @@
 /* The threads of a launch: they open gates, look, serve lanes, cancel and poison. */
 #include "program.h"
-#include "random.h"
 #include "system.h"
+#include "tests/random.h"
 #include "threads.h"
 
 static void open_gate(program *self, plan_task *gate) {

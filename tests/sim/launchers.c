@@ -1,8 +1,8 @@
 #include "launchers.h"
 
 #include "memory.h"
-#include "random.h"
 #include "system.h"
+#include "tests/random.h"
 #include "threads.h"
 
 #include <penstock/graph.h>

@@ -1,7 +1,7 @@
 #include "outside.h"
 
-#include "random.h"
 #include "tests/device/sim.h"
+#include "tests/random.h"
 
 /* ---- work ------------------------------------------------------------------------------- */
 

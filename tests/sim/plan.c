@@ -1,8 +1,8 @@
 #include "plan.h"
 
-#include "random.h"
 #include "system.h"
 #include "tests/device/sim.h"
+#include "tests/random.h"
 #include "threads.h"
 
 #define NEVER_NS 10000000000000u /* beyond the end of all runs */

@@ -3,10 +3,10 @@
 #include "comms.h"
 #include "leases.h"
 #include "memory.h"
-#include "random.h"
 #include "system.h"
 #include "tests/ops/flat_rank.h"
 #include "tests/ops/world.h"
+#include "tests/random.h"
 #include "threads.h"
 
 #define DEADLINE_NS 200000000u

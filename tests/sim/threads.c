@@ -1,7 +1,7 @@
 #include "threads.h"
 
-#include "random.h"
 #include "sched/calls.h"
+#include "tests/random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

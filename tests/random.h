@@ -1,6 +1,6 @@
 /* Seeded random numbers: the seed is printed, PST_SEED in the environment replays it. */
-#ifndef PST_TESTS_SCHED_RANDOM_H
-#define PST_TESTS_SCHED_RANDOM_H
+#ifndef PST_TESTS_RANDOM_H
+#define PST_TESTS_RANDOM_H
 
 #include "tests/sanitizer.h"
 
@@ -23,16 +23,24 @@ static inline int random_programs(int count) {
     return UNDER_THREAD_SANITIZER ? (count + 3) / 4 : count;
 }
 
-static inline uint64_t mix(uint64_t value) {
-    value += 0x9e3779b97f4a7c15u;
-    value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9u;
-    value = (value ^ value >> 27) * 0x94d049bb133111ebu;
-    return value ^ value >> 31;
+/* splitmix64: a stream of numbers from a seed. */
+static inline uint64_t random_next(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
 }
 
+static inline uint64_t mix(uint64_t value) { return random_next(&value); }
+
+/* 0 <= result < bound */
 static inline uint32_t random_below(uint64_t *state, uint32_t bound) {
-    *state = mix(*state);
-    return (uint32_t)(*state >> 32) % bound;
+    return (uint32_t)(((random_next(state) >> 32) * bound) >> 32);
+}
+
+/* 1 once in `n` times */
+static inline int random_once_in(uint64_t *state, uint32_t n) {
+    return random_below(state, n) == 0;
 }
 
 #endif
