@@ -31,7 +31,9 @@ static inline uint64_t random_next(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
-static inline uint64_t mix(uint64_t value) { return random_next(&value); }
+static inline uint64_t mix(uint64_t value) {
+    return random_next(&value);
+}
 
 /* 0 <= result < bound */
 static inline uint32_t random_below(uint64_t *state, uint32_t bound) {
