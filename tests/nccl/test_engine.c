@@ -234,11 +234,12 @@ static pst_status launch(engine_rank *self, fake_graph *graph) {
     return pst_zero_after_graph(self->engine);
 }
 
-/* The stand-in of NCCL knows a call by its number, so that a graph of it can be launched once. */
 static pst_status train_as_graph(engine_rank *self) {
     fake_graph *graph = NULL;
-    const pst_status status = capture(self, train, &graph);
-    return status == PST_OK ? launch(self, graph) : status;
+    pst_status status = capture(self, train, &graph);
+    if (status == PST_OK) status = launch(self, graph);
+    if (graph != NULL) fake_cuda_destroy(graph);
+    return status;
 }
 
 static void train_until_steady(engine_rank *self) {
@@ -267,6 +268,12 @@ static pst_status launch_thrice(engine_rank *self, fake_graph *graph) {
     return status;
 }
 
+/* NCCL ends only behind them. */
+static void destroy_graphs(fake_graph *graphs[2]) {
+    for (int i = 0; i < 2; i++)
+        if (graphs[i] != NULL) fake_cuda_destroy(graphs[i]);
+}
+
 /* Two graphs, launched again and again, with eager steps between. */
 static void *train_by_launches(void *argument) {
     engine_rank *self = &engines[((nccl_rank *)argument)->rank];
@@ -279,6 +286,7 @@ static void *train_by_launches(void *argument) {
         if (self->status == PST_OK) self->status = train(self);
     }
     if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
+    destroy_graphs(graphs);
     return NULL;
 }
 
@@ -298,6 +306,7 @@ static void *add_by_launches(void *argument) {
         }
     self->adds = 0;
     if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
+    destroy_graphs(graphs);
     return NULL;
 }
 
@@ -343,11 +352,31 @@ static void train_and_check(nccl_world *world, uint64_t seed, void *(*train_all)
     }
 }
 
+static void *create_reduce(void *argument) {
+    nccl_rank *rank = argument;
+    rank->status =
+        pst_nccl_comm_create(rank->runtime, rank->device, &rank->exchange, &rank->options,
+                             &engines[rank->rank].reduce);
+    return NULL;
+}
+
+/* One for both directions, or one each. */
+static void create_nccls(nccl_world *world, int count) {
+    create_comms(world);
+    if (count > 1) on_ranks(world, RANKS, create_reduce);
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(world->ranks[i].status, PST_OK);
+}
+
 static void steps_as_graphs_are_steps(void **state) {
     nccl_world *world = *state;
     for (uint64_t seed = 1; seed <= 20; seed++) {
-        create_comms(world);
+        create_nccls(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, train_by_turns, 16);
+        create_nccls(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, train_by_launches, 24);
+        create_nccls(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, add_by_launches, 16);
     }
 }
 
@@ -483,6 +512,7 @@ static void *capture_too_early(void *argument) {
     const int is_right = self->status == PST_ESTATE && strstr(text, "train some steps") != NULL;
     (void)pst_zero_end_capture(self->engine);
     (void)fake_cuda_end_capture(native, &graph);
+    fake_cuda_destroy(graph);
     self->status = is_right ? pst_zero_drain(self->engine) : PST_EINVAL;
     if (self->status == PST_OK) self->status = train(self);
     return NULL;
