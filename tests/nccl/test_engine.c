@@ -380,6 +380,68 @@ static void steps_as_graphs_are_steps(void **state) {
     }
 }
 
+/* ---- a rank that stays away ------------------------------------------------------------------- */
+
+static int set_up_with_watchdog(void **state) {
+    return set_up_watched(state, 2000 * MILLISECONDS);
+}
+
+static void *capture_alone(void *argument) {
+    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
+    train_until_steady(self);
+    if (self->status == PST_OK) self->status = capture(self, train, &self->graph);
+    return NULL;
+}
+
+static void capture_on_all(nccl_world *world) {
+    time_waits = 0;
+    create_nccls(world, 2);
+    on_ranks(world, RANKS, build);
+    all_are_well();
+    on_ranks(world, RANKS, capture_alone);
+    all_are_well();
+}
+
+static pst_status runtime_of(nccl_rank *rank) {
+    return pst_runtime_status(rank->runtime);
+}
+
+/* Nobody but the watchdog looks; the stream then goes on, and no more is launched. */
+static void launch_until_overdue(nccl_rank *rank) {
+    engine_rank *self = &engines[rank->rank];
+    assert_int_equal(launch(self, self->graph), PST_OK);
+    assert_int_equal(query(rank), PST_PENDING);
+    assert_int_equal(ask_until(rank, runtime_of, PST_OK), PST_ETIMEDOUT);
+    assert_int_equal(until_over(rank), PST_OK);
+    assert_int_equal(launch(self, self->graph), PST_ETIMEDOUT);
+    (void)pst_runtime_error(rank->runtime, rank->text, sizeof rank->text);
+    if (strstr(rank->text, "graph of a step") == NULL) fail_msg("%s", rank->text);
+}
+
+static void destroy_comms(nccl_rank *rank) {
+    pst_comm **const reduce = &engines[rank->rank].reduce;
+    rank->comm->ops->destroy(rank->comm);
+    (*reduce)->ops->destroy(*reduce);
+    rank->comm = *reduce = NULL;
+}
+
+/* Rank 1 does not launch its graph, and when it does rank 0 has given up. */
+static void graphs_that_a_rank_does_not_launch_end_with_the_deadline(void **state) {
+    nccl_world *world = *state;
+    capture_on_all(world);
+    for (int i = 0; i < RANKS; i++)
+        launch_until_overdue(&world->ranks[i]);
+    assert_int_equal(fake_nccl_live(), 2 * RANKS); /* the graphs are there still */
+    for (int i = 0; i < RANKS; i++)
+        fake_cuda_destroy(engines[i].graph);
+    on_ranks(world, RANKS, destroy);
+    for (int i = 0; i < RANKS; i++) {
+        destroy_comms(&world->ranks[i]);
+        assert_string_equal(world->ranks[i].warning, "");
+    }
+    assert_int_equal(fake_nccl_live(), 0);
+}
+
 /* ---- over copy engines ----------------------------------------------------------------------- */
 
 static void *create_ce(void *argument) {
@@ -596,6 +658,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(hooks_under_capture_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(steps_as_graphs_are_steps, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(graphs_that_a_rank_does_not_launch_end_with_the_deadline,
+                                        set_up_with_watchdog, tear_down),
         cmocka_unit_test_setup_teardown(graphs_over_copy_engines_are_steps, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_graph_of_one_collective_is_launched_again, set_up,
                                         tear_down),
