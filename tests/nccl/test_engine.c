@@ -354,9 +354,8 @@ static void train_and_check(nccl_world *world, uint64_t seed, void *(*train_all)
 
 static void *create_reduce(void *argument) {
     nccl_rank *rank = argument;
-    rank->status =
-        pst_nccl_comm_create(rank->runtime, rank->device, &rank->exchange, &rank->options,
-                             &engines[rank->rank].reduce);
+    rank->status = pst_nccl_comm_create(rank->runtime, rank->device, &rank->exchange,
+                                        &rank->options, &engines[rank->rank].reduce);
     return NULL;
 }
 
@@ -380,7 +379,8 @@ static void steps_as_graphs_are_steps(void **state) {
     }
 }
 
-/* ---- a rank that stays away ------------------------------------------------------------------- */
+/* ---- a rank that stays away -------------------------------------------------------------------
+ */
 
 static int set_up_with_watchdog(void **state) {
     return set_up_watched(state, 2000 * MILLISECONDS);

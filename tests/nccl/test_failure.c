@@ -395,7 +395,8 @@ static void what_nccl_does_not_free_is_in_the_log(void **state) {
     assert_non_null(strstr(world->ranks[1].warning, "failed: invalid argument"));
 }
 
-/* ---- graphs that outlive their communicator --------------------------------------------------- */
+/* ---- graphs that outlive their communicator ---------------------------------------------------
+ */
 
 static void *destroy_comm(void *argument) {
     nccl_rank *rank = argument;

@@ -1,6 +1,6 @@
 /* The communicator's life. NCCL's own ending can block for as long as other kernels of the device
- * run, or CUDA graphs exist that its calls were captured into, so it happens on a thread of its own,
- * for an abort and for destroy alike. */
+ * run, or CUDA graphs exist that its calls were captured into, so it happens on a thread of its
+ * own, for an abort and for destroy alike. */
 #include "ops/comm/nccl/nccl.h"
 
 #include "base/atomic.h"
@@ -96,12 +96,12 @@ static uint64_t end_deadline(const pst__nccl *own) {
     return own->deadline_ns < FINALIZE_NS ? own->deadline_ns : FINALIZE_NS;
 }
 
-/* pst__nccl.end: the thread that ends NCCL and destroy agree on who comes first. When the thread has
- * been left, runtime and device may be gone. */
+/* pst__nccl.end: the thread that ends NCCL and destroy agree on who comes first. When the thread
+ * has been left, runtime and device may be gone. */
 enum { ENDING = 0, ENDED, LEFT };
 
-/* 1 if it was not the other one. Release: what this thread did is seen by who finds it; acquire only
- * because it is one operation for both. */
+/* 1 if it was not the other one. Release: what this thread did is seen by who finds it; acquire
+ * only because it is one operation for both. */
 static int decide(pst__nccl *own, int end) {
     int ending = ENDING;
     return pst__cas_acq_rel(&own->end, &ending, end);
@@ -123,8 +123,8 @@ static void end_nccl(pst__nccl *own) {
     ncclComm_t handle = pst__load_acquire(&own->handle);
     if (handle == NULL) return;
     if (!own->aborts) own->aborts = own->library.ncclCommFinalize(handle) != ncclSuccess;
-    own->end_result = own->aborts ? own->library.ncclCommAbort(handle)
-                                  : own->library.ncclCommDestroy(handle);
+    own->end_result =
+        own->aborts ? own->library.ncclCommAbort(handle) : own->library.ncclCommDestroy(handle);
 }
 
 static void *run_end(void *argument) {

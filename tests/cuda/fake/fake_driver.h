@@ -59,8 +59,8 @@ FAKE_API void fake_cuda_destroy(fake_graph *graph);
 
 /* ---- for stand-ins of other libraries ----------------------------------------------- */
 
-/* A kernel: holds its stream until `is_over` answers 1, which is asked under the driver's lock. In a
- * graph it is asked anew in each launch. */
+/* A kernel: holds its stream until `is_over` answers 1, which is asked under the driver's lock. In
+ * a graph it is asked anew in each launch. */
 FAKE_API CUresult fake_cuda_run(CUstream stream, int (*is_over)(void *argument), void *argument);
 /* 0: `stream` is not captured. 1: `call` comes, under the driver's lock, once the graph that it is
  * captured into is destroyed and has no launch any more. */

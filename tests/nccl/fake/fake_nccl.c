@@ -152,8 +152,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     return fake_nccl_end(result);
 }
 
-/* As NCCL does: raises the flag by which kernels end, waits until they have, and then until no graph
- * has any that could be launched. The structure stays: it is small. */
+/* As NCCL does: raises the flag by which kernels end, waits until they have, and then until no
+ * graph has any that could be launched. The structure stays: it is small. */
 static ncclResult_t end(ncclComm_t comm) {
     if (comm->aborted) return fake_nccl_end(ncclInvalidArgument);
     comm->aborted = 1;

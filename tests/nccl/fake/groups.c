@@ -1,5 +1,6 @@
-/* Calls that move data: collected to a group, which is a kernel in its stream. It runs when all ranks'
- * streams have come to it, or ends without a result by the abort flag; graphs launch it again. */
+/* Calls that move data: collected to a group, which is a kernel in its stream. It runs when all
+ * ranks' streams have come to it, or ends without a result by the abort flag; graphs launch it
+ * again. */
 #include "internal.h"
 
 #include <fake_driver.h>
