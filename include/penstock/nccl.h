@@ -57,9 +57,11 @@ typedef struct pst_nccl_options {
  * - `status` asks NCCL for errors of what is in flight, and compares what the ranks have started;
  *   so does each `start`.
  * - `abort` returns at once; NCCL is ended by a thread made for it, since that can block: a call of
- *   NCCL that blocks has a second left then. PST_EBUSY until it has ended, then PST_OK.
- * - `destroy` gives NCCL the deadline to finish with the peers, and aborts it then; if even that
- *   does not end, it leaves everything as it is, with a warning to the log. */
+ *   NCCL that blocks has a second left then. What runs on the device ends soon, also in launches of
+ *   CUDA graphs. PST_EBUSY until NCCL has ended, which takes that all graphs that its collectives
+ *   were captured into are destroyed; then PST_OK.
+ * - `destroy` gives NCCL twice the deadline to finish with the peers, from an abort on if there was
+ *   one; what has not ended then it leaves as it is, with a warning to the log. */
 PST_API pst_status pst_nccl_comm_create(pst_runtime *runtime, pst_device *device,
                                         const pst_exchange *exchange,
                                         const pst_nccl_options *options, pst_comm **comm);

@@ -234,11 +234,12 @@ static pst_status launch(engine_rank *self, fake_graph *graph) {
     return pst_zero_after_graph(self->engine);
 }
 
-/* The stand-in of NCCL knows a call by its number, so that a graph of it can be launched once. */
 static pst_status train_as_graph(engine_rank *self) {
     fake_graph *graph = NULL;
-    const pst_status status = capture(self, train, &graph);
-    return status == PST_OK ? launch(self, graph) : status;
+    pst_status status = capture(self, train, &graph);
+    if (status == PST_OK) status = launch(self, graph);
+    if (graph != NULL) fake_cuda_destroy(graph);
+    return status;
 }
 
 static void train_until_steady(engine_rank *self) {
@@ -267,6 +268,12 @@ static pst_status launch_thrice(engine_rank *self, fake_graph *graph) {
     return status;
 }
 
+/* NCCL ends only behind them. */
+static void destroy_graphs(fake_graph *graphs[2]) {
+    for (int i = 0; i < 2; i++)
+        if (graphs[i] != NULL) fake_cuda_destroy(graphs[i]);
+}
+
 /* Two graphs, launched again and again, with eager steps between. */
 static void *train_by_launches(void *argument) {
     engine_rank *self = &engines[((nccl_rank *)argument)->rank];
@@ -279,6 +286,7 @@ static void *train_by_launches(void *argument) {
         if (self->status == PST_OK) self->status = train(self);
     }
     if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
+    destroy_graphs(graphs);
     return NULL;
 }
 
@@ -298,6 +306,7 @@ static void *add_by_launches(void *argument) {
         }
     self->adds = 0;
     if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
+    destroy_graphs(graphs);
     return NULL;
 }
 
@@ -343,12 +352,94 @@ static void train_and_check(nccl_world *world, uint64_t seed, void *(*train_all)
     }
 }
 
+static void *create_reduce(void *argument) {
+    nccl_rank *rank = argument;
+    rank->status = pst_nccl_comm_create(rank->runtime, rank->device, &rank->exchange,
+                                        &rank->options, &engines[rank->rank].reduce);
+    return NULL;
+}
+
+/* One for both directions, or one each. */
+static void create_nccls(nccl_world *world, int count) {
+    create_comms(world);
+    if (count > 1) on_ranks(world, RANKS, create_reduce);
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(world->ranks[i].status, PST_OK);
+}
+
 static void steps_as_graphs_are_steps(void **state) {
     nccl_world *world = *state;
     for (uint64_t seed = 1; seed <= 20; seed++) {
-        create_comms(world);
+        create_nccls(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, train_by_turns, 16);
+        create_nccls(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, train_by_launches, 24);
+        create_nccls(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, add_by_launches, 16);
     }
+}
+
+/* ---- a rank that stays away -------------------------------------------------------------------
+ */
+
+static int set_up_with_watchdog(void **state) {
+    return set_up_watched(state, 2000 * MILLISECONDS);
+}
+
+static void *capture_alone(void *argument) {
+    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
+    train_until_steady(self);
+    if (self->status == PST_OK) self->status = capture(self, train, &self->graph);
+    return NULL;
+}
+
+static void capture_on_all(nccl_world *world) {
+    time_waits = 0;
+    create_nccls(world, 2);
+    on_ranks(world, RANKS, build);
+    all_are_well();
+    on_ranks(world, RANKS, capture_alone);
+    all_are_well();
+}
+
+static pst_status runtime_of(nccl_rank *rank) {
+    return pst_runtime_status(rank->runtime);
+}
+
+/* Nobody but the watchdog looks; the stream then goes on, and no more is launched. */
+static void launch_until_overdue(nccl_rank *rank) {
+    engine_rank *self = &engines[rank->rank];
+    assert_int_equal(launch(self, self->graph), PST_OK);
+    assert_int_equal(query(rank), PST_PENDING);
+    assert_int_equal(ask_until(rank, runtime_of, PST_OK), PST_ETIMEDOUT);
+    assert_int_equal(until_over(rank), PST_OK);
+    assert_int_equal(launch(self, self->graph), PST_ETIMEDOUT);
+    (void)pst_runtime_error(rank->runtime, rank->text, sizeof rank->text);
+    if (strstr(rank->text, "graph of a step") == NULL) fail_msg("%s", rank->text);
+}
+
+static void destroy_comms(nccl_rank *rank) {
+    pst_comm **const reduce = &engines[rank->rank].reduce;
+    rank->comm->ops->destroy(rank->comm);
+    (*reduce)->ops->destroy(*reduce);
+    rank->comm = *reduce = NULL;
+}
+
+/* Rank 1 does not launch its graph, and when it does rank 0 has given up. */
+static void graphs_that_a_rank_does_not_launch_end_with_the_deadline(void **state) {
+    nccl_world *world = *state;
+    capture_on_all(world);
+    for (int i = 0; i < RANKS; i++)
+        launch_until_overdue(&world->ranks[i]);
+    assert_int_equal(fake_nccl_live(), 2 * RANKS); /* the graphs are there still */
+    for (int i = 0; i < RANKS; i++)
+        fake_cuda_destroy(engines[i].graph);
+    on_ranks(world, RANKS, destroy);
+    for (int i = 0; i < RANKS; i++) {
+        destroy_comms(&world->ranks[i]);
+        assert_string_equal(world->ranks[i].warning, "");
+    }
+    assert_int_equal(fake_nccl_live(), 0);
 }
 
 /* ---- over copy engines ----------------------------------------------------------------------- */
@@ -483,6 +574,7 @@ static void *capture_too_early(void *argument) {
     const int is_right = self->status == PST_ESTATE && strstr(text, "train some steps") != NULL;
     (void)pst_zero_end_capture(self->engine);
     (void)fake_cuda_end_capture(native, &graph);
+    fake_cuda_destroy(graph);
     self->status = is_right ? pst_zero_drain(self->engine) : PST_EINVAL;
     if (self->status == PST_OK) self->status = train(self);
     return NULL;
@@ -566,6 +658,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(hooks_under_capture_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(steps_as_graphs_are_steps, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(graphs_that_a_rank_does_not_launch_end_with_the_deadline,
+                                        set_up_with_watchdog, tear_down),
         cmocka_unit_test_setup_teardown(graphs_over_copy_engines_are_steps, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_graph_of_one_collective_is_launched_again, set_up,
                                         tear_down),

@@ -395,6 +395,52 @@ static void what_nccl_does_not_free_is_in_the_log(void **state) {
     assert_non_null(strstr(world->ranks[1].warning, "failed: invalid argument"));
 }
 
+/* ---- graphs that outlive their communicator ---------------------------------------------------
+ */
+
+static void *destroy_comm(void *argument) {
+    nccl_rank *rank = argument;
+    rank->comm->ops->destroy(rank->comm);
+    rank->comm = NULL;
+    return NULL;
+}
+
+static fake_graph *capture_reduce(nccl_rank *rank) {
+    const pst_collective reduce = reduce_of(rank);
+    fake_graph *graph = NULL;
+    fake_cuda_begin_capture(pst_cuda_stream(rank->stream));
+    assert_int_equal(start(rank, &reduce), PST_OK);
+    assert_int_equal(fake_cuda_end_capture(pst_cuda_stream(rank->stream), &graph), CUDA_SUCCESS);
+    return graph;
+}
+
+/* It is left, and ends when the last graph has gone: runtime and device may have gone before. */
+static void destroy_leaves_a_communicator_that_graphs_hold(void **state) {
+    nccl_world *world = *state;
+    fake_graph *graphs[RANKS];
+    const uint64_t end = pst__now() + PATIENCE;
+    set_deadline(world, 2000 * MILLISECONDS);
+    create_comms(world);
+    for (int i = 0; i < RANKS; i++)
+        graphs[i] = capture_reduce(&world->ranks[i]);
+    assert_int_equal(abort_as_timed_out(&world->ranks[0]), PST_EBUSY); /* the other one finalizes */
+    on_ranks(world, RANKS, destroy_comm);
+    for (int i = 0; i < RANKS; i++) {
+        assert_non_null(strstr(world->ranks[i].warning, "NCCL does not end; its memory stays"));
+        assert_non_null(strstr(world->ranks[i].warning, "CUDA graphs"));
+        close_nccl_rank(&world->ranks[i]);
+        memset(&world->ranks[i], 0, sizeof world->ranks[i]);
+    }
+    assert_int_equal(fake_nccl_live(), RANKS);
+    for (int i = 0; i < RANKS; i++)
+        fake_cuda_destroy(graphs[i]);
+    while (fake_nccl_live() > 0 && pst__now() < end)
+        (void)nanosleep(&(struct timespec){0, 100000}, NULL);
+    assert_int_equal(fake_nccl_live(), 0);
+    for (int i = 0; i < RANKS; i++)
+        assert_int_equal(open_nccl_rank(world, i), 0); /* for the end of the test */
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
@@ -417,6 +463,7 @@ int main(void) {
         TEST(destroy_finalizes),
         TEST(whichever_way_it_is_closed_nothing_is_left),
         TEST(what_nccl_does_not_free_is_in_the_log),
+        TEST(destroy_leaves_a_communicator_that_graphs_hold),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

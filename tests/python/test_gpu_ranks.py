@@ -85,9 +85,10 @@ def step_until_gone(communicator, number):
             train(batch(step, rank)).item()
     except PenstockError as error:
         found = error.status, str(error)
-    seconds = time.monotonic() - begin
-    if rank == 0 and number == signal.SIGSTOP:
-        os.kill(pids[1], signal.SIGCONT)
+    finally:
+        seconds = time.monotonic() - begin
+        if rank == 0 and number == signal.SIGSTOP:
+            os.kill(pids[1], signal.SIGCONT)
     penstock.close(model)  # nothing on the device is left that waits
     torch.cuda.synchronize()
     return *found, runs, seconds

@@ -123,9 +123,18 @@ class _Step:
         if graph is None and self._may_capture(signature, makers):
             graph = self._capture(leaves, structure, signature, makers)
         if graph is not None:
-            return graph.launch(self._engine, leaves)
+            return self._launch(graph, leaves)
         self._note((signature, makers))
         return self._function(*args, **kwargs)
+
+    def _launch(self, graph: _Graph, leaves: list[Any]) -> Any:
+        try:
+            return graph.launch(self._engine, leaves)
+        except PenstockError as error:
+            if error.status != "ESTATE":  # the engine has failed, and NCCL ends only behind graphs
+                self._is_eager = True
+                self.drop_graphs()
+            raise
 
     def drop_graphs(self) -> None:
         """Destroy all graphs, which are captured anew where the model goes on."""

@@ -1,5 +1,6 @@
 /* The communicator's life. NCCL's own ending can block for as long as other kernels of the device
- * run, so it happens on a thread of its own, for an abort and for destroy alike. */
+ * run, or CUDA graphs exist that its calls were captured into, so it happens on a thread of its
+ * own, for an abort and for destroy alike. */
 #include "ops/comm/nccl/nccl.h"
 
 #include "base/atomic.h"
@@ -95,24 +96,35 @@ static uint64_t end_deadline(const pst__nccl *own) {
     return own->deadline_ns < FINALIZE_NS ? own->deadline_ns : FINALIZE_NS;
 }
 
-/* NCCL has freed what it had, or says that it has not. */
-static void note_ended(pst__nccl *own, ncclResult_t result, const char *call) {
-    if (result == ncclSuccess) return;
-    pst__log(pst__runtime_error(own->runtime), PST_LOG_WARNING,
-             "rank %d, communicator '%s': %s failed: %s; its memory may stay with NCCL",
-             own->comm.rank, own->name, call, own->library.ncclGetErrorString(result));
+/* pst__nccl.end: the thread that ends NCCL and destroy agree on who comes first. When the thread
+ * has been left, runtime and device may be gone. */
+enum { ENDING = 0, ENDED, LEFT };
+
+/* 1 if it was not the other one. Release: what this thread did is seen by who finds it; acquire
+ * only because it is one operation for both. */
+static int decide(pst__nccl *own, int end) {
+    int ending = ENDING;
+    return pst__cas_acq_rel(&own->end, &ending, end);
 }
 
+/* NCCL has freed what it had, or says that it has not. */
+static void note_ended(pst__nccl *own) {
+    if (own->end_result == ncclSuccess) return;
+    pst__log(pst__runtime_error(own->runtime), PST_LOG_WARNING,
+             "rank %d, communicator '%s': %s failed: %s; its memory may stay with NCCL",
+             own->comm.rank, own->name, own->aborts ? "ncclCommAbort" : "ncclCommDestroy",
+             own->library.ncclGetErrorString(own->end_result));
+}
+
+/* An abort first of all has kernels end that run. */
 static void end_nccl(pst__nccl *own) {
     /* NCCL writes it early in ncclCommInitRankConfig, which may block just now: so not read
      * plainly, although the other side is NCCL's plain store. */
     ncclComm_t handle = pst__load_acquire(&own->handle);
     if (handle == NULL) return;
-    if (!own->aborts && own->library.ncclCommFinalize(handle) == ncclSuccess) {
-        note_ended(own, own->library.ncclCommDestroy(handle), "ncclCommDestroy");
-        return;
-    }
-    note_ended(own, own->library.ncclCommAbort(handle), "ncclCommAbort");
+    if (!own->aborts) own->aborts = own->library.ncclCommFinalize(handle) != ncclSuccess;
+    own->end_result =
+        own->aborts ? own->library.ncclCommAbort(handle) : own->library.ncclCommDestroy(handle);
 }
 
 static void *run_end(void *argument) {
@@ -122,32 +134,40 @@ static void *run_end(void *argument) {
     /* Who is inside leaves as soon as NCCL answers, which may be never, if NCCL blocks: then
      * ncclCommAbort is what ends that call too. */
     wait_empty(own, BLOCKED_NS);
-    pst_status entered = pst__cuda_enter(pst__cuda_of(own->device), &previous);
+    (void)pst__cuda_enter(pst__cuda_of(own->device), &previous); /* until the thread ends */
     end_nccl(own);
-    if (entered == PST_OK) pst__cuda_leave(pst__cuda_of(own->device), previous);
-    pst__store_release(&own->ended, 1); /* pairs with has_ended; the last look at `own` */
+    (void)decide(own, ENDED); /* the last look at `own` */
     return NULL;
 }
 
 /* 1 when nothing of NCCL touches memory any more, and no thread `own`. */
 static int has_ended(pst__nccl *own) {
-    /* Acquire: pairs with the store in run_end, and with that of the connecting thread. */
-    return pst__load_acquire(&own->ended) && !pst__load_acquire(&own->connecting);
+    /* Acquire: pairs with what run_end decides, and with the store of the connecting thread. */
+    return pst__load_acquire(&own->end) == ENDED && !pst__load_acquire(&own->connecting);
 }
 
 /* Called once, by whoever has closed the gate. */
 static void begin_end(pst__nccl *own, int aborts) {
     pthread_t thread;
     own->aborts = aborts;
+    pst__store_relaxed(&own->end_began, pst__now()); /* a time alone: nothing is ordered by it */
     if (pst__thread_start(&thread, run_end, own) == 0) return;
     pst__log(pst__runtime_error(own->runtime), PST_LOG_WARNING,
              "rank %d, communicator '%s': no thread to end NCCL; it stays", own->comm.rank,
              own->name);
 }
 
+/* No error of the runtime: whoever aborts has said why. */
+static void note_abort(pst__nccl *own, pst_status status, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    (void)pst__failure_set(&own->failure, status, format, arguments);
+    va_end(arguments);
+}
+
 pst_status pst__nccl_abort(pst__nccl *own, pst_status status) {
     if (close_gate(own)) {
-        (void)pst__nccl_fail(own, status, "aborted: %s", pst_status_text(status));
+        note_abort(own, status, "aborted: %s", pst_status_text(status));
         begin_end(own, 1);
     }
     return has_ended(own) ? PST_OK : PST_EBUSY;
@@ -234,21 +254,31 @@ static void finish_audit(pst__nccl *own) {
         (void)nanosleep(&(struct timespec){0, NAP_NS}, NULL);
 }
 
+/* Time for a call that blocks, to finalize, and to abort, since that has begun: so several
+ * communicators are not waited for one after the other. */
+static void wait_ended(pst__nccl *own) {
+    const uint64_t now = pst__now(), began = pst__load_relaxed(&own->end_began); /* see begin_end */
+    uint64_t until = (began == 0 ? now : began) + BLOCKED_NS + 2 * end_deadline(own);
+    if (until < now + BLOCKED_NS) until = now + BLOCKED_NS;
+    while (!has_ended(own) && pst__now() < until)
+        (void)nanosleep(&(struct timespec){0, NAP_NS}, NULL);
+}
+
 static void nccl_destroy(pst_comm *comm) {
     pst__nccl *own = nccl_of(comm);
     finish_audit(own);
     if (close_gate(own)) /* after an error NCCL would wait for ever */
         begin_end(own, pst__failure_status(&own->failure) != PST_OK);
-    /* Time for a call that blocks, to finalize, and to abort. */
-    uint64_t until = pst__now() + BLOCKED_NS + 2 * end_deadline(own);
-    while (!has_ended(own) && pst__now() < until)
-        (void)nanosleep(&(struct timespec){0, NAP_NS}, NULL);
-    if (!has_ended(own)) { /* its thread still needs all this: let it be */
+    wait_ended(own);
+    if (!has_ended(own) && (decide(own, LEFT) || !has_ended(own))) { /* its threads need it */
         pst__log(pst__runtime_error(own->runtime), PST_LOG_WARNING,
-                 "rank %d, communicator '%s': NCCL does not end; its memory stays", comm->rank,
-                 own->name);
+                 "rank %d, communicator '%s': NCCL does not end; its memory stays. It waits for "
+                 "CUDA graphs with its collectives, which are to be destroyed before, or for ranks "
+                 "that have not ended theirs",
+                 comm->rank, own->name);
         return;
     }
+    note_ended(own);
     nccl_free(own);
 }
 

@@ -33,9 +33,11 @@ typedef struct pst__nccl {
     uint32_t gate; /* who may call NCCL with `handle`; see pst__nccl_enter */
     pst__failure failure;
 
-    int connecting; /* a thread connects the ranks */
-    int ended;      /* a thread has ended NCCL's communicator */
-    int aborts;     /* by ncclCommAbort */
+    int connecting;          /* a thread connects the ranks */
+    int end;                 /* of NCCL's communicator: see nccl.c */
+    uint64_t end_began;      /* pst__now(); 0: not yet */
+    int aborts;              /* it ends by ncclCommAbort */
+    ncclResult_t end_result; /* of the call that has ended it */
     ncclConfig_t config;
     ncclUniqueId id;
     pst__nccl_trial trial;

@@ -54,5 +54,18 @@ typedef struct fake_graph fake_graph;
 FAKE_API void fake_cuda_begin_capture(CUstream stream);
 FAKE_API CUresult fake_cuda_end_capture(CUstream stream, fake_graph **graph);
 FAKE_API void fake_cuda_launch(fake_graph *graph, CUstream stream);
+/* What is launched runs to its end. */
+FAKE_API void fake_cuda_destroy(fake_graph *graph);
+
+/* ---- for stand-ins of other libraries ----------------------------------------------- */
+
+/* A kernel: holds its stream until `is_over` answers 1, which is asked under the driver's lock. In
+ * a graph it is asked anew in each launch. */
+FAKE_API CUresult fake_cuda_run(CUstream stream, int (*is_over)(void *argument), void *argument);
+/* 0: `stream` is not captured. 1: `call` comes, under the driver's lock, once the graph that it is
+ * captured into is destroyed and has no launch any more. */
+FAKE_API int fake_cuda_at_destroy(CUstream stream, void (*call)(void *argument), void *argument);
+/* Runs what can, as a question would. */
+FAKE_API void fake_cuda_poll(void);
 
 #endif

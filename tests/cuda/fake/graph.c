@@ -7,11 +7,19 @@ typedef struct node {
     int is_joined;
 } node;
 
-/* It stays: events and launches name it. */
+typedef struct destructor {
+    struct destructor *next;
+    void (*call)(void *argument);
+    void *argument;
+} destructor;
+
+/* The structure stays: events name it. */
 struct fake_graph {
     fake_graph *next;
     node *nodes;
     int count;
+    int references; /* handles, and launches that are under way */
+    destructor *destructors;
 };
 
 /* What a launch has still to do. */
@@ -28,7 +36,29 @@ fake_graph *fake_graph_create(void) {
     fake_graph *graph = calloc(1, sizeof *graph);
     if (graph == NULL) abort();
     graph->next = all;
+    graph->references = 1;
     return all = graph;
+}
+
+void fake_graph_retain(fake_graph *graph) {
+    graph->references++;
+}
+
+void fake_graph_release(fake_graph *graph) {
+    if (--graph->references > 0) return;
+    for (destructor *at = graph->destructors, *next; at != NULL; at = next) {
+        next = at->next;
+        at->call(at->argument);
+        free(at);
+    }
+    graph->destructors = NULL;
+}
+
+void fake_graph_at_destroy(fake_graph *graph, void (*call)(void *argument), void *argument) {
+    destructor *added = calloc(1, sizeof *added);
+    if (added == NULL) abort();
+    *added = (destructor){graph->destructors, call, argument};
+    graph->destructors = added;
 }
 
 void fake_branch_begin(fake_branch *branch, fake_graph *graph) {
@@ -105,13 +135,16 @@ static int run_launch(operation *self) {
     fake_launch *launch = self->owned;
     while (launch->left > 0 && run_any(launch))
         continue;
-    return launch->left == 0;
+    if (launch->left > 0) return 0;
+    fake_graph_release(launch->graph);
+    return 1;
 }
 
 operation fake_graph_launch(fake_graph *graph, size_t (*random_below)(size_t limit)) {
     fake_launch *launch = calloc(1, sizeof *launch + (size_t)graph->count);
     if (launch == NULL) abort();
     launch->graph = graph;
+    fake_graph_retain(graph);
     launch->left = (size_t)graph->count;
     launch->random_below = random_below;
     return (operation){.run = run_launch, .owned = launch};

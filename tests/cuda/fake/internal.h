@@ -67,6 +67,10 @@ typedef struct operation {
         struct {
             void (*run)(const void *arguments);
         } kernel;
+        struct {
+            int (*is_over)(void *argument);
+            void *argument;
+        } foreign;
     } of;
 } operation;
 
@@ -89,7 +93,11 @@ typedef struct fake_branch {
 void fake_branch_begin(fake_branch *branch, fake_graph *graph);
 CUresult fake_branch_add(fake_branch *branch, const operation *made);
 CUresult fake_branch_wait(fake_branch *branch, int node);
+/* With one reference; without any, what was to be called then has been. */
 fake_graph *fake_graph_create(void);
+void fake_graph_retain(fake_graph *graph);
+void fake_graph_release(fake_graph *graph);
+void fake_graph_at_destroy(fake_graph *graph, void (*call)(void *argument), void *argument);
 /* CUDA_ERROR_STREAM_CAPTURE_UNJOINED: a node is not before the end of this branch. */
 CUresult fake_graph_end(const fake_branch *origin);
 /* A launch: all nodes, in a random order that their edges and what they wait for allow. */

@@ -178,6 +178,32 @@ CUresult CUDAAPI cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argu
     return fake_end(fake_enqueue(stream, &made));
 }
 
+/* ---- for stand-ins of other libraries ------------------------------------------------ */
+
+static int is_over(operation *self) {
+    return self->of.foreign.is_over(self->of.foreign.argument);
+}
+
+CUresult fake_cuda_run(CUstream stream, int (*over)(void *argument), void *argument) {
+    CUresult result = fake_enter("run", stream, 0);
+    const operation made = {.run = is_over, .of.foreign = {over, argument}};
+    return result == CUDA_SUCCESS ? fake_end(fake_enqueue(stream, &made)) : result;
+}
+
+int fake_cuda_at_destroy(CUstream stream, void (*call)(void *argument), void *argument) {
+    CUresult result = fake_enter("at destroy", stream, 0);
+    fake_graph *graph = resolve(stream)->branch.graph;
+    if (graph != NULL) fake_graph_at_destroy(graph, call, argument);
+    if (result == CUDA_SUCCESS) fake_leave();
+    return graph != NULL;
+}
+
+void fake_cuda_poll(void) {
+    CUresult result = fake_enter("poll", NULL, 0);
+    run();
+    if (result == CUDA_SUCCESS) fake_leave();
+}
+
 /* ---- graphs ------------------------------------------------------------------------- */
 
 static fake_graph *open_graphs[8]; /* those that streams are captured into now */
@@ -217,6 +243,12 @@ void fake_cuda_launch(fake_graph *graph, CUstream stream) {
     if (result == CUDA_SUCCESS) fake_leave();
 }
 
+void fake_cuda_destroy(fake_graph *graph) {
+    CUresult result = fake_enter("destroy", NULL, 0);
+    fake_graph_release(graph);
+    if (result == CUDA_SUCCESS) fake_leave();
+}
+
 /* The driver's own calls for these, as programs have them. */
 
 CUresult CUDAAPI cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
@@ -231,9 +263,11 @@ CUresult CUDAAPI cuStreamEndCapture(CUstream stream, CUgraph *graph) {
 
 CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *executable, CUgraph graph,
                                              unsigned long long flags) {
+    CALL(cuGraphInstantiateWithFlags, NULL);
     (void)flags;
+    fake_graph_retain((fake_graph *)(void *)graph);
     *executable = (CUgraphExec)(void *)graph;
-    return CUDA_SUCCESS;
+    return fake_end(CUDA_SUCCESS);
 }
 
 CUresult CUDAAPI cuGraphLaunch(CUgraphExec executable, CUstream stream) {
@@ -242,12 +276,12 @@ CUresult CUDAAPI cuGraphLaunch(CUgraphExec executable, CUstream stream) {
 }
 
 CUresult CUDAAPI cuGraphDestroy(CUgraph graph) {
-    (void)graph; /* it stays; see graph.c */
+    fake_cuda_destroy((fake_graph *)(void *)graph);
     return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec executable) {
-    (void)executable;
+    fake_cuda_destroy((fake_graph *)(void *)executable);
     return CUDA_SUCCESS;
 }
 

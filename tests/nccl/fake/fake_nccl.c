@@ -1,6 +1,7 @@
 /* Calls, faults, communicators. */
 #include "internal.h"
 
+#include <fake_driver.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -139,21 +140,32 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *result) {
     return fake_nccl_end(ncclSuccess);
 }
 
-ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-    ENTER(ncclCommFinalize);
-    return fake_nccl_end(fake_nccl_answer(comm, "ncclCommFinalize"));
+static void wait_for_graphs(ncclComm_t comm) {
+    while (comm->captured > 0)
+        pause_unlocked();
 }
 
-/* What waits in streams goes on: nobody moves its data any more. The structure stays: it is small,
- * and operations in streams know it. Gives the lock back. */
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+    ENTER(ncclCommFinalize);
+    const ncclResult_t result = fake_nccl_answer(comm, "ncclCommFinalize");
+    if (result == ncclSuccess) wait_for_graphs(comm);
+    return fake_nccl_end(result);
+}
+
+/* As NCCL does: raises the flag by which kernels end, waits until they have, and then until no
+ * graph has any that could be launched. The structure stays: it is small. */
 static ncclResult_t end(ncclComm_t comm) {
-    if (comm->ended) return fake_nccl_end(ncclInvalidArgument);
-    comm->ended = comm->aborted = 1;
-    fake_nccl_release(comm);
+    if (comm->aborted) return fake_nccl_end(ncclInvalidArgument);
+    comm->aborted = 1;
+    while (comm->unfinished > 0 || comm->running != NULL) {
+        fake_nccl_leave();
+        fake_cuda_poll();
+        fake_nccl_lock();
+        pause_unlocked();
+    }
+    wait_for_graphs(comm);
     live--;
-    fake_nccl_leave();
-    fake_nccl_unregister(comm);
-    return ncclSuccess;
+    return fake_nccl_end(ncclSuccess);
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {

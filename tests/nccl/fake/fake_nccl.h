@@ -1,6 +1,7 @@
 /* NCCL without a GPU: libfakenccl.so answers NCCL's calls for ranks that are threads of this
  * process, over the fake driver's streams and memory. A group that all ranks have issued and whose
- * place in their streams has come moves the data; before, the streams wait.
+ * place in their streams has come moves the data; before, the streams wait. An abort lets them go
+ * on, with rubbish. A communicator ends when no graph is left that its groups were captured into.
  *
  * These functions are the tests' side. A program links with the library and gives FAKE_NCCL_PATH to
  * pst_nccl_options: both are the same object. Any thread; the state is the process's. */

@@ -1,36 +1,14 @@
-/* Calls that move data: collected to a group, and run when all ranks' streams have come to it. */
+/* Calls that move data: collected to a group, which is a kernel in its stream. It runs when all
+ * ranks' streams have come to it, or ends without a result by the abort flag; graphs launch it
+ * again. */
 #include "internal.h"
 
-#include "sched/cuda/driver.h"
-
+#include <fake_driver.h>
 #include <stdio.h>
-#include <unistd.h>
 
 static _Thread_local int depth;
 static _Thread_local fake_group *open;
 static size_t mismatches;
-
-/* Of the fake driver, as its table has them. */
-static PFN_cuLaunchHostFunc_v10000 launch_host;
-static PFN_cuStreamWaitValue32_v11070 wait_value;
-static PFN_cuMemHostRegister_v6050 register_host;
-static PFN_cuMemHostUnregister_v4000 unregister_host;
-
-CUresult CUDAAPI fake_driver_entry(const char *name, void **entry, int version,
-                                   cuuint64_t flags) __asm__("cuGetProcAddress");
-
-static void find(const char *name, int version, void *entry) {
-    void *found = NULL;
-    if (fake_driver_entry(name, &found, version, 0) != CUDA_SUCCESS) abort();
-    memcpy(entry, &found, sizeof found);
-}
-
-static void find_all(void) {
-    find("cuLaunchHostFunc", 10000, &launch_host);
-    find("cuStreamWaitValue32", 11070, &wait_value);
-    find("cuMemHostRegister", 6050, &register_host);
-    find("cuMemHostUnregister", 4000, &unregister_host);
-}
 
 int fake_nccl_open_groups(void) {
     return depth;
@@ -43,36 +21,7 @@ size_t fake_nccl_mismatches(void) {
     return found;
 }
 
-/* ---- in stream order, under the driver's lock ------------------------------------------------ */
-
-void fake_nccl_release(ncclComm_t comm) {
-    if (comm->flag != NULL) __atomic_store_n(comm->flag, 0x7fffffffu, __ATOMIC_RELEASE);
-}
-
-/* The page itself stays: operations in streams may still look at it. */
-void fake_nccl_unregister(ncclComm_t comm) {
-    fake_nccl_lock();
-    uint32_t *flag = comm->flag;
-    fake_nccl_leave();
-    if (flag != NULL && unregister_host(flag) != CUDA_SUCCESS) abort();
-}
-
-static fake_group *group_of(ncclComm_t comm, uint32_t number) {
-    fake_group *group = comm->groups;
-    while (group != NULL && group->number != number)
-        group = group->next;
-    return group;
-}
-
-static void forget(ncclComm_t comm, uint32_t number) {
-    fake_group **link = &comm->groups;
-    while (*link != NULL && (*link)->number != number)
-        link = &(*link)->next;
-    if (*link == NULL) return;
-    fake_group *group = *link;
-    *link = group->next;
-    free(group);
-}
+/* ---- kernels, under the driver's lock -------------------------------------------------------- */
 
 /* The last rank that comes to a group does it for all. */
 static void move(fake_world *world, uint32_t number) {
@@ -80,64 +29,63 @@ static void move(fake_world *world, uint32_t number) {
     for (int rank = 0; rank < world->size; rank++) {
         ncclComm_t comm = world->ranks[rank];
         if (comm == NULL || comm->aborted || comm->arrived < number) return;
-        groups[rank] = group_of(comm, number);
+        groups[rank] = comm->running;
     }
     if (!fake_nccl_move(groups, world->size)) mismatches++;
     world->moved = number;
-    for (int rank = 0; rank < world->size; rank++) {
-        forget(world->ranks[rank], number);
-        /* Release: pairs with the acquire of the driver, whose stream then sees the data. */
-        __atomic_store_n(world->ranks[rank]->flag, number, __ATOMIC_RELEASE);
-    }
 }
 
-static void arrive(void *argument) {
+/* Of one communicator one kernel runs behind the other, whatever streams they are in. */
+static void begin(fake_group *group) {
+    ncclComm_t comm = group->comm;
+    if (comm->running != NULL) return;
+    comm->running = group;
+    group->number = ++comm->arrived;
+    move(comm->world, group->number);
+}
+
+static void end(fake_group *group) {
+    ncclComm_t comm = group->comm;
+    if (comm->running == group) comm->running = NULL;
+    if (comm->world->moved < group->number) fake_nccl_spoil(group);
+    group->number = 0;
+    if (group->is_captured) return;
+    comm->unfinished--;
+    free(group);
+}
+
+static int run(void *argument) {
+    fake_group *group = argument;
+    const ncclComm_t comm = group->comm;
+    fake_nccl_lock();
+    if (group->number == 0 && !comm->aborted) begin(group);
+    const int is_over =
+        comm->aborted || (group->number != 0 && comm->world->moved >= group->number);
+    if (is_over) end(group);
+    fake_nccl_leave();
+    return is_over;
+}
+
+/* The graph that it is captured into has gone. */
+static void reclaim(void *argument) {
     fake_group *group = argument;
     fake_nccl_lock();
-    if (!group->comm->aborted) {
-        group->comm->arrived = group->number;
-        move(group->comm->world, group->number);
-    }
+    group->comm->captured--;
     fake_nccl_leave();
+    free(group);
 }
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
-/* The driver takes its own lock, so ours is not held here. */
-static uint32_t *flag_of(ncclComm_t comm) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    (void)pthread_once(&once, find_all);
-    fake_nccl_lock();
-    uint32_t *flag = comm->flag;
-    fake_nccl_leave();
-    if (flag != NULL) return flag;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    void *memory = NULL;
-    if (posix_memalign(&memory, page, page) != 0) abort();
-    memset(memory, 0, page);
-    if (register_host(memory, page, 0) != CUDA_SUCCESS) abort();
-    fake_nccl_lock();
-    comm->flag = memory;
-    int ended = comm->ended; /* meanwhile, by another thread */
-    fake_nccl_leave();
-    if (ended) fake_nccl_unregister(comm);
-    return memory;
-}
-
 static ncclResult_t issue(fake_group *group) {
-    ncclComm_t comm = group->comm;
-    cudaStream_t stream = group->stream; /* the group may be done and gone before its wait is in */
-    uint32_t *flag = flag_of(comm);
+    const ncclComm_t comm = group->comm;
+    const CUstream stream = group->stream; /* the group may be done and gone soon */
+    group->is_captured = fake_cuda_at_destroy(stream, reclaim, group);
     fake_nccl_lock();
-    group->number = ++comm->issued;
-    group->next = comm->groups;
-    comm->groups = group;
-    uint32_t number = group->number;
+    comm->captured += (size_t)group->is_captured;
+    comm->unfinished += (size_t)!group->is_captured;
     fake_nccl_leave();
-    if (launch_host(stream, arrive, group) != CUDA_SUCCESS ||
-        wait_value(stream, (CUdeviceptr)(uintptr_t)flag, number, CU_STREAM_WAIT_VALUE_GEQ) !=
-            CUDA_SUCCESS)
-        return ncclUnhandledCudaError;
+    if (fake_cuda_run(stream, run, group) != CUDA_SUCCESS) return ncclUnhandledCudaError;
     fake_nccl_lock();
     return fake_nccl_end(fake_nccl_answer(comm, "ncclGroupEnd"));
 }

@@ -36,9 +36,9 @@ typedef struct fake_call {
 typedef struct fake_group {
     ncclComm_t comm;
     cudaStream_t stream;
-    uint32_t number; /* from 1, by communicator */
+    int is_captured;
+    uint32_t number; /* while it runs: from 1, by communicator; 0 */
     size_t count;
-    struct fake_group *next;
     fake_call calls[FAKE_CALLS];
 } fake_group;
 
@@ -52,10 +52,10 @@ typedef struct fake_world {
 
 struct ncclComm {
     fake_world *world;
-    int rank, hangs, aborted, ended;
-    uint32_t issued, arrived;
-    uint32_t *flag; /* the streams wait until it is at their group's number; registered memory */
-    fake_group *groups;
+    int rank, hangs, aborted;
+    uint32_t arrived; /* how many groups have begun to run */
+    fake_group *running;
+    size_t unfinished, captured; /* groups: in streams, in graphs that are not destroyed */
 };
 
 /* ---- fake_nccl.c ----------------------------------------------------------------------------- */
@@ -86,16 +86,11 @@ static inline void *fake_nccl_zeroed(size_t bytes) {
     return memory;
 }
 
-/* ---- groups.c -------------------------------------------------------------------------------- */
-
-/* Under the lock: lets the streams go on that wait for groups of it. */
-void fake_nccl_release(ncclComm_t comm);
-/* Not under the lock: what the driver was told of for it is given back. */
-void fake_nccl_unregister(ncclComm_t comm);
-
 /* ---- move.c ---------------------------------------------------------------------------------- */
 
 /* Under the lock: does what the ranks' groups say, each at its rank; 0 if they do not match. */
 int fake_nccl_move(fake_group *const *groups, int size);
+/* Under the lock: what a kernel leaves that was aborted. */
+void fake_nccl_spoil(const fake_group *group);
 
 #endif

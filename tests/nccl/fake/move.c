@@ -161,3 +161,12 @@ int fake_nccl_move(fake_group *const *groups, int size) {
         if (!collective(groups, size, i)) return 0;
     return 1;
 }
+
+void fake_nccl_spoil(const fake_group *group) {
+    for (size_t i = 0; i < group->count; i++) {
+        const fake_call *call = &group->calls[i];
+        const size_t times = call->kind == FAKE_ALL_GATHER ? (size_t)group->comm->world->size : 1;
+        if (call->destination != NULL)
+            memset(call->destination, 0xa5, call->count * size_of(call->type) * times);
+    }
+}
