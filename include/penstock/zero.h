@@ -17,13 +17,14 @@
  *
  * One thread at a time calls an engine (which one may change). Only wait, end_backward and seal
  * block; a binding drops its interpreter's lock around them. Every choice of a collective depends
- * on the order of these calls and on sizes, never on time or on local memory, so that it is the
- * same on all ranks.
+ * on the order of these calls and on sizes, and a plan's also on times and budgets that the ranks
+ * have agreed on, never on a rank's own, so that it is the same on all of them.
  *
  * On an asynchronous device all of this is in the order of the compute stream: what a call says of
  * memory holds for what the stream is given after it. There `wait` and a backward block until
  * collectives are launched, never until they are over, with these exceptions, in which a backward
- * that reduces waits on the host for what all ranks had in it: passes without a plan; as long as a
+ * that reduces waits on the host for what all ranks had in it: passes without a plan (their end
+ * waits for the ranks' times, too, and in stage 3 for compute, for at most two seconds); as long as a
  * trainable parameter that the forward used had no gradient on any rank, or a group's gradients
  * were reported more than once; and when the host is three such backwards ahead of the device.
  */
