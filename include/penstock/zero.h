@@ -24,8 +24,8 @@
  * memory holds for what the stream is given after it. There `wait` and a backward block until
  * collectives are launched, never until they are over, with these exceptions, in which a backward
  * that reduces waits on the host for what all ranks had in it: passes without a plan (their end
- * waits for the ranks' times, too, and in stage 3 for compute, for at most two seconds); as long as a
- * trainable parameter that the forward used had no gradient on any rank, or a group's gradients
+ * waits for the ranks' times, too, and in stage 3 for compute, for at most two seconds); as long as
+ * a trainable parameter that the forward used had no gradient on any rank, or a group's gradients
  * were reported more than once; and when the host is three such backwards ahead of the device.
  */
 #ifndef PENSTOCK_ZERO_H

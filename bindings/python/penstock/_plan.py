@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from penstock import _C
-
 from penstock._arguments import check_bytes, check_count, check_flag, check_stage, refuse
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
@@ -237,7 +236,9 @@ def _compile(engine: Engine, plan: Plan) -> Plan:
     unknown = {op.group for op in plan.operations} - set(numbers)
     if unknown:
         raise PenstockError("EINVAL", f"{engine.name} has no group {sorted(unknown)[0]!r}")
-    operations = [(_KINDS.index(op.kind), numbers[op.group], *_numbers(op)) for op in plan.operations]
+    operations = [
+        (_KINDS.index(op.kind), numbers[op.group], *_numbers(op)) for op in plan.operations
+    ]
     result = engine.native.compile(
         plan.training, operations, plan.prefetch_ahead, plan.prefetch_bytes, plan.keep_bytes
     )

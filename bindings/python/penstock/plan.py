@@ -229,14 +229,18 @@ def _head(plan: SavedPlan) -> Iterator[str]:
         )
     else:
         yield "no prediction: the operations have no times; penstock.record takes them"
-    yield f"peak of gathered groups {_mib(plan.peak_bytes)}, at least {_mib(plan.lower_bound_bytes)}"
+    peak, least = _mib(plan.peak_bytes), _mib(plan.lower_bound_bytes)
+    yield f"peak of gathered groups {peak}, of any plan at least {least}"
     kept = sum(group.keep == "paid" for group in plan.groups)
     yield f"keep_bytes {_mib(plan.keep_bytes)}: {kept} groups with {_mib(plan.kept_bytes)} stay"
 
 
+_TITLES = ("MiB", "start ms", "lands ms", "used ms", "slack")
+
+
 def _table(plan: SavedPlan, side: str) -> Iterator[str]:
     width = max([len(group.name) for group in plan.groups], default=0)
-    titles = "".join(f"{title:>11}" for title in ("MiB", "start ms", "lands ms", "used ms", "slack"))
+    titles = "".join(f"{title:>11}" for title in _TITLES)
     yield f"\n{side:<{width}}{titles}"
     for group in plan.groups:
         gather = group.forward if side == "forward" else group.backward
