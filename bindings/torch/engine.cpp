@@ -399,25 +399,60 @@ void Engine::after_graph() {
 // ---- recordings and figures ---------------------------------------------------------------------
 
 std::vector<Operation> Engine::recorded(bool grad) const {
-    size_t count = 0;
+    size_t count = 0, timed = 0;
     check(pst_zero_recorded(engine(), grad, nullptr, 0, &count));
     std::vector<pst_zero_op> found(count);
+    std::vector<pst_zero_op_time> times(count); // zero: not known
     check(pst_zero_recorded(engine(), grad, found.data(), found.size(), &count));
+    check(pst_zero_recorded_times(engine(), grad, times.data(), times.size(), &timed));
     std::vector<Operation> operations;
-    for (const pst_zero_op &op : found)
-        operations.emplace_back(static_cast<int>(op.kind), op.group, op.backward != 0, op.bytes);
+    for (size_t i = 0; i < count; i++) {
+        const pst_zero_op &op = found[i];
+        const pst_zero_op_time &time = times[i];
+        operations.emplace_back(static_cast<int>(op.kind), op.group, op.backward != 0, op.bytes,
+                                time.reached_ns, time.waited_ns, time.collective_ns);
+    }
     return operations;
 }
 
 pst_zero_plan Engine::compile(bool grad, const std::vector<Operation> &operations,
-                              uint32_t prefetch_ahead, size_t prefetch_bytes) {
+                              uint32_t prefetch_ahead, size_t prefetch_bytes, size_t keep_bytes) {
     std::vector<pst_zero_op> wanted;
-    for (const auto &[kind, group, backward, bytes] : operations)
+    std::vector<pst_zero_op_time> times;
+    for (const auto &[kind, group, backward, bytes, reached, waited, collective] : operations) {
         wanted.push_back({static_cast<pst_zero_op_kind>(kind), group, backward, bytes});
+        times.push_back({reached, waited, collective});
+    }
+    pst_zero_compile_options options{};
+    options.size = sizeof options;
+    options.grad = grad;
+    options.operations = wanted.data();
+    options.times = times.data();
+    options.count = wanted.size();
+    options.prefetch_ahead = prefetch_ahead;
+    options.prefetch_bytes = prefetch_bytes;
+    options.keep_bytes = keep_bytes;
     pst_zero_plan plan{};
-    check(pst_zero_compile(engine(), grad, wanted.data(), wanted.size(), prefetch_ahead,
-                           prefetch_bytes, &plan));
+    check(pst_zero_compile_with(engine(), &options, &plan));
     return plan;
+}
+
+pst_zero_forecast Engine::forecast(bool grad) const {
+    pst_zero_forecast forecast{};
+    forecast.size = sizeof forecast;
+    check(pst_zero_get_forecast(engine(), grad, &forecast));
+    return forecast;
+}
+
+pst_zero_group_forecast Engine::group_forecast(bool grad, uint32_t group) const {
+    pst_zero_group_forecast forecast{};
+    forecast.size = sizeof forecast;
+    check(pst_zero_get_group_forecast(engine(), grad, group, &forecast));
+    return forecast;
+}
+
+void Engine::set_keep_bytes(size_t bytes) {
+    pst_zero_set_keep_bytes(engine(), bytes);
 }
 
 void Engine::set_replay(bool enabled) {

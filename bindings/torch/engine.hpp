@@ -29,7 +29,8 @@ struct EngineOptions {
     bool time_waits = false;
 };
 
-using Operation = std::tuple<int, uint32_t, bool, size_t>; // kind, group, in backward, bytes
+// Kind, group, in backward, bytes; nanoseconds: reached, waited, collective.
+using Operation = std::tuple<int, uint32_t, bool, size_t, uint64_t, uint64_t, uint64_t>;
 
 // Methods may be called without the interpreter's lock; one thread at a time.
 class Engine {
@@ -111,7 +112,10 @@ class Engine {
 
     std::vector<Operation> recorded(bool grad) const;
     pst_zero_plan compile(bool grad, const std::vector<Operation> &operations,
-                          uint32_t prefetch_ahead, size_t prefetch_bytes);
+                          uint32_t prefetch_ahead, size_t prefetch_bytes, size_t keep_bytes);
+    pst_zero_forecast forecast(bool grad) const;
+    pst_zero_group_forecast group_forecast(bool grad, uint32_t group) const;
+    void set_keep_bytes(size_t bytes);
     void set_replay(bool enabled);
     pst_zero_stats stats() const;
     void reset_stats();

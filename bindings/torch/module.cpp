@@ -88,6 +88,28 @@ void bind_layouts(py::module_ &module) {
         .def_readonly("hash", &pst_zero_plan::hash);
 }
 
+void bind_forecasts(py::module_ &module) {
+    py::class_<pst_zero_forecast>(module, "Forecast")
+        .def_readonly("step_ns", &pst_zero_forecast::step_ns)
+        .def_readonly("exposed_ns", &pst_zero_forecast::exposed_ns)
+        .def_readonly("kept_groups", &pst_zero_forecast::kept_groups)
+        .def_readonly("kept_bytes", &pst_zero_forecast::kept_bytes)
+        .def_readonly("keep_bytes", &pst_zero_forecast::keep_bytes);
+    py::class_<pst_zero_gather_forecast>(module, "GatherForecast")
+        .def_readonly("start_ns", &pst_zero_gather_forecast::start_ns)
+        .def_readonly("lands_ns", &pst_zero_gather_forecast::lands_ns)
+        .def_readonly("used_ns", &pst_zero_gather_forecast::used_ns);
+    py::class_<pst_zero_group_forecast>(module, "GroupForecast")
+        .def_readonly("bytes", &pst_zero_group_forecast::bytes)
+        .def_property_readonly(
+            "keep",
+            [](const pst_zero_group_forecast &group) { return static_cast<int>(group.keep); })
+        .def_readonly("gather_ns", &pst_zero_group_forecast::gather_ns)
+        .def_readonly("reduce_ns", &pst_zero_group_forecast::reduce_ns)
+        .def_readonly("forward", &pst_zero_group_forecast::forward)
+        .def_readonly("backward", &pst_zero_group_forecast::backward);
+}
+
 std::shared_ptr<Engine> create_engine(std::shared_ptr<Runtime> runtime, std::string name,
                                       std::string communicator, int stage,
                                       const std::optional<ProcessGroup> &gather,
@@ -157,6 +179,9 @@ void bind_engine(py::module_ &module) {
         .def("after_graph", &Engine::after_graph)
         .def("recorded", &Engine::recorded)
         .def("compile", &Engine::compile, Unlocked())
+        .def("forecast", &Engine::forecast)
+        .def("group_forecast", &Engine::group_forecast)
+        .def("set_keep_bytes", &Engine::set_keep_bytes)
         .def("set_replay", &Engine::set_replay)
         .def("stats", [](const Engine &engine) { return stats_dict(engine.stats()); })
         .def("reset_stats", &Engine::reset_stats);
@@ -214,6 +239,7 @@ PYBIND11_MODULE(_C, module) {
     py::register_exception_translator(&raise_penstock_error);
     bind_runtime(module);
     bind_layouts(module);
+    bind_forecasts(module);
     bind_engine(module);
     bind_adamw(module);
     module.def(

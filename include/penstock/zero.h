@@ -17,14 +17,15 @@
  *
  * One thread at a time calls an engine (which one may change). Only wait, end_backward and seal
  * block; a binding drops its interpreter's lock around them. Every choice of a collective depends
- * on the order of these calls and on sizes, never on time or on local memory, so that it is the
- * same on all ranks.
+ * on the order of these calls and on sizes, and a plan's also on times and budgets that the ranks
+ * have agreed on, never on a rank's own, so that it is the same on all of them.
  *
  * On an asynchronous device all of this is in the order of the compute stream: what a call says of
  * memory holds for what the stream is given after it. There `wait` and a backward block until
  * collectives are launched, never until they are over, with these exceptions, in which a backward
- * that reduces waits on the host for what all ranks had in it: passes without a plan; as long as a
- * trainable parameter that the forward used had no gradient on any rank, or a group's gradients
+ * that reduces waits on the host for what all ranks had in it: passes without a plan (their end
+ * waits for the ranks' times, too, and in stage 3 for compute, for at most two seconds); as long as
+ * a trainable parameter that the forward used had no gradient on any rank, or a group's gradients
  * were reported more than once; and when the host is three such backwards ahead of the device.
  */
 #ifndef PENSTOCK_ZERO_H
@@ -307,20 +308,99 @@ typedef struct pst_zero_op {
 PST_API pst_status pst_zero_recorded(const pst_zero *engine, int grad, pst_zero_op *operations,
                                      size_t capacity, size_t *count);
 
+/* When that was, in nanoseconds of the host's clock, or of the device's by timed events; 0: not
+ * known. */
+typedef struct pst_zero_op_time {
+    uint64_t reached_ns;    /* compute got there: since its first operation, counted from 1 */
+    uint64_t waited_ns;     /* it stood still there for the group */
+    uint64_t collective_ns; /* the gather that this use was the first of, or the share by bytes of
+                               the reductions: from their start on this rank to their end */
+} pst_zero_op_time;
+
+/* The times of these operations. A pass that runs eagerly has them (the first one on a path, and
+ * those without replay), as far as the device has come; *count is 0 for others. */
+PST_API pst_status pst_zero_recorded_times(pst_zero *engine, int grad, pst_zero_op_time *times,
+                                           size_t capacity, size_t *count);
+
 typedef struct pst_zero_plan {
     size_t groups, uses;
     size_t peak_bytes, lower_bound_bytes; /* of gathered groups in the arena */
     uint64_t hash;                        /* the same on all ranks */
 } pst_zero_plan;
 
+typedef struct pst_zero_compile_options {
+    size_t size; /* sizeof(pst_zero_compile_options) */
+    int grad;    /* for passes with a backward */
+    const pst_zero_op *operations;
+    const pst_zero_op_time *times; /* of the operations; NULL: not known */
+    size_t count;                  /* of both */
+    uint32_t prefetch_ahead;       /* as in pst_zero_options, as the next one */
+    size_t prefetch_bytes;
+    size_t keep_bytes; /* of groups that stay gathered from forward to backward, beside those that
+                          are gathered ahead (stage 3, with a backward): those whose gathers take
+                          longest a byte, and of equal ones those that were used last. The smallest
+                          value of all ranks counts. */
+} pst_zero_compile_options;
+
 /* Compiles a recording into the plan for passes of its kind and path from the next begin_forward on
  * (a collective: the ranks compare hashes; PST_EMISMATCH). Without such a call the engine does it
- * itself after the first complete pass on each path, with its own prefetch_ahead and
- * prefetch_bytes. The plans of eight paths are kept; the one that no pass has followed for longest
- * makes room. */
+ * itself after the first complete pass on each path, with its own prefetch_ahead, prefetch_bytes
+ * and keep_bytes. The plans of eight paths are kept; the one that no pass has followed for longest
+ * makes room.
+ *
+ * Plans of passes with a backward go by times, which differ between ranks and so are agreed on
+ * first: of each group the longest that any rank has measured. Blocks for that. */
+PST_API pst_status pst_zero_compile_with(pst_zero *engine, const pst_zero_compile_options *options,
+                                         pst_zero_plan *plan);
+/* The same without times, and with keep_bytes 0. */
 PST_API pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations,
                                     size_t count, uint32_t prefetch_ahead, size_t prefetch_bytes,
                                     pst_zero_plan *plan);
+/* The keep_bytes of plans that the engine makes itself, from now on; 0 (default): nothing more is
+ * kept. Before the first pass it counts for all of them. */
+PST_API void pst_zero_set_keep_bytes(pst_zero *engine, size_t bytes);
+
+/* What a plan says of the passes that follow it, simulated: compute as it was measured, and a link
+ * that has one collective at a time, in the plan's order. The same on all ranks. */
+typedef struct pst_zero_forecast {
+    size_t size;                    /* sizeof(pst_zero_forecast) */
+    uint64_t step_ns;               /* from begin_forward to end_backward; 0: no times are known */
+    uint64_t exposed_ns;            /* of which compute waits for collectives */
+    size_t peak_bytes;              /* of gathered groups */
+    size_t kept_groups, kept_bytes; /* that keep_bytes has paid for */
+    size_t keep_bytes;              /* as agreed on */
+} pst_zero_forecast;
+
+typedef enum pst_zero_keep {
+    PST_ZERO_KEEP_UNUSED = 0, /* the forward does not use it */
+    PST_ZERO_KEEP_ALL,        /* everything stays: stages 1 and 2, one rank */
+    PST_ZERO_KEEP_NO_NEED,    /* no backward needs its values, or none comes */
+    PST_ZERO_KEEP_NEAR,       /* stays: the backward begins with it */
+    PST_ZERO_KEEP_PAID,       /* stays, within keep_bytes */
+    PST_ZERO_KEEP_TOO_DEAR,   /* is gathered again: others save more, and it does not fit */
+    PST_ZERO_KEEP_COUNT
+} pst_zero_keep;
+
+/* Nanoseconds since begin_forward; all 0: there is no such gather, or no times are known. */
+typedef struct pst_zero_gather_forecast {
+    uint64_t start_ns, lands_ns; /* of its gather */
+    uint64_t used_ns;            /* compute asks for it, and waits if that is before it lands */
+} pst_zero_gather_forecast;
+
+typedef struct pst_zero_group_forecast {
+    size_t size;  /* sizeof(pst_zero_group_forecast) */
+    size_t bytes; /* gathered */
+    pst_zero_keep keep;
+    uint64_t gather_ns, reduce_ns;              /* by the curves of what was measured */
+    pst_zero_gather_forecast forward, backward; /* the first ones of each */
+} pst_zero_group_forecast;
+
+/* Of the plan that was made last for this kind of pass, and of a group in it. PST_ESTATE: there is
+ * none. */
+PST_API pst_status pst_zero_get_forecast(const pst_zero *engine, int grad,
+                                         pst_zero_forecast *forecast);
+PST_API pst_status pst_zero_get_group_forecast(const pst_zero *engine, int grad, uint32_t group,
+                                               pst_zero_group_forecast *forecast);
 /* 0: passes run eagerly, without gathering ahead; 1 (default): by plan, and once a pass has
  * followed it, as launches of a sealed graph (stats.replayed_passes), which says the same to other
  * ranks. From the next pass on. */

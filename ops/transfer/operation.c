@@ -60,6 +60,7 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     operation->is_waited = 0;
     operation->owner = NULL;
     operation->wait_name = NULL;
+    operation->timing = NULL;
     operation->is_for_others = 0;
     operation->staging = operation->sums = operation->unread = (pst_lease){0};
     operation->has_bucket = 0;

@@ -11,6 +11,7 @@
 #include "base/atomic.h"
 #include "ops/transfer/carrier.h"
 #include "ops/transfer/casts.h"
+#include "ops/transfer/timings.h"
 #include "ops/transfer/updates.h"
 
 /* A memory's earlier use that a task waits for, and compute's writes, at most. */
@@ -39,6 +40,7 @@ struct pst__operation {
     void *owner;                             /* theirs, with: */
     uint64_t argument;
     const char *wait_name; /* interned: what compute's wait for it is called; NULL: nothing */
+    pst__timing *timing;   /* from its start to its end, on its streams; NULL: nobody asks */
     pst_lease staging;
     pst_lease sums;    /* scratch for the second part */
     int is_for_others; /* nobody here wants what it gathers */

@@ -51,17 +51,21 @@ static pst_status start(void *argument, pst_stream *stream) {
     if (is_abandoned(operation)) return PST_ECANCELED;
     pst_work work = pst_collective_as_work(&operation->work);
     pst_status status = wait_for_all(operation, stream);
+    pst__timing_note(operation->timing, PST__BEGAN, stream);
     if (status == PST_OK) status = work.start(work.argument, stream);
-    if (status != PST_OK || !operation->carrier->asynchronous || has_second_part(operation))
-        return status;
-    return note_launch(operation, stream);
+    if (status != PST_OK || has_second_part(operation)) return status;
+    pst__timing_note(operation->timing, PST__ENDED, stream);
+    return operation->carrier->asynchronous ? note_launch(operation, stream) : PST_OK;
 }
 
 static pst_status test(void *argument) {
     pst__operation *operation = argument;
     if (is_abandoned(operation)) return PST_ECANCELED;
     pst_work work = pst_collective_as_work(&operation->work);
-    return work.test(work.argument);
+    const pst_status status = work.test(work.argument);
+    if (status == PST_OK && !has_second_part(operation))
+        pst__timing_note(operation->timing, PST__ENDED, NULL);
+    return status;
 }
 
 static pst_status combine(pst__operation *operation, pst_stream *stream) {
@@ -74,8 +78,9 @@ static pst_status start_second(void *argument, pst_stream *stream) {
     if (is_abandoned(operation)) return PST_ECANCELED;
     pst_status status = operation->work.combine_apart ? combine(operation, stream) : PST_OK;
     if (status == PST_OK && operation->then != NULL) status = operation->then(operation, stream);
-    if (status != PST_OK || !operation->carrier->asynchronous) return status;
-    return note_launch(operation, stream);
+    if (status != PST_OK) return status;
+    pst__timing_note(operation->timing, PST__ENDED, stream);
+    return operation->carrier->asynchronous ? note_launch(operation, stream) : PST_OK;
 }
 
 static void poison(const pst__operation *operation, pst_status status) {

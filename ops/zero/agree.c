@@ -175,3 +175,25 @@ pst_status pst__agree_registry(pst_zero *engine) {
     pst__heap_free(engine->carrier.heap, all, world * sizeof own);
     return status == PST_OK && differ ? exchange_texts(engine, longest) : status;
 }
+
+static pst_status take_largest(pst_zero *engine, uint64_t *words, size_t count, uint64_t *all) {
+    const pst_status status =
+        pst__gather_bytes(&engine->carrier, "times", words, count * sizeof *words, all);
+    for (size_t i = 0; status == PST_OK && i < engine->carrier.world * count; i++)
+        if (all[i] > words[i % count]) words[i % count] = all[i];
+    return status;
+}
+
+pst_status pst__agree_largest(pst_zero *engine, uint64_t *words, size_t count) {
+    const size_t most = TEXT_LIMIT / sizeof *words, at_once = count < most ? count : most;
+    const size_t bytes = engine->carrier.world * at_once * sizeof *words;
+    pst_status status = PST_OK;
+    if (engine->carrier.world == 1) return PST_OK;
+    uint64_t *all = pst__heap_alloc(engine->carrier.heap, bytes);
+    if (all == NULL) return no_memory(engine);
+    for (size_t done = 0; status == PST_OK && done < count; done += at_once)
+        status = take_largest(engine, words + done, count - done < at_once ? count - done : at_once,
+                              all);
+    pst__heap_free(engine->carrier.heap, all, bytes);
+    return status;
+}

@@ -8,6 +8,7 @@
 #include "ops/transfer/gathered.h"
 #include "ops/transfer/operation.h"
 #include "ops/zero/layout.h"
+#include "ops/zero/notes.h"
 #include "ops/zero/order.h"
 #include "ops/zero/plan.h"
 
@@ -52,7 +53,9 @@ typedef struct pst__group {
     int copy_is_old; /* the shard changed since it was cast */
 
     pst__gathered gathered;
-    uint32_t more_uses; /* in this backward, that the latest gather is for, too */
+    pst__timing *gather_timing; /* of a gather that no use was recorded of yet */
+    pst__timing *use_timing;    /* of its latest use */
+    uint32_t more_uses;         /* in this backward, that the latest gather is for, too */
 
     const void **sources; /* of the reported gradients, by member */
     pst_dtype sources_dtype;
@@ -106,6 +109,7 @@ typedef struct pst__path {
 typedef struct pst__history {
     pst__recording current, complete; /* of the latest pass, of the last complete one */
     size_t forward_count;             /* of `current`: operations before the backward */
+    pst__notes notes;                 /* of the pass that runs, then of the complete one */
     pst__path paths[PST__MOST_PATHS]; /* those that are known */
     uint32_t latest;                  /* of them, which was taken last, or PST__NO_PATH */
     uint64_t passes;                  /* that took one of them */
@@ -159,11 +163,13 @@ struct pst_zero {
     pst__pass pass;
     pst__history history[2];
     int replay;
+    size_t keep_bytes;
     pst__program **replayed; /* where the program is that this pass has begun with; NULL: none */
     pst__program **retired;  /* of no use, and not idle when that was seen */
     size_t retired_count, retired_capacity;
-    pst__order order; /* of uses; orders of backward */
-    pst__need *need;  /* by group: does anybody need it in backward? */
+    pst__order order;     /* of uses; orders of backward */
+    size_t *reduce_bytes; /* by group: of its whole gradients */
+    pst__need *need;      /* by group: does anybody need it in backward? */
     unsigned char *needed_here;
     unsigned char *held; /* by group: gathered when the backward began */
     size_t issued;       /* positions of the backward order that are behind us */
@@ -306,7 +312,15 @@ pst_status pst__record(pst_zero *engine, pst_zero_op_kind kind, uint32_t group, 
 void pst__record_begin(pst_zero *engine, int grad);
 /* A pass of this kind is complete: its recording is kept, and compiled if that is due. */
 pst_status pst__record_complete(pst_zero *engine, int grad);
+/* What a part of the group's gradients goes out by, before its reduction is recorded. */
+void pst__record_reduction(pst_zero *engine, pst__operation *operation, size_t bytes);
+/* For a collective of the pass that runs; NULL: it is not timed. */
+pst__timing *pst__record_timing(pst_zero *engine);
 void pst__record_free(pst_zero *engine);
+
+/* ---- compile.c ------------------------------------------------------------------------------- */
+/* The recording becomes the plan of its path, by the engine's own options. */
+pst_status pst__compile(pst_zero *engine, int grad);
 
 /* ---- path.c ---------------------------------------------------------------------------------- */
 /* The plan becomes that of a path, which counts as taken last; the plan of that path before, or, if
@@ -340,5 +354,7 @@ void pst__replay_free(pst_zero *engine);
 /* ---- agree.c --------------------------------------------------------------------------------- */
 /* Compares parameters, groups and options over the ranks. Blocks. */
 pst_status pst__agree_registry(pst_zero *engine);
+/* Each word becomes the largest that any rank has. Blocks. */
+pst_status pst__agree_largest(pst_zero *engine, uint64_t *words, size_t count);
 
 #endif

@@ -111,6 +111,7 @@ static pst_status submit(pst_zero *engine, uint32_t index, int fresh) {
     describe(group, collective);
     collective->destination = group->gathered.lease.memory;
     operation->wait_name = group->wait_name;
+    operation->timing = group->gather_timing = pst__record_timing(engine);
     pst_event *after[PST_LEASE_EVENTS + 1] = {engine->shards_ready};
     size_t count = 1;
     if (!fresh) after[count++] = group->gathered.released;

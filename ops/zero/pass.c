@@ -76,8 +76,11 @@ pst_status pst_zero_wait(pst_zero *engine, uint32_t index, void **memory) {
                               "group '%s' is waited for without a use: call pst_zero_gather first",
                               group->name);
     status = pst__gather_wait(engine, group);
-    if (status == PST_OK) *memory = group->gathered.lease.memory;
-    return status;
+    if (status != PST_OK) return status;
+    pst__timing_note(group->use_timing, PST__ENDED, engine->carrier.compute);
+    group->use_timing = NULL;
+    *memory = group->gathered.lease.memory;
+    return PST_OK;
 }
 
 pst_status pst_zero_release(pst_zero *engine, uint32_t index) {
@@ -162,6 +165,8 @@ pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
     pass->kind = PST__FORWARD;
     pass->path = engine->replay ? pst__path_expected(engine, pass->grad) : NULL;
     pass->position = 0;
+    pst__notes_begin(&engine->history[pass->grad].notes,
+                     pass->path == NULL && engine->carrier.outside == NULL);
     pst__replay_begin(engine, pass->path, PST__PROGRAM_FORWARD);
     engine->stats.forwards++;
     return engine->options.stage < 3 ? gather_stale(engine) : PST_OK;
@@ -209,6 +214,7 @@ pst_status pst_zero_begin_backward(pst_zero *engine, int reduce) {
     pst_status status = check_backward(engine, reduce);
     if (status != PST_OK) return status;
     engine->history[1].current.count = engine->history[1].forward_count;
+    pst__notes_cut(&engine->history[1].notes, engine->history[1].forward_count);
     engine->pass.reduce = reduce != 0;
     status = pst__backward_begin(engine);
     if (status == PST_OK && reduce && engine->careful && engine->carrier.outside != NULL)

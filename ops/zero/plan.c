@@ -138,7 +138,8 @@ static void simulate_release(simulation *sim, size_t index) {
     if (--sim->uses[step->group] > 0) return;
     sim->bytes_in_use -= sim->input->bytes[step->group];
     build_window(sim, index);
-    step->keep = sim->seen[step->group] == sim->windows;
+    step->keep = sim->seen[step->group] == sim->windows ||
+                 sim->plan->group_forecasts[step->group].keep == PST_ZERO_KEEP_PAID;
     if (!step->keep) close_interval(sim, step->group, index);
 }
 
@@ -276,7 +277,11 @@ static pst_status plan_alloc(const pst__plan_input *input, pst__plan **plan) {
     fresh->steps = pst__heap_alloc(input->heap, input->count * sizeof *fresh->steps);
     fresh->backward_offsets =
         pst__heap_alloc(input->heap, input->group_count * sizeof *fresh->backward_offsets);
-    return fresh->steps == NULL || fresh->backward_offsets == NULL ? PST_ENOMEM : PST_OK;
+    fresh->group_forecasts =
+        pst__heap_alloc(input->heap, input->group_count * sizeof *fresh->group_forecasts);
+    return fresh->steps == NULL || fresh->backward_offsets == NULL || fresh->group_forecasts == NULL
+               ? PST_ENOMEM
+               : PST_OK;
 }
 
 static pst_status offsets_of(simulation *sim, pst_plan_result *result) {
@@ -340,7 +345,7 @@ static void hash_plan(pst__plan *plan) {
     plan->summary.hash = pst__hash(hash, fields, sizeof fields);
 }
 
-static pst_status build(simulation *sim) {
+static pst_status run(simulation *sim) {
     const pst__plan_input *input = sim->input;
     pst_status status = simulation_alloc(sim);
     if (status == PST_OK)
@@ -349,8 +354,27 @@ static pst_status build(simulation *sim) {
     if (status == PST_OK) status = simulate(sim);
     if (status != PST_OK) return status;
     close_all(sim);
-    status = place(sim);
-    if (status == PST_OK) hash_plan(sim->plan);
+    return place(sim);
+}
+
+/* Again, with the groups that are to stay. */
+static pst_status run_again(simulation *sim) {
+    pst__plan *plan = sim->plan;
+    const pst__plan_input *input = sim->input;
+    simulation_free(sim);
+    *sim = (simulation){.input = input, .plan = plan};
+    plan->step_count = plan->issue_count = 0;
+    plan->summary = (pst_zero_plan){0};
+    return run(sim);
+}
+
+static pst_status build(simulation *sim) {
+    pst__plan *plan = sim->plan;
+    pst_status status = run(sim);
+    if (status == PST_OK) status = pst__keep_choose(sim->input, plan);
+    if (status == PST_OK && plan->forecast.kept_groups > 0) status = run_again(sim);
+    if (status == PST_OK) status = pst__forecast(sim->input, &sim->backward, plan);
+    if (status == PST_OK) hash_plan(plan);
     return status;
 }
 
@@ -373,5 +397,6 @@ void pst__plan_destroy(const pst__heap *heap, pst__plan *plan) {
     pst__heap_free(heap, plan->issues, plan->issue_capacity * sizeof *plan->issues);
     pst__heap_free(heap, plan->backward_offsets,
                    plan->group_count * sizeof *plan->backward_offsets);
+    pst__heap_free(heap, plan->group_forecasts, plan->group_count * sizeof *plan->group_forecasts);
     pst__heap_free(heap, plan, sizeof *plan);
 }

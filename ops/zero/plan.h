@@ -1,8 +1,9 @@
 /* A plan: what a pass of one kind will do, computed from a recording by simulating it. Nothing in
- * it depends on time or on a rank's local state. */
+ * it depends on a rank's own clock or state: times are those that the ranks have agreed on. */
 #ifndef PST_OPS_ZERO_PLAN_H
 #define PST_OPS_ZERO_PLAN_H
 
+#include "ops/zero/cost.h"
 #include "ops/zero/order.h"
 
 #include <penstock/zero.h>
@@ -34,6 +35,8 @@ typedef struct pst__plan {
     uint32_t ahead; /* what it was made with; the backward goes by them too */
     size_t budget;
     pst_zero_plan summary;
+    pst_zero_forecast forecast;
+    pst_zero_group_forecast *group_forecasts; /* by group */
 } pst__plan;
 
 /* What a plan is made from. */
@@ -43,17 +46,28 @@ typedef struct pst__plan_input {
     const pst_zero_op *operations;
     size_t count;
     size_t group_count;
-    const size_t *bytes;   /* by group */
-    const pst__need *need; /* by group */
-    int grad;              /* a backward follows */
-    int window;            /* 0: everything stays gathered (stages 1 and 2) */
+    const size_t *bytes;        /* by group: gathered */
+    const size_t *reduce_bytes; /* by group */
+    const pst__need *need;      /* by group */
+    int grad;                   /* a backward follows */
+    int window;                 /* 0: everything stays gathered (stages 1 and 2) */
     uint32_t ahead;
     size_t budget;
+    size_t keep_bytes;
+    const pst__costs *costs;
 } pst__plan_input;
 
 /* PST_EINVAL when the operations are no pass (an unknown group, a release without a use). */
 pst_status pst__plan_create(const pst__plan_input *input, pst__plan **plan);
 void pst__plan_destroy(const pst__heap *heap, pst__plan *plan);
+
+/* keep.c: which groups are to stay gathered from forward to backward, and what becomes of each, by
+ * a plan that keeps none beside those that are near. PST_ENOMEM. */
+pst_status pst__keep_choose(const pst__plan_input *input, pst__plan *plan);
+
+/* forecast.c: fills in the forecasts, by the order of the backward. PST_ENOMEM. */
+pst_status pst__forecast(const pst__plan_input *input, const pst__backward *backward,
+                         pst__plan *plan);
 
 /* Is it a use or a release of the forward? */
 static inline int pst__plan_is_step(const pst_zero_op *operation) {

@@ -82,6 +82,8 @@ static pst_status fill_part(pst_zero *engine, pst__group *group, pst__part part,
                                          send_bucket, engine, &slot);
     if (status == PST_OK) status = add_piece(engine, group, part, &slot, accumulate);
     if (status != PST_OK) return status;
+    pst__record_reduction(engine, carrier->open[travels].operation,
+                          part.count * pst_dtype_size(travels));
     const size_t bytes = pst__bucket_bytes(carrier);
     if (bytes > engine->stats.bucket_peak) engine->stats.bucket_peak = bytes;
     status = copy_in(engine, group, part, slot.memory, slot.stride, sources, dtype, travels);

@@ -70,6 +70,9 @@ static pst_status build(pst_runtime *runtime, pst_zero *engine) {
     pst_status status = create_carrier(runtime, engine);
     if (status != PST_OK) return status;
     engine->options.name = carrier->name;
+    for (int grad = 0; grad < 2; grad++)
+        engine->history[grad].notes.timings =
+            (pst__timings){.heap = carrier->heap, .device = carrier->device};
     engine->one_order = carrier->one_comm || carrier->asynchronous;
     status = pst__carrier_create_arena(carrier, "places", 0, &engine->places);
     if (status != PST_OK) return status;

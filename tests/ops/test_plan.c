@@ -25,6 +25,8 @@ static int close_runtime(void **unused) {
 
 static const size_t equal_bytes[4] = {1024, 1024, 1024, 1024};
 static const pst__need unknown_need[4];
+static const pst__measured unmeasured[6];
+static const pst__costs no_costs = {.measured = unmeasured};
 
 static pst__plan_input input_of(const pst_zero_op *operations, size_t count, uint32_t ahead,
                                 size_t budget) {
@@ -34,6 +36,8 @@ static pst__plan_input input_of(const pst_zero_op *operations, size_t count, uin
                              .count = count,
                              .group_count = 4,
                              .bytes = equal_bytes,
+                             .reduce_bytes = equal_bytes,
+                             .costs = &no_costs,
                              .need = unknown_need,
                              .grad = 1,
                              .window = 1,
@@ -101,7 +105,7 @@ static void a_backward_needs_no_more_than_its_forward(void **unused) {
     static const size_t bytes[4] = {1024, 1024, 1024, 8192};
     pst__plan *plan;
     pst__plan_input input = input_of(chain, 8, 2, 0);
-    input.bytes = bytes;
+    input.bytes = input.reduce_bytes = bytes;
     assert_int_equal(pst__plan_create(&input, &plan), PST_OK);
     assert_int_equal(plan->summary.lower_bound_bytes, 8192 + 2 * 1024);
     assert_int_equal(plan->summary.peak_bytes, 8192 + 2 * 1024);
@@ -118,7 +122,7 @@ static void gathers_of_a_backward_wait_for_no_release_where_there_is_room(void *
     static const pst__need need[6];
     pst__plan *plan;
     pst__plan_input input = input_of(layers, 12, 1, 0);
-    input.bytes = bytes;
+    input.bytes = input.reduce_bytes = bytes;
     input.need = need;
     input.group_count = 6;
     assert_int_equal(pst__plan_create(&input, &plan), PST_OK);

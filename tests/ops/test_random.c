@@ -21,6 +21,7 @@ static model random_model(uint64_t *dice) {
     model.gather_dtype = draw(dice, 3) == 0 ? PST_BFLOAT16 : PST_FLOAT32;
     model.prefetch_ahead = (uint32_t)draw(dice, 4);
     model.prefetch_bytes = draw(dice, 2) * (1 + draw(dice, 8000));
+    model.keep_bytes = draw(dice, 2) * draw(dice, 20000);
     model.bucket_bytes = draw(dice, 2) * 128 * (1 + draw(dice, 20));
     model.part_bytes = draw(dice, 2) * 128 * (1 + draw(dice, 4));
     model.one_comm = draw(dice, 4) == 0;

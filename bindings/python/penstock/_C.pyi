@@ -46,6 +46,26 @@ class ZeroPlan:
     lower_bound_bytes: int
     hash: int
 
+class Forecast:
+    step_ns: int
+    exposed_ns: int
+    kept_groups: int
+    kept_bytes: int
+    keep_bytes: int
+
+class GatherForecast:
+    start_ns: int
+    lands_ns: int
+    used_ns: int
+
+class GroupForecast:
+    bytes: int
+    keep: int
+    gather_ns: int
+    reduce_ns: int
+    forward: GatherForecast
+    backward: GatherForecast
+
 class Engine:
     def __init__(
         self,
@@ -108,14 +128,18 @@ class Engine:
     def end_capture(self) -> None: ...
     def before_graph(self) -> None: ...
     def after_graph(self) -> None: ...
-    def recorded(self, grad: bool) -> list[tuple[int, int, bool, int]]: ...
+    def recorded(self, grad: bool) -> list[tuple[int, int, bool, int, int, int, int]]: ...
     def compile(
         self,
         grad: bool,
-        operations: list[tuple[int, int, bool, int]],
+        operations: list[tuple[int, int, bool, int, int, int, int]],
         prefetch_ahead: int,
         prefetch_bytes: int,
+        keep_bytes: int,
     ) -> ZeroPlan: ...
+    def forecast(self, grad: bool) -> Forecast: ...
+    def group_forecast(self, grad: bool, group: int) -> GroupForecast: ...
+    def set_keep_bytes(self, bytes: int) -> None: ...
     def set_replay(self, enabled: bool) -> None: ...
     def stats(self) -> dict[str, int]: ...
     def reset_stats(self) -> None: ...

@@ -4,7 +4,7 @@
     penstock.shard(model, stage=3)
 
 and then an ordinary training loop. Names are imported when they are first used, so that
-``python -m penstock.trace`` needs neither torch nor the compiled extension.
+``python -m penstock.trace`` and ``penstock.plan`` need neither torch nor the compiled extension.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from penstock._C import __version__
     from penstock._clipping import clip_grad_norm_
     from penstock._errors import PenstockError
-    from penstock._plan import Operation, Plan, compile, get_recorded_ops, record
+    from penstock._plan import Plan, compile, get_recorded_ops, record
     from penstock._shard import close, invalidate, no_sync, shard
     from penstock._stats import Stats, stats
     from penstock._step import step
     from penstock._tracing import trace
+    from penstock.plan import Operation
 
 __all__ = [
     "AdamW",
@@ -47,7 +48,7 @@ __all__ = [
 
 _HOME = {
     "AdamW": "_adamw",
-    "Operation": "_plan",
+    "Operation": "plan",
     "PenstockError": "_errors",
     "Plan": "_plan",
     "Stats": "_stats",
@@ -66,8 +67,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "trace":  # a module that can be called; importing it puts it here
-        return importlib.import_module("penstock.trace")
+    if name in ("trace", "plan"):  # modules; the first one can be called. Importing puts them here
+        return importlib.import_module(f"penstock.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"penstock.{_HOME[name]}"), name)

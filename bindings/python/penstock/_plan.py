@@ -8,33 +8,21 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from penstock import _C
 from penstock._arguments import check_bytes, check_count, check_flag, check_stage, refuse
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
+from penstock.plan import (
+    KEEPS,
+    Gather,
+    GroupForecast,
+    Operation,
+    PathLike,
+    SavedPlan,
+    save,
+)
 
 _KINDS = ("gather", "release", "reduce")
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One operation of a recorded pass.
-
-    Attributes
-    ----------
-    kind : str
-        ``"gather"`` (a use of the group begins), ``"release"`` (it ends), ``"reduce"``.
-    group : str
-        Name of the group.
-    backward : bool
-        Whether it was in the backward.
-    nbytes : int
-        Bytes gathered or reduced.
-    """
-
-    kind: str
-    group: str
-    backward: bool
-    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -51,6 +39,14 @@ class Plan:
         Bytes of gathered groups that the plan needs, and the least that any plan could need.
     hash : int
         Of order, sizes and offsets.
+    keep_bytes, kept_bytes : int
+        Bytes of groups that may stay gathered from forward to backward, as the ranks agreed, and
+        those that do beside the ones that are near.
+    predicted_step, predicted_exposed : float
+        Seconds of such a pass, forward and backward, and in which compute waits for communication,
+        simulated by the times of the operations; 0 where these have none.
+    forecasts : tuple of GroupForecast
+        Of each group; see `penstock.plan.GroupForecast`.
     """
 
     operations: tuple[Operation, ...]
@@ -62,6 +58,11 @@ class Plan:
     peak_bytes: int
     lower_bound_bytes: int
     hash: int
+    keep_bytes: int
+    kept_bytes: int
+    predicted_step: float
+    predicted_exposed: float
+    forecasts: tuple[GroupForecast, ...] = field(repr=False)
     _engine: Engine = field(repr=False, compare=False)
 
     @contextmanager
@@ -77,10 +78,39 @@ class Plan:
         engine.native.set_replay(True)
         yield self
 
+    def save(self, path: PathLike) -> None:
+        """Write the plan and its recording as JSON, for ``python -m penstock.plan``.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file. Ranks that share a folder take a name each, or one of them saves alone.
+        """
+        engine = self._engine
+        of_plan = {name: getattr(self, name) for name in _SAVED}
+        save(
+            SavedPlan(
+                model=engine.name,
+                rank=engine.world.rank,
+                ranks=engine.world.size,
+                communicator=engine.native.communicator(),
+                stage=engine.stage,
+                groups=self.forecasts,
+                **of_plan,
+            ),
+            path,
+        )
+
+
+_SAVED = (
+    *("training", "prefetch_ahead", "prefetch_bytes", "keep_bytes", "kept_bytes", "peak_bytes"),
+    *("lower_bound_bytes", "predicted_step", "predicted_exposed", "hash", "operations"),
+)
+
 
 @contextmanager
 def record(model: nn.Module | None = None) -> Iterator[None]:
-    """Run the passes that begin in this context without a plan; the last one is kept.
+    """Run the passes that begin in this context without a plan; the last one is kept, with times.
 
     Parameters
     ----------
@@ -113,8 +143,16 @@ def get_recorded_ops(model: nn.Module | None = None, *, training: bool = True) -
     engine = engine_of(model)
     names = {group.index: group.name for group in engine.groups()}
     return [
-        Operation(_KINDS[kind], names[group], backward, nbytes)
-        for kind, group, backward, nbytes in engine.native.recorded(training)
+        Operation(
+            _KINDS[kind],
+            names[group],
+            backward,
+            nbytes,
+            max(reached - 1, 0) / 1e9,  # counted from 1
+            waited / 1e9,
+            took / 1e9,
+        )
+        for kind, group, backward, nbytes, reached, waited, took in engine.native.recorded(training)
     ]
 
 
@@ -125,6 +163,7 @@ def compile(
     zero_stage: int | None = None,
     prefetch_ahead: int = 2,
     prefetch_bytes: int | None = None,
+    keep_bytes: int = 0,
     training: bool = True,
 ) -> Plan:
     """Compile recorded operations to a plan; all ranks call this alike.
@@ -134,13 +173,17 @@ def compile(
     model : nn.Module, optional
         The sharded model; may be left out while only one lives.
     recorded_ops : sequence of Operation
-        From `get_recorded_ops`.
+        From `get_recorded_ops`, or of a saved plan (`penstock.plan.load`). Their times are agreed
+        on by all ranks, the longest counts.
     zero_stage : int, optional
         The stage that the plan is for; must be the model's.
     prefetch_ahead : int
         How many groups are gathered ahead of their use.
     prefetch_bytes : int, optional
         At most so many bytes gathered or in flight; left out: no limit.
+    keep_bytes : int
+        Bytes of groups that stay gathered from forward to backward, in stage 3, beside those that
+        are gathered ahead: those whose gathers take longest a byte. The smallest of all ranks.
     training : bool
         For passes with a backward; False: for evaluations.
 
@@ -152,6 +195,7 @@ def compile(
     engine = engine_of(model)
     check_count("prefetch_ahead", prefetch_ahead, 0)
     check_bytes("prefetch_bytes", prefetch_bytes)
+    check_count("keep_bytes", keep_bytes, 0, 2**63 - 1)
     check_flag("training", training)
     _check_operations(recorded_ops)
     if zero_stage is not None:
@@ -162,7 +206,21 @@ def compile(
             f"zero_stage={zero_stage}: {engine.name} was sharded with stage={engine.stage}",
         )
     draft = Plan(
-        tuple(recorded_ops), prefetch_ahead, prefetch_bytes or 0, training, 0, 0, 0, 0, 0, engine
+        operations=tuple(recorded_ops),
+        prefetch_ahead=prefetch_ahead,
+        prefetch_bytes=prefetch_bytes or 0,
+        training=training,
+        groups=0,
+        uses=0,
+        peak_bytes=0,
+        lower_bound_bytes=0,
+        hash=0,
+        keep_bytes=keep_bytes,
+        kept_bytes=0,
+        predicted_step=0.0,
+        predicted_exposed=0.0,
+        forecasts=(),
+        _engine=engine,
     )
     return _compile(engine, draft)
 
@@ -179,11 +237,12 @@ def _compile(engine: Engine, plan: Plan) -> Plan:
     if unknown:
         raise PenstockError("EINVAL", f"{engine.name} has no group {sorted(unknown)[0]!r}")
     operations = [
-        (_KINDS.index(op.kind), numbers[op.group], op.backward, op.nbytes) for op in plan.operations
+        (_KINDS.index(op.kind), numbers[op.group], *_numbers(op)) for op in plan.operations
     ]
     result = engine.native.compile(
-        plan.training, operations, plan.prefetch_ahead, plan.prefetch_bytes
+        plan.training, operations, plan.prefetch_ahead, plan.prefetch_bytes, plan.keep_bytes
     )
+    forecast = engine.native.forecast(plan.training)
     compiled = replace(
         plan,
         groups=result.groups,
@@ -191,6 +250,42 @@ def _compile(engine: Engine, plan: Plan) -> Plan:
         peak_bytes=result.peak_bytes,
         lower_bound_bytes=result.lower_bound_bytes,
         hash=result.hash,
+        keep_bytes=forecast.keep_bytes,
+        kept_bytes=forecast.kept_bytes,
+        predicted_step=forecast.step_ns / 1e9,
+        predicted_exposed=forecast.exposed_ns / 1e9,
+        forecasts=_forecasts(engine, plan.training),
     )
     engine.plans[plan.training] = compiled
     return compiled
+
+
+def _numbers(op: Operation) -> tuple[bool, int, int, int, int]:
+    reached, waited, took = (round(seconds * 1e9) for seconds in (op.reached, op.waited, op.took))
+    return op.backward, op.nbytes, reached + 1, waited, took
+
+
+def _forecasts(engine: Engine, training: bool) -> tuple[GroupForecast, ...]:
+    native = engine.native
+    return tuple(
+        _forecast(group.name, native.group_forecast(training, group.index))
+        for group in engine.groups()
+    )
+
+
+def _forecast(name: str, found: _C.GroupForecast) -> GroupForecast:
+    return GroupForecast(
+        name,
+        found.bytes,
+        KEEPS[found.keep],
+        found.gather_ns / 1e9,
+        found.reduce_ns / 1e9,
+        _gather(found.forward),
+        _gather(found.backward),
+    )
+
+
+def _gather(found: _C.GatherForecast) -> Gather | None:
+    if not found.lands_ns:
+        return None
+    return Gather(found.start_ns / 1e9, found.lands_ns / 1e9, found.used_ns / 1e9)

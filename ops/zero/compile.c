@@ -1,0 +1,205 @@
+/* A recording becomes a plan, the same on all ranks: what they have measured is agreed on first. */
+#include "ops/zero/engine.h"
+
+#include "base/options.h"
+
+#include <string.h>
+
+/* ---- what the ranks have measured ------------------------------------------------------------ */
+
+/* Words of which all ranks take the largest: of keep_bytes that is the smallest one. */
+typedef struct knowledge {
+    uint64_t *words;
+    size_t count;
+} knowledge;
+
+#define WORDS_A_GROUP (sizeof(pst__measured) / sizeof(uint64_t))
+
+static pst__measured *measured_of(const knowledge *known) {
+    return (pst__measured *)(void *)(known->words + 1);
+}
+
+static pst_status agree(pst_zero *engine, const pst_zero_compile_options *options,
+                        knowledge *known) {
+    known->count = 1 + WORDS_A_GROUP * engine->group_count;
+    known->words = pst__heap_alloc(engine->carrier.heap, known->count * sizeof *known->words);
+    if (known->words == NULL) return pst__zero_fail(engine, PST_ENOMEM, "%s", "no memory to plan");
+    known->words[0] = ~(uint64_t)options->keep_bytes;
+    pst__measure(options->operations, options->times, options->count, engine->group_count,
+                 measured_of(known));
+    return options->grad ? pst__agree_largest(engine, known->words, known->count) : PST_OK;
+}
+
+static void forget(const pst_zero *engine, knowledge *known) {
+    if (known->words == NULL) return;
+    pst__heap_free(engine->carrier.heap, known->words, known->count * sizeof *known->words);
+}
+
+/* ---- the plan -------------------------------------------------------------------------------- */
+
+static pst_status create_plan(pst_zero *engine, const pst_zero_compile_options *options,
+                              const knowledge *known, pst__plan **plan) {
+    const pst__heap *heap = engine->carrier.heap;
+    pst__costs costs;
+    pst__plan_input input = {.runtime = engine->carrier.runtime,
+                             .heap = heap,
+                             .operations = options->operations,
+                             .count = options->count,
+                             .group_count = engine->group_count,
+                             .bytes = engine->order.bytes,
+                             .reduce_bytes = engine->reduce_bytes,
+                             .need = engine->need,
+                             .grad = options->grad,
+                             .window = engine->options.stage == 3,
+                             .ahead = options->prefetch_ahead,
+                             .budget = options->prefetch_bytes,
+                             .keep_bytes = (size_t)~known->words[0],
+                             .costs = &costs};
+    pst_status status = pst__costs_create(heap, measured_of(known), engine->group_count,
+                                          input.bytes, input.reduce_bytes, &costs);
+    if (status == PST_OK) status = pst__plan_create(&input, plan);
+    pst__costs_free(heap, &costs);
+    if (status == PST_EINVAL)
+        return pst__zero_fail(engine, status, "%s",
+                              "the operations are no pass: an unknown group, or a release "
+                              "without a use");
+    if (status != PST_OK) return pst__zero_fail(engine, status, "%s", "no memory for a plan");
+    return PST_OK;
+}
+
+/* A plan wants its peak in one segment. What an eager pass has left behind goes first, for which
+ * the host waits until compute has used it; where it cannot the plan's offsets are advice and the
+ * pool serves. */
+static void make_room(pst_zero *engine, size_t peak) {
+    pst_arena_stats stats = {.size = sizeof stats};
+    (void)pst__carrier_wait_compute(&engine->carrier, PST__PATIENCE_NS);
+    pst_arena_trim(engine->carrier.gathered);
+    pst_arena_get_stats(engine->carrier.gathered, &stats);
+    if (stats.reserved == 0 && peak > 0)
+        (void)pst_arena_add_segment(engine->carrier.gathered, peak);
+}
+
+static size_t larger_peak(size_t peak, const pst__plan *plan) {
+    return plan != NULL && plan->summary.peak_bytes > peak ? plan->summary.peak_bytes : peak;
+}
+
+static size_t largest_peak(const pst_zero *engine) {
+    size_t peak = 0;
+    for (int grad = 0; grad < 2; grad++) {
+        peak = larger_peak(peak, engine->history[grad].next_plan);
+        for (size_t i = 0; i < PST__MOST_PATHS; i++)
+            peak = larger_peak(peak, engine->history[grad].paths[i].plan);
+    }
+    return peak;
+}
+
+static void adopt(pst_zero *engine, int grad, pst__plan *plan) {
+    pst__history *history = &engine->history[grad];
+    pst__plan_destroy(engine->carrier.heap, history->next_plan);
+    history->next_plan = plan;
+    if (!grad) return;
+    engine->stats.plan_peak = plan->summary.peak_bytes;
+    engine->stats.plan_lower_bound = plan->summary.lower_bound_bytes;
+}
+
+static pst_status compile(pst_zero *engine, const pst_zero_compile_options *options,
+                          int is_blocking) {
+    pst__plan *plan = NULL;
+    knowledge known = {0};
+    pst_status status = agree(engine, options, &known);
+    if (status == PST_OK) status = create_plan(engine, options, &known, &plan);
+    forget(engine, &known);
+    if (status != PST_OK) return status;
+    status = is_blocking ? pst__compare_now(&engine->plans[options->grad], plan->summary.hash)
+                         : pst__compare(&engine->plans[options->grad], plan->summary.hash);
+    if (status != PST_OK) {
+        pst__plan_destroy(engine->carrier.heap, plan);
+        return status;
+    }
+    adopt(engine, options->grad, plan);
+    if (engine->options.stage == 3 && engine->pass.kind == PST__NO_PASS)
+        make_room(engine, largest_peak(engine));
+    return PST_OK;
+}
+
+/* The host waits for compute here anyway, to make room. */
+pst_status pst__compile(pst_zero *engine, int grad) {
+    pst__history *history = &engine->history[grad];
+    if (grad && engine->options.stage == 3)
+        (void)pst__carrier_wait_compute(&engine->carrier, PST__PATIENCE_NS);
+    pst__notes_read(&history->notes);
+    return compile(engine,
+                   &(pst_zero_compile_options){
+                       .grad = grad,
+                       .operations = history->complete.operations,
+                       .times = history->notes.time_count == 0 ? NULL : history->notes.times,
+                       .count = history->complete.count,
+                       .prefetch_ahead = engine->options.prefetch_ahead,
+                       .prefetch_bytes = engine->options.prefetch_bytes,
+                       .keep_bytes = engine->keep_bytes},
+                   0);
+}
+
+/* ---- on request ------------------------------------------------------------------------------ */
+
+pst_status pst_zero_compile_with(pst_zero *engine, const pst_zero_compile_options *given,
+                                 pst_zero_plan *plan) {
+    pst_zero_compile_options options;
+    if (engine == NULL || !pst__read_options(&options, sizeof options, given) ||
+        (options.operations == NULL && options.count > 0))
+        return PST_EINVAL;
+    if (!engine->sealed)
+        return pst__zero_fail(engine, PST_ESTATE, "%s", "compile needs a sealed engine");
+    options.grad = options.grad != 0;
+    const pst_status status = compile(engine, &options, 1);
+    if (status == PST_OK && plan != NULL) *plan = engine->history[options.grad].next_plan->summary;
+    return status;
+}
+
+pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations, size_t count,
+                            uint32_t prefetch_ahead, size_t prefetch_bytes, pst_zero_plan *plan) {
+    return pst_zero_compile_with(
+        engine,
+        &(pst_zero_compile_options){.size = sizeof(pst_zero_compile_options),
+                                    .grad = grad,
+                                    .operations = operations,
+                                    .count = count,
+                                    .prefetch_ahead = prefetch_ahead,
+                                    .prefetch_bytes = prefetch_bytes},
+        plan);
+}
+
+void pst_zero_set_keep_bytes(pst_zero *engine, size_t bytes) {
+    engine->keep_bytes = bytes;
+}
+
+/* ---- what plans say -------------------------------------------------------------------------- */
+
+/* The plan that was made last, if it has no pass yet, or that of the latest pass. */
+static const pst__plan *latest_plan(const pst_zero *engine, int grad) {
+    const pst__history *history = &engine->history[grad != 0];
+    if (history->next_plan != NULL) return history->next_plan;
+    return history->latest == PST__NO_PATH ? NULL : history->paths[history->latest].plan;
+}
+
+static pst_status no_plan(const pst_zero *engine) {
+    return pst__zero_fail(engine, PST_ESTATE, "%s",
+                          "there is no plan: run a pass, or compile a recording");
+}
+
+pst_status pst_zero_get_forecast(const pst_zero *engine, int grad, pst_zero_forecast *forecast) {
+    if (engine == NULL || forecast == NULL) return PST_EINVAL;
+    const pst__plan *plan = latest_plan(engine, grad);
+    if (plan == NULL) return no_plan(engine);
+    pst__write_sized(forecast, &plan->forecast, sizeof plan->forecast);
+    return PST_OK;
+}
+
+pst_status pst_zero_get_group_forecast(const pst_zero *engine, int grad, uint32_t group,
+                                       pst_zero_group_forecast *forecast) {
+    if (engine == NULL || forecast == NULL || group >= engine->group_count) return PST_EINVAL;
+    const pst__plan *plan = latest_plan(engine, grad);
+    if (plan == NULL) return no_plan(engine);
+    pst__write_sized(forecast, &plan->group_forecasts[group], sizeof *plan->group_forecasts);
+    return PST_OK;
+}

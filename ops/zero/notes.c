@@ -1,0 +1,92 @@
+#include "ops/zero/notes.h"
+
+#include <string.h>
+
+void pst__notes_begin(pst__notes *notes, int is_on) {
+    pst__timings_reset(&notes->timings);
+    notes->is_on = is_on;
+    notes->is_complete = 0;
+    notes->count = notes->share_count = 0;
+}
+
+void pst__notes_cut(pst__notes *notes, size_t count) {
+    notes->is_complete = 0;
+    if (notes->count > count) notes->count = count;
+    while (notes->share_count > 0 && notes->shares[notes->share_count - 1].operation >= count)
+        notes->share_count--;
+}
+
+/* What cannot be noted leaves the pass without times. */
+pst__timing *pst__notes_reach(pst__notes *notes, pst_stream *compute) {
+    if (!notes->is_on) return NULL;
+    pst__timing *timing = pst__timings_take(&notes->timings);
+    notes->is_on = timing != NULL &&
+                   pst__heap_grow(notes->timings.heap, (void **)&notes->reached, &notes->capacity,
+                                  notes->count + 1, sizeof(void *)) == PST_OK;
+    if (!notes->is_on) return NULL;
+    pst__timing_note(timing, PST__BEGAN, compute);
+    return notes->reached[notes->count++] = timing;
+}
+
+void pst__notes_share(pst__notes *notes, pst__timing *timing, size_t bytes) {
+    if (!notes->is_on || timing == NULL) return;
+    if (pst__heap_grow(notes->timings.heap, (void **)&notes->shares, &notes->share_capacity,
+                       notes->share_count + 1, sizeof *notes->shares) != PST_OK)
+        return;
+    timing->bytes += bytes;
+    notes->shares[notes->share_count++] = (pst__share){notes->count, timing, bytes};
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+/* The device's clock may have been set anew between two readings. */
+static uint64_t length_of(pst__timing *timing) {
+    const uint64_t began = pst__timing_read(timing, PST__BEGAN);
+    const uint64_t ended = pst__timing_read(timing, PST__ENDED);
+    return began != 0 && ended > began ? ended - began : 0;
+}
+
+/* A share of what the collective took. */
+static uint64_t length_of_share(const pst__share *share) {
+    const uint64_t all = length_of(share->timing);
+    if (share->bytes == share->timing->bytes) return all;
+    return (uint64_t)((double)all * (double)share->bytes / (double)share->timing->bytes);
+}
+
+static void read_reached(pst__notes *notes) {
+    const uint64_t origin = notes->count == 0 ? 0 : pst__timing_read(notes->reached[0], PST__BEGAN);
+    for (size_t i = 0; i < notes->count && origin != 0; i++) {
+        const uint64_t began = pst__timing_read(notes->reached[i], PST__BEGAN);
+        /* Counted from 1: 0 is what is not known. */
+        notes->times[i].reached_ns = began >= origin ? began - origin + 1 : 0;
+        notes->times[i].waited_ns = length_of(notes->reached[i]);
+    }
+}
+
+void pst__notes_complete(pst__notes *notes, size_t count) {
+    notes->is_complete =
+        notes->is_on && notes->count == count && count > 0 &&
+        pst__heap_grow(notes->timings.heap, (void **)&notes->times, &notes->time_capacity, count,
+                       sizeof *notes->times) == PST_OK;
+    notes->time_count = notes->is_complete ? count : 0;
+}
+
+void pst__notes_read(pst__notes *notes) {
+    if (!notes->is_complete) return;
+    memset(notes->times, 0, notes->time_count * sizeof *notes->times);
+    read_reached(notes);
+    for (size_t i = 0; i < notes->share_count; i++)
+        if (notes->shares[i].operation < notes->time_count)
+            notes->times[notes->shares[i].operation].collective_ns +=
+                length_of_share(&notes->shares[i]);
+}
+
+void pst__notes_free(pst__notes *notes) {
+    const pst__heap *heap = notes->timings.heap;
+    if (heap == NULL) return;
+    pst__timings_free(&notes->timings);
+    pst__heap_free(heap, notes->reached, notes->capacity * sizeof(void *));
+    pst__heap_free(heap, notes->shares, notes->share_capacity * sizeof *notes->shares);
+    pst__heap_free(heap, notes->times, notes->time_capacity * sizeof *notes->times);
+    *notes = (pst__notes){0};
+}

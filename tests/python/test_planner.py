@@ -1,0 +1,222 @@
+"""Recordings with times, groups that stay gathered, saved plans and what is said of them."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import penstock
+import penstock.plan
+import pytest
+import torch
+from equality import world
+from models import DEVICE, Net, loss_of, make
+from penstock._engine import engine_of
+from penstock.plan import PlanError
+
+
+def train(model, steps):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    losses = []
+    for step in range(steps):
+        loss = loss_of(model, step, world()[0])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def record(model):
+    with penstock.record(model):
+        train(model, 1)
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return penstock.get_recorded_ops(model)
+
+
+def record_times():
+    model = penstock.shard(make(Net))
+    ops = record(model)
+    reached = [op.reached for op in ops]
+    assert reached == sorted(reached) and reached[0] == 0 and reached[-1] > 0
+    for op in ops:
+        assert (op.took > 0) == (op.kind != "release")
+        assert op.waited == 0 or op.kind == "gather"
+    train(model, 2)
+    assert all(op.took == 0 for op in penstock.get_recorded_ops(model))  # by plan
+    penstock.close(model)
+
+
+def test_a_recording_has_times(worlds):
+    worlds(2).run(record_times)
+
+
+# ---- groups that stay ----------------------------------------------------------------------------
+
+
+def train_keeping(keep):
+    model = penstock.shard(make(Net), prefetch_ahead=1)
+    losses = train(model, 1)
+    plan = penstock.compile(recorded_ops=record(model), prefetch_ahead=1, keep_bytes=keep)
+    with plan.execute():
+        penstock.stats(model, reset=True)
+        losses += train(model, 4)
+    figures = penstock.stats(model)
+    assert figures.planned_passes == 4 and figures.deviations == 0
+    assert figures.arena_peak <= plan.peak_bytes == figures.plan_peak
+    weights = [parameter.full_tensor().tolist() for parameter in model.parameters()]
+    penstock.close(model)
+    return losses, weights, figures.gathers, plan.hash, [group.is_kept for group in plan.forecasts]
+
+
+def test_what_stays_is_gathered_once_and_changes_nothing(worlds):
+    runs = [worlds(2).run(train_keeping, keep) for keep in (0, 1 << 40)]
+    (none, none_too), (all_, all_too) = runs
+    assert none[3] == none_too[3] and all_[3] == all_too[3]
+    for without, kept in zip((none, none_too), (all_, all_too), strict=True):
+        assert without[:2] == kept[:2]  # losses and weights, bit for bit
+    groups, stay = len(none[4]), sum(none[4])
+    assert groups == 6 and 0 < stay < 6 and all(all_[4])
+    assert none[2] == 4 * (groups + groups - stay) and all_[2] == 4 * groups
+
+
+def keep_by_rank(numbers):
+    model = penstock.shard(make(Net), prefetch_ahead=0)
+    ops = record(model)
+    plan = penstock.compile(recorded_ops=ops, prefetch_ahead=0, keep_bytes=numbers[world()[0]])
+    penstock.close(model)
+    return plan
+
+
+def test_the_smallest_budget_of_all_ranks_counts(worlds):
+    def hashes(*numbers):
+        plans = worlds(2).run(compile_by_rank, numbers)
+        assert plans[0][0] == plans[1][0]
+        return plans[0]
+
+    assert hashes(1 << 40, 0)[1:] == (0, 0)
+    assert hashes(1 << 30, 1 << 20)[1] == 1 << 20
+
+
+def compile_by_rank(numbers):
+    plan = keep_by_rank(numbers)
+    return plan.hash, plan.keep_bytes, plan.kept_bytes
+
+
+def keep_from_the_first_plan_on():
+    model = make(Net)
+    model.head.weight.requires_grad_(False)
+    penstock.shard(model, prefetch_ahead=0)
+    engine_of(model).keep(1 << 40)
+    train(model, 1)
+    penstock.stats(model, reset=True)
+    train(model, 3)
+    figures = penstock.stats(model)
+    assert figures.gathers == 3 * 6 and figures.planned_passes == 3
+    model.head.weight.requires_grad_(True)  # the engine below is another one then
+    train(model, 1)
+    penstock.stats(model, reset=True)
+    train(model, 3)
+    figures = penstock.stats(model)
+    assert figures.gathers == 3 * 6 and figures.planned_passes == 3
+    penstock.close(model)
+
+
+def test_an_engine_keeps_by_itself(worlds):
+    worlds(2).run(keep_from_the_first_plan_on)
+
+
+def test_a_budget_that_is_no_number_is_refused():
+    model = penstock.shard(make(Net))
+    with pytest.raises(penstock.PenstockError, match=r"keep_bytes=-1: give a whole number"):
+        penstock.compile(recorded_ops=[], keep_bytes=-1)
+    penstock.close(model)
+
+
+# ---- saved plans ---------------------------------------------------------------------------------
+
+
+def save_plans(folder):
+    model = penstock.shard(make(Net), prefetch_ahead=1)
+    ops = record(model)
+    for name, keep in (("none", 0), ("all", 1 << 40)):
+        plan = penstock.compile(recorded_ops=ops, prefetch_ahead=1, keep_bytes=keep)
+        plan.save(f"{folder}/{name}{world()[0]}.json")
+    saved = penstock.plan.load(f"{folder}/all{world()[0]}.json")
+    assert [dataclasses.astuple(op) for op in saved.operations] == [
+        dataclasses.astuple(op) for op in ops
+    ]
+    again = penstock.compile(recorded_ops=saved.operations, prefetch_ahead=1, keep_bytes=1 << 40)
+    assert again == plan and saved.hash == plan.hash and saved.groups == plan.forecasts
+    penstock.close(model)
+
+
+@pytest.fixture(scope="module")
+def saved(worlds, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plans")
+    worlds(2).run(save_plans, str(folder))
+    return folder
+
+
+def test_a_saved_plan_says_what_it_is_of(saved):
+    plan = penstock.plan.load(saved / "all1.json")
+    assert (plan.model, plan.rank, plan.ranks, plan.stage) == ("Net", 1, 2, 3)
+    assert plan.communicator == ("c10d" if DEVICE == "cpu" else plan.communicator)
+    assert [group.name for group in plan.groups if group.nbytes > 0] == [
+        *("embed", "blocks.0", "blocks.1", "blocks.2", "norm", "head")
+    ]
+    assert plan.predicted_step > plan.predicted_exposed >= 0
+    first = penstock.plan.load(saved / "all0.json")
+    assert first.hash == plan.hash and first.groups == plan.groups
+
+
+def tool(*arguments):
+    code = (
+        "import sys, penstock.plan; status = penstock.plan.main(sys.argv[1:]);"
+        "assert 'torch' not in sys.modules and 'penstock._C' not in sys.modules;"
+        "sys.exit(status)"
+    )
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_explain_has_a_line_a_group(saved):
+    ran = tool("explain", saved / "none0.json")
+    assert ran.returncode == 0, ran.stderr
+    assert "predicted step" in ran.stdout and "exposed communication" in ran.stdout
+    assert "peak of gathered groups" in ran.stdout
+    head, forward, backward = ran.stdout.split("\n\n")
+    assert "Net: training, stage 3, 2 ranks" in head and "keep_bytes 0.000 MiB: 0 groups" in head
+    assert len(forward.splitlines()) == len(backward.splitlines()) == 1 + 6
+    (line,) = [line for line in backward.splitlines() if line.startswith("blocks.0")]
+    assert line.endswith("gathered again: not within keep_bytes")
+    (line,) = [line for line in backward.splitlines() if line.startswith("head")]
+    assert line.endswith("stays: the backward begins with it") and "-" in line.split()
+    kept = tool("explain", saved / "all0.json").stdout
+    assert kept.count("stays within keep_bytes") == 4
+
+
+def test_diff_says_what_another_plan_does(saved):
+    ran = tool("diff", saved / "none0.json", saved / "all0.json")
+    assert ran.returncode == 0, ran.stderr
+    assert "keep_bytes: 0 -> 1099511627776" in ran.stdout
+    assert "blocks.0: gathered again: not within keep_bytes -> stays within" in ran.stdout
+    assert tool("diff", saved / "all0.json", saved / "all1.json").stdout == "the same\n"
+
+
+def test_files_that_hold_no_plan_are_named(saved, tmp_path):
+    bad = tmp_path / "bad.json"
+    bad.write_text("{")
+    with pytest.raises(PlanError, match=r"bad\.json is no JSON"):
+        penstock.plan.load(bad)
+    bad.write_text('{"penstock": "a trace"}')
+    with pytest.raises(PlanError, match=r"bad\.json holds no plan.*penstock\.Plan\.save"):
+        penstock.plan.load(bad)
+    plan = json.loads((saved / "all0.json").read_text())
+    del plan["groups"][0]["keep"]
+    bad.write_text(json.dumps(plan))
+    with pytest.raises(PlanError, match=r"bad\.json is damaged"):
+        penstock.plan.load(bad)
+    ran = tool("explain", tmp_path / "none.json")
+    assert ran.returncode == 2 and "none.json" in ran.stderr
