@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #define DEFAULT_SPIN          2000u
-#define DEFAULT_TRACE_RECORDS 65536u
 #define DEFAULT_TASK_CAPACITY 1024u
 #define DRAIN_SLEEP_NS        200000u
 #define NOTICE_NS             100000000u
@@ -39,10 +38,9 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
     runtime->pump.descriptor = -1;
     pst__watchdog_init(runtime, options);
     pst__error_init(&runtime->error, options->log, options->log_context);
-    pst_status status = pst__trace_create(
-        &runtime->heap, &runtime->error, runtime->rank, options->world_size,
-        options->trace_records == 0 ? DEFAULT_TRACE_RECORDS : options->trace_records,
-        &runtime->trace);
+    pst_status status =
+        pst__trace_create(&runtime->heap, &runtime->error, runtime->rank, options->world_size,
+                          options->trace_records, &runtime->trace);
     if (status != PST_OK) return status;
     status = pst__host_create(&runtime->heap, &runtime->host);
     if (status != PST_OK) return status;

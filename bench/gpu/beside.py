@@ -20,18 +20,21 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from collectives import (
-    GEMM,
-    GEMMS,
     GIB,
     MIB,
     Bench,
+    Implementation,
     Ours,
     Say,
+    ThroughTorch,
     join_ranks,
     median_of,
     named,
     spawn_ranks,
 )
+
+GEMM = 8192
+GEMMS = 10
 
 # As collectives.h numbers them.
 COPY_IN, PULL, SUM, ALL = 1, 2, 4, 7
@@ -68,16 +71,18 @@ class Products:
 class Series:
     """So many operations of one kind and size, timed as a whole."""
 
-    def __init__(self, bench: Bench, ours: Ours, kind: str, size: int, count: int) -> None:
-        self.bench, self.ours, self.size, self.count = bench, ours, size, count
-        self.operation: Callable[[int], None] = getattr(ours, kind)
+    def __init__(
+        self, bench: Bench, comm: Implementation, kind: str, size: int, count: int
+    ) -> None:
+        self.bench, self.comm, self.size, self.count = bench, comm, size, count
+        self.operation: Callable[[int], None] = getattr(comm, kind)
 
     def enqueue(self) -> None:
         """Enqueue them, and the end."""
         self.bench.start.record()
         for _ in range(self.count):
             self.operation(self.size)
-        self.ours.join()
+        self.comm.join()
         self.bench.end.record()
 
     def seconds(self) -> float:
@@ -85,16 +90,16 @@ class Series:
         return self.bench.start.elapsed_time(self.bench.end) / 1e3 / self.count
 
 
-def measure(bench: Bench, products: Products, ours: Ours, kind: str, size: int) -> str:
+def measure(bench: Bench, products: Products, comm: Implementation, kind: str, size: int) -> str:
     """Return a line: alone, beside the products, their slow-down, and their loss a GiB."""
-    alone = max(bench.longest([bench.seconds(ours, kind, size, 3)]))
+    alone = max(bench.longest([bench.seconds(comm, kind, size, 3)]))
     plain = max(bench.longest([products.seconds(lambda: None)]))
-    series = Series(bench, ours, kind, size, math.ceil(1.6 * plain / alone))
+    series = Series(bench, comm, kind, size, math.ceil(1.6 * plain / alone))
     ratios, paces, losses = [], [], []
     for _ in range(bench.alternations):
         before = products.seconds(lambda: None)
         during = products.seconds(series.enqueue)
-        ours.check()
+        comm.check()
         ratios.append(during / before)
         paces.append(series.seconds())
         losses.append((during - before) / during * paces[-1] / (size / GIB))
@@ -107,20 +112,20 @@ def measure(bench: Bench, products: Products, ours: Ours, kind: str, size: int) 
     )
 
 
-def run_settings(bench: Bench, ours: Ours, options: argparse.Namespace, say: Say) -> None:
+def run_settings(bench: Bench, comm: Implementation, options: argparse.Namespace, say: Say) -> None:
     """Measure one communicator: gathers, and the parts of reductions that were asked for."""
-    is_plain = ours.name in ("ce", "nccl")
-    rows = [("reduce", part) for part in (options.parts if ours.name == "ce" else ["all"])]
+    is_plain = comm.name in ("torch", "nccl", "ce")
+    rows = [("reduce", part) for part in (options.parts if comm.name == "ce" else ["all"])]
     if is_plain:
         rows.insert(0, ("gather", "all"))
     for priority in options.priorities:
         products = Products(bench, priority)
         for size in options.sizes:
             for kind, part in rows:
-                ours.choose(PARTS[part])
-                line = measure(bench, products, ours, kind, size)
-                say(f"{ours.name:<20}{kind:<8}{part:<9}{priority:>3}{named(size):>9}{line}")
-        ours.choose(ALL)
+                comm.choose(PARTS[part])
+                line = measure(bench, products, comm, kind, size)
+                say(f"{comm.name:<20}{kind:<8}{part:<9}{priority:>3}{named(size):>9}{line}")
+        comm.choose(ALL)
 
 
 def run_rank(rank: int, ranks: int, options: argparse.Namespace) -> None:
@@ -138,11 +143,15 @@ def run_rank(rank: int, ranks: int, options: argparse.Namespace) -> None:
         f"   GEMMs x (from-to)    ms lost a GiB"
     )
     for name in options.comms:
-        ours = Ours(library, name, largest, gradients, bench)
-        run_settings(bench, ours, options, say)
+        comm: Implementation = (
+            ThroughTorch(largest, gradients)
+            if name == "torch"
+            else Ours(library, name, largest, gradients, bench)
+        )
+        run_settings(bench, comm, options, say)
         bench.meet()
-        ours.close()
-        del ours
+        comm.close()
+        del comm
         torch.cuda.empty_cache()
     dist.destroy_process_group()
 
@@ -152,10 +161,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--library", required=True, help="libbench_gpu_collectives.so")
     parser.add_argument("--ranks", type=int, default=0, help="default: a rank for each GPU")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[256 * MIB, GIB], help="bytes")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[64 * MIB, 256 * MIB, GIB], help="bytes"
+    )
     parser.add_argument("--alternations", type=int, default=10)
     parser.add_argument(
-        "--comms", nargs="+", default=["nccl", "ce", "ce-pass"], help="see collectives.h"
+        "--comms",
+        nargs="+",
+        default=["torch", "nccl", "ce", "ce-pass"],
+        help="torch: NCCL as torch drives it; see collectives.h",
     )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument(

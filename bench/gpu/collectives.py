@@ -26,8 +26,6 @@ Operation = Callable[[int], None]  # enqueues one, of that many bytes over all r
 Say = Callable[[str], None]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-GEMM = 8192
-GEMMS = 10
 
 
 # ---- implementations --------------------------------------------------------------------------
@@ -80,8 +78,14 @@ class ThroughTorch:
         self.add_pending(1 - self.turn)
         self.add_pending(self.turn)
 
+    def choose(self, parts: int) -> None:
+        """Nothing: torch's collectives run as a whole."""
+
     def check(self) -> None:
         """Nothing: torch looks by itself."""
+
+    def close(self) -> None:
+        """Nothing: the tensors end with this."""
 
 
 class Memory:
@@ -199,6 +203,9 @@ class Ours:
         self.library.collectives_close(self.handle)
 
 
+Implementation = ThroughTorch | Ours
+
+
 # ---- measuring --------------------------------------------------------------------------------
 
 
@@ -223,7 +230,7 @@ class Bench:
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self.group)
         return slowest.tolist()
 
-    def seconds(self, implementation: ThroughTorch | Ours, kind: str, size: int, n: int) -> float:
+    def seconds(self, implementation: Implementation, kind: str, size: int, n: int) -> float:
         """Seconds an operation, of n in a row."""
         operation: Operation = getattr(implementation, kind)
         self.meet()
@@ -238,7 +245,7 @@ class Bench:
         return self.start.elapsed_time(self.end) / 1e3 / n
 
     def compare(
-        self, implementations: list[ThroughTorch | Ours], kind: str, size: int
+        self, implementations: list[Implementation], kind: str, size: int
     ) -> list[list[float]]:
         """Return times of each implementation, one an alternation."""
         first = self.longest([self.seconds(i, kind, size, 2) for i in implementations])
@@ -270,7 +277,7 @@ def named(size: int) -> str:
 
 
 def bandwidths(
-    bench: Bench, implementations: list[ThroughTorch | Ours], sizes: list[int], say: Say
+    bench: Bench, implementations: list[Implementation], sizes: list[int], say: Say
 ) -> None:
     """Measure gathers and reductions of all sizes, one after the other."""
     share = (dist.get_world_size() - 1) / dist.get_world_size()
@@ -286,7 +293,7 @@ def bandwidths(
             say(f"{named(size):<10}" + "".join(f"{cell:>34}" for cell in cells))
 
 
-def errors(implementations: list[ThroughTorch | Ours], say: Say) -> None:
+def errors(implementations: list[Implementation], say: Say) -> None:
     """Compare a reduction with fp64, and a gather with what it should be."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     count = 8 * MIB
@@ -314,63 +321,13 @@ def errors(implementations: list[ThroughTorch | Ours], say: Say) -> None:
         say(f"  {implementation.name:<16}{error:.3e}   gather {'right' if right else 'WRONG'}")
 
 
-def gemms_beside(
-    bench: Bench, implementations: list[ThroughTorch | Ours], sizes: list[int], say: Say
-) -> None:
-    """How much slower matrix products get while collectives run beside them."""
-    a, b = (torch.randn(GEMM, GEMM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    c = torch.empty_like(a)
-
-    def products(beside: Callable[[], None]) -> float:
-        bench.meet()
-        with torch.cuda.stream(bench.stream):
-            beside()
-        bench.start.record()
-        for _ in range(GEMMS):
-            torch.mm(a, b, out=c)
-        bench.end.record()
-        torch.cuda.synchronize()
-        return bench.start.elapsed_time(bench.end) / 1e3
-
-    alone = statistics.median(products(lambda: None) for _ in range(5))
-    alone = max(bench.longest([alone]))
-    say(
-        f"\n{GEMMS} GEMMs of {GEMM}^3 bf16 alone: {alone * 1e3:.2f} ms; beside collectives, x times"
-    )
-    say("what              " + "".join(f"{i.name:>24}" for i in implementations))
-    for kind in ("gather", "reduce"):
-        for size in sizes:
-            cells = []
-            for implementation in implementations:
-                each = max(bench.longest([bench.seconds(implementation, kind, size, 3)]))
-                count = math.ceil(1.6 * alone / each)
-                operation: Operation = getattr(implementation, kind)
-
-                def beside(
-                    operation: Operation = operation, count: int = count, size: int = size
-                ) -> None:
-                    for _ in range(count):
-                        operation(size)
-
-                ratios = []
-                for _ in range(bench.alternations):
-                    before = products(lambda: None)
-                    ratios.append(products(beside) / before)
-                with torch.cuda.stream(bench.stream):
-                    implementation.join()
-                torch.cuda.synchronize()
-                middle, low, high = median_of(bench.longest(ratios))
-                cells.append(f"{middle:.3f} ({low:.3f}-{high:.3f})")
-            say(f"{kind:<8}{named(size):<10}" + "".join(f"{cell:>24}" for cell in cells))
-
-
 # ---- a rank -----------------------------------------------------------------------------------
 
 
-def open_all(options: argparse.Namespace, bench: Bench, say: Say) -> list[ThroughTorch | Ours]:
+def open_all(options: argparse.Namespace, bench: Bench, say: Say) -> list[Implementation]:
     """Open torch's and those of ours that this machine can have."""
     gradients = torch.randn(options.largest // 2, device="cuda").bfloat16()
-    implementations: list[ThroughTorch | Ours] = [ThroughTorch(options.largest, gradients)]
+    implementations: list[Implementation] = [ThroughTorch(options.largest, gradients)]
     library = ctypes.CDLL(options.library)
     for name in options.comms:
         free = torch.cuda.mem_get_info()[0]
@@ -414,12 +371,9 @@ def run_rank(rank: int, ranks: int, options: argparse.Namespace) -> None:
         size for size in (KIB << shift for shift in range(0, 23, 2)) if size <= options.largest
     ]
     bandwidths(bench, implementations, sizes, say)
-    beside = [size for size in (64 * MIB, 256 * MIB, GIB) if size <= options.largest]
-    gemms_beside(bench, implementations, beside, say)
     bench.meet()
     for implementation in implementations:
-        if isinstance(implementation, Ours):
-            implementation.close()
+        implementation.close()
     dist.destroy_process_group()
 
 

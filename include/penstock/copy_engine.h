@@ -4,8 +4,7 @@
  * of its peers' memory: a gather is one (batched) copy from each peer, straight to its destination,
  * a reduce-scatter one copy from each peer into staging and a sum in fp32 in the order of ranks.
  * No kernel moves data between devices or signals: ranks signal each other by flags, written and
- * waited for in stream order. It is written against the device's table alone, so it runs on `cuda`
- * and on `sim`.
+ * waited for in stream order. It is written against the device's table alone.
  *
  * How it is used, beyond penstock/comm.h:
  * - All collectives of a communicator are started on one stream, gathers and reductions together.
@@ -19,7 +18,6 @@
  *   or aborts says so before anything that it spoils can be seen.
  * - It is destroyed when no collective is in flight on any rank, or after an abort. What an abort
  *   has not been able to end keeps its memory.
- * - Nothing is captured in CUDA graphs: each collective has its own sequence number.
  */
 #ifndef PENSTOCK_COPY_ENGINE_H
 #define PENSTOCK_COPY_ENGINE_H

@@ -16,10 +16,7 @@
     NEEDED(cuGetErrorString, 6000)                                                                 \
     NEEDED(cuDeviceGet, 2000)                                                                      \
     NEEDED(cuDeviceGetCount, 2000)                                                                 \
-    NEEDED(cuDeviceGetName, 2000)                                                                  \
-    NEEDED(cuDeviceGetUuid, 11040)                                                                 \
     NEEDED(cuDeviceGetAttribute, 2000)                                                             \
-    NEEDED(cuDeviceCanAccessPeer, 4000)                                                            \
     NEEDED(cuDevicePrimaryCtxRetain, 7000)                                                         \
     NEEDED(cuDevicePrimaryCtxRelease, 11000)                                                       \
     NEEDED(cuCtxGetCurrent, 4000)                                                                  \
@@ -29,7 +26,6 @@
     NEEDED(cuStreamCreateWithPriority, 5050)                                                       \
     NEEDED(cuStreamDestroy, 4000)                                                                  \
     NEEDED(cuStreamQuery, 2000)                                                                    \
-    NEEDED(cuStreamSynchronize, 2000)                                                              \
     NEEDED(cuStreamIsCapturing, 10000)                                                             \
     NEEDED(cuStreamWaitEvent, 3020)                                                                \
     NEEDED(cuStreamWriteValue32, 11070)                                                            \
@@ -43,7 +39,6 @@
     NEEDED(cuMemcpyAsync, 4000)                                                                    \
     NEEDED(cuMemcpy2DAsync, 3020)                                                                  \
     OPTIONAL(cuMemcpyBatchAsync, 12080)                                                            \
-    NEEDED(cuMemsetD8Async, 3020)                                                                  \
     NEEDED(cuMemHostRegister, 6050)                                                                \
     NEEDED(cuMemHostUnregister, 4000)                                                              \
     NEEDED(cuMemGetAllocationGranularity, 10020)                                                   \
@@ -60,8 +55,6 @@
     NEEDED(cuModuleLoadData, 2000)                                                                 \
     NEEDED(cuModuleUnload, 2000)                                                                   \
     NEEDED(cuModuleGetFunction, 2000)                                                              \
-    NEEDED(cuFuncGetAttribute, 2020)                                                               \
-    NEEDED(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050)                                      \
     NEEDED(cuLaunchKernel, 4000)                                                                   \
     NEEDED(cuLaunchHostFunc, 10000)
 

@@ -64,8 +64,8 @@ static void (*const wide_store[])(void *restrict, const double *restrict, size_t
     [PST_BFLOAT16] = wide_store_bf16,
 };
 
-static const unsigned char *element(const void *base, size_t index, pst_dtype dtype) {
-    return (const unsigned char *)base + index * pst_dtype_size(dtype);
+static void *element(const void *base, size_t index, pst_dtype dtype) {
+    return (void *)((uintptr_t)base + index * pst_dtype_size(dtype));
 }
 
 static size_t block_at(size_t done, size_t count) {
@@ -74,32 +74,21 @@ static size_t block_at(size_t done, size_t count) {
 
 /* ---- cast, scale, copy ------------------------------------------------------------------ */
 
-static void cast_narrow(const pst_cast *piece, float scale) {
-    float block[BLOCK];
-    for (size_t done = 0; done < piece->count; done += BLOCK) {
-        const size_t count = block_at(done, piece->count);
-        load[piece->source_dtype](block, element(piece->source, done, piece->source_dtype), count);
-        for (size_t i = 0; i < count; i++)
-            block[i] *= scale;
-        store[piece->destination_dtype](
-            (void *)(uintptr_t)element(piece->destination, done, piece->destination_dtype), block,
-            count);
+#define CAST(name, wide, load, store)                                                              \
+    static void name(const pst_cast *piece, wide scale) {                                          \
+        wide block[BLOCK];                                                                         \
+        const pst_dtype from = piece->source_dtype, to = piece->destination_dtype;                 \
+        for (size_t done = 0; done < piece->count; done += BLOCK) {                                \
+            const size_t count = block_at(done, piece->count);                                     \
+            load[from](block, element(piece->source, done, from), count);                          \
+            for (size_t i = 0; i < count; i++)                                                     \
+                block[i] *= scale;                                                                 \
+            store[to](element(piece->destination, done, to), block, count);                        \
+        }                                                                                          \
     }
-}
 
-static void cast_wide(const pst_cast *piece, double scale) {
-    double block[BLOCK];
-    for (size_t done = 0; done < piece->count; done += BLOCK) {
-        const size_t count = block_at(done, piece->count);
-        wide_load[piece->source_dtype](block, element(piece->source, done, piece->source_dtype),
-                                       count);
-        for (size_t i = 0; i < count; i++)
-            block[i] *= scale;
-        wide_store[piece->destination_dtype](
-            (void *)(uintptr_t)element(piece->destination, done, piece->destination_dtype), block,
-            count);
-    }
-}
+CAST(cast_narrow, float, load, store)
+CAST(cast_wide, double, wide_load, wide_store)
 
 pst_status pst__host_cast(const pst_cast *piece, double scale) {
     const size_t size = pst_dtype_size(piece->destination_dtype);
@@ -124,54 +113,34 @@ pst_status pst__host_cast(const pst_cast *piece, double scale) {
 
 /* ---- sum of several sources ------------------------------------------------------------- */
 
-static void sum_narrow(const pst_sum *sum) {
-    float total[BLOCK], block[BLOCK];
-    const float scale = (float)sum->scale;
-    for (size_t done = 0; done < sum->count; done += BLOCK) {
-        const size_t count = block_at(done, sum->count);
-        void *to = (void *)(uintptr_t)element(sum->destination, done, sum->destination_dtype);
-        for (size_t i = 0; i < count; i++)
-            total[i] = 0;
-        for (size_t k = 0; k < sum->source_count; k++) {
-            load[sum->source_dtype](block, element(sum->sources[k], done, sum->source_dtype),
-                                    count);
-            for (size_t i = 0; i < count; i++)
-                total[i] = k == 0 ? block[i] : total[i] + block[i];
-        }
-        for (size_t i = 0; i < count; i++)
-            total[i] *= scale;
-        if (sum->accumulate) {
-            load[sum->destination_dtype](block, to, count);
-            for (size_t i = 0; i < count; i++)
-                total[i] += block[i];
-        }
-        store[sum->destination_dtype](to, total, count);
+#define SUM(name, wide, load, store)                                                               \
+    static void name(const pst_sum *sum) {                                                         \
+        wide total[BLOCK], block[BLOCK];                                                           \
+        const wide scale = (wide)sum->scale;                                                       \
+        const pst_dtype from = sum->source_dtype, to = sum->destination_dtype;                     \
+        for (size_t done = 0; done < sum->count; done += BLOCK) {                                  \
+            const size_t count = block_at(done, sum->count);                                       \
+            void *destination = element(sum->destination, done, to);                               \
+            for (size_t i = 0; i < count; i++)                                                     \
+                total[i] = 0;                                                                      \
+            for (size_t k = 0; k < sum->source_count; k++) {                                       \
+                load[from](block, element(sum->sources[k], done, from), count);                    \
+                for (size_t i = 0; i < count; i++)                                                 \
+                    total[i] = k == 0 ? block[i] : total[i] + block[i];                            \
+            }                                                                                      \
+            for (size_t i = 0; i < count; i++)                                                     \
+                total[i] *= scale;                                                                 \
+            if (sum->accumulate) {                                                                 \
+                load[to](block, destination, count);                                               \
+                for (size_t i = 0; i < count; i++)                                                 \
+                    total[i] += block[i];                                                          \
+            }                                                                                      \
+            store[to](destination, total, count);                                                  \
+        }                                                                                          \
     }
-}
 
-static void sum_wide(const pst_sum *sum) {
-    double total[BLOCK], block[BLOCK];
-    for (size_t done = 0; done < sum->count; done += BLOCK) {
-        const size_t count = block_at(done, sum->count);
-        void *to = (void *)(uintptr_t)element(sum->destination, done, sum->destination_dtype);
-        for (size_t i = 0; i < count; i++)
-            total[i] = 0;
-        for (size_t k = 0; k < sum->source_count; k++) {
-            wide_load[sum->source_dtype](block, element(sum->sources[k], done, sum->source_dtype),
-                                         count);
-            for (size_t i = 0; i < count; i++)
-                total[i] = k == 0 ? block[i] : total[i] + block[i];
-        }
-        for (size_t i = 0; i < count; i++)
-            total[i] *= sum->scale;
-        if (sum->accumulate) {
-            wide_load[sum->destination_dtype](block, to, count);
-            for (size_t i = 0; i < count; i++)
-                total[i] += block[i];
-        }
-        wide_store[sum->destination_dtype](to, total, count);
-    }
-}
+SUM(sum_narrow, float, load, store)
+SUM(sum_wide, double, wide_load, wide_store)
 
 pst_status pst__host_sum(const pst_sum *sum) {
     if (!is_floating(sum->source_dtype) || !is_floating(sum->destination_dtype))

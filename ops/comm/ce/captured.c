@@ -10,12 +10,8 @@
  */
 #include "ops/comm/ce/ce.h"
 
-static pst__ce *ce_of(const pst_comm *comm) {
-    return comm->context;
-}
-
 pst_status pst__ce_capture_begin(pst_comm *comm) {
-    pst__ce *ce = ce_of(comm);
+    pst__ce *ce = comm->context;
     ce->flags.is_captured = 1;
     ce->captured = 0;
     return PST_OK;
@@ -48,7 +44,7 @@ static pst_status end_launch(const pst__ce *ce, pst_stream *stream) {
 }
 
 pst_status pst__ce_capture_end(pst_comm *comm, pst_stream *stream) {
-    pst__ce *ce = ce_of(comm);
+    pst__ce *ce = comm->context;
     const int is_empty = ce->captured == 0 || comm->size == 1;
     const pst_status status = is_empty ? PST_OK : end_launch(ce, stream);
     ce->flags.is_captured = 0;

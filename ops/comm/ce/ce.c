@@ -1,8 +1,7 @@
 #include "ops/comm/ce/ce.h"
 
-#include "base/options.h"
-
 #include "base/atomic.h"
+#include "base/options.h"
 #include "sched/device/device.h"
 #include "sched/runtime.h"
 

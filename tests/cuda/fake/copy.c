@@ -1,4 +1,4 @@
-/* Copies, fills and flags: operations on memory that the streams run. */
+/* Copies and flags: operations on memory that the streams run. */
 #include "internal.h"
 
 static void *at(CUdeviceptr address) {
@@ -58,18 +58,6 @@ CUresult CUDAAPI cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream) 
     const operation made = {.run = copy_rows,
                             .of.copy = {copy->dstDevice, copy->srcDevice, copy->dstPitch,
                                         copy->srcPitch, copy->WidthInBytes, copy->Height}};
-    return fake_end(fake_enqueue(stream, &made));
-}
-
-static int fill(operation *self) {
-    memset(at(self->of.fill.destination), self->of.fill.byte, self->of.fill.bytes);
-    return 1;
-}
-
-CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr destination, unsigned char byte, size_t bytes,
-                                 CUstream stream) {
-    CALL(cuMemsetD8Async, stream);
-    const operation made = {.run = fill, .of.fill = {destination, bytes, byte}};
     return fake_end(fake_enqueue(stream, &made));
 }
 

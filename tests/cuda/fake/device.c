@@ -75,19 +75,6 @@ CUresult CUDAAPI cuDeviceGet(CUdevice *device, int ordinal) {
                                                            : CUDA_ERROR_INVALID_DEVICE);
 }
 
-CUresult CUDAAPI cuDeviceGetName(char *name, int size, CUdevice device) {
-    CALL_GLOBAL(cuDeviceGetName);
-    (void)snprintf(name, (size_t)size, "fake %d", device);
-    return fake_end(CUDA_SUCCESS);
-}
-
-CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
-    CALL_GLOBAL(cuDeviceGetUuid);
-    memset(uuid, 0, sizeof *uuid);
-    uuid->bytes[0] = (char)device;
-    return fake_end(CUDA_SUCCESS);
-}
-
 static int attribute_of(CUdevice_attribute attribute) {
     switch ((int)attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
@@ -107,12 +94,6 @@ CUresult CUDAAPI cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, 
     CALL_GLOBAL(cuDeviceGetAttribute);
     (void)device;
     *value = attribute_of(attribute);
-    return fake_end(CUDA_SUCCESS);
-}
-
-CUresult CUDAAPI cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
-    CALL_GLOBAL(cuDeviceCanAccessPeer);
-    *can = device != peer;
     return fake_end(CUDA_SUCCESS);
 }
 

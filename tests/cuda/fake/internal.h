@@ -48,11 +48,6 @@ typedef struct operation {
             size_t destination_pitch, source_pitch, bytes, rows;
         } copy;
         struct {
-            CUdeviceptr destination;
-            size_t bytes;
-            int byte;
-        } fill;
-        struct {
             CUdeviceptr address;
             uint32_t value;
         } flag;

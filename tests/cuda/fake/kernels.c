@@ -139,22 +139,6 @@ CUresult CUDAAPI cuModuleGetFunction(CUfunction *function, CUmodule of, const ch
     return fake_end(CUDA_ERROR_NOT_FOUND);
 }
 
-CUresult CUDAAPI cuFuncGetAttribute(int *value, CUfunction_attribute attribute,
-                                    CUfunction function) {
-    CALL(cuFuncGetAttribute, NULL);
-    (void)attribute, (void)function;
-    *value = 0;
-    return fake_end(CUDA_SUCCESS);
-}
-
-CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function,
-                                                             int threads, size_t shared) {
-    CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, NULL);
-    (void)function, (void)threads, (void)shared;
-    *blocks = 8;
-    return fake_end(CUDA_SUCCESS);
-}
-
 static int run_kernel(operation *self) {
     self->of.kernel.run(self->owned);
     return 1;
