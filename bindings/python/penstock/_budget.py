@@ -71,19 +71,19 @@ def left_at_peak(memory: Memory, device: torch.device) -> int:
     Parameters
     ----------
     memory : str, int or float
-        "auto": all that the device has, but for a margin of 5 %. Bytes, or a fraction of the
-        device's memory: what torch's allocator may hold at the peak, and no more than with "auto".
-        On the CPU, where nobody counts, bytes are left as they are.
+        "auto": all that the device has for torch, but for a margin of 5 %. Bytes, or a fraction of
+        the device's memory: what torch's allocator may hold at the peak, and no more than with
+        "auto". On the CPU, where nobody counts, bytes are left as they are.
     device : torch.device
         Whose memory it is.
     """
     if device.type != "cuda":
         return int(memory)
     free, total = torch.cuda.mem_get_info(device)
-    peak = torch.cuda.max_memory_allocated(device)
-    # What torch has reserved and not allocated is free to torch.
-    left = free + torch.cuda.memory_reserved(device) - peak - int(_MARGIN * total)
-    if memory == "auto":
-        return left
-    limit = int(memory * total) if isinstance(memory, float) else int(memory)
-    return min(left, limit - peak)
+    # What torch has reserved and not allocated is free to torch, as far as it may go.
+    most = free + torch.cuda.memory_reserved(device)
+    most = min(most, int(torch.cuda.get_per_process_memory_fraction(device) * total))
+    most -= int(_MARGIN * total)
+    if memory != "auto":
+        most = min(most, int(memory * total) if isinstance(memory, float) else int(memory))
+    return most - torch.cuda.max_memory_allocated(device)

@@ -7,6 +7,7 @@ forward that is run anew is noticed like any other one, and compiled blocks run 
 from __future__ import annotations
 
 import logging
+import types
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -105,7 +106,9 @@ def _derive(kind: type[nn.Module]) -> type[nn.Module]:
         return _call(self.__dict__[_ATTRIBUTE], partial(kind.__call__, self), args, kwargs)
 
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(kind)(kind.__name__, (kind,), {**names, "__call__": call})
+    return types.new_class(
+        kind.__name__, (kind,), exec_body=lambda space: space.update(names, __call__=call)
+    )
 
 
 @_disable_dynamo(recursive=False)

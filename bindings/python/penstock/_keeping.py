@@ -14,23 +14,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from penstock import _budget
+from penstock import _C, _budget
 from penstock._activations import Use, bytes_of, tensors_of
 from penstock._budget import Memory, Offer
 from penstock._checkpoint import Checkpointed, Contexts
 from penstock._units import Unit
-
-if TYPE_CHECKING:
-    from penstock._engine import Engine
+from penstock._world import World
 
 _WARM_STEPS = 2  # in which blocks are compiled, and the optimizer makes its states
 _INTERVAL = 16  # passes after which the ranks ask each other whether they have grown
 _GROWN = 4  # passes among them that make the ranks decide anew
 _logger = logging.getLogger("penstock")
+
+
+class Passes(Protocol):
+    """An engine, as far as it is asked here."""
+
+    name: str
+    world: World
+    native: _C.Engine
+    units: list[Unit]
+    root: Unit
+    optimizer_steps: int
+    is_captured: bool
+
+    def drop_graphs(self) -> None:
+        """Destroy CUDA graphs of its passes: they hold another decision."""
 
 
 @dataclass
@@ -98,6 +111,8 @@ class Keeping:
     ----------
     memory : str, int or float
         As given to `shard`.
+    units : iterable of Unit
+        The blocks.
 
     Attributes
     ----------
@@ -111,10 +126,10 @@ class Keeping:
         self.blocks = [Checkpointed(unit, self) for unit in units]
         self.is_decided = False
         self._memory = memory
-        self._engine: Engine
+        self._engine: Passes
         self._begin_anew()
 
-    def attach(self, engine: Engine) -> None:
+    def attach(self, engine: Passes) -> None:
         """Note whose blocks they are."""
         self._engine = engine
 
@@ -137,7 +152,7 @@ class Keeping:
     def _is_measured_step(self) -> bool:
         return not self.is_decided and self._steps == _WARM_STEPS
 
-    # ---- calls of blocks --------------------------------------------------------------------------
+    # ---- calls of blocks -------------------------------------------------------------------------
 
     def recomputes(self, block: Checkpointed, values: list[Any]) -> bool:
         """Tell whether a call of the block is checkpointed."""
@@ -161,7 +176,7 @@ class Keeping:
 
         return use.metered(tensors_of(values), parameters), use.timed(engine.world.device)
 
-    # ---- passes -----------------------------------------------------------------------------------
+    # ---- passes ----------------------------------------------------------------------------------
 
     def begin_pass(self) -> None:
         """Note that a forward begins which gradients are computed of; no pass runs."""
@@ -227,7 +242,7 @@ class Keeping:
         if grown >= _GROWN:
             self._decide()
 
-    # ---- deciding ---------------------------------------------------------------------------------
+    # ---- deciding --------------------------------------------------------------------------------
 
     def _gather(self, mine: list[int]) -> torch.Tensor:
         if self._engine.world.size > 1:
@@ -256,7 +271,7 @@ class Keeping:
         self._measured.clear()
 
     def _agree(self) -> int:
-        """Take the largest and slowest of all ranks for each block; return the least memory left."""
+        """Take the largest and slowest of all ranks for each block; return the least left."""
         mine = [self._left or 0]
         for figures in self._figures.values():
             mine += [figures.inputs, figures.kept, figures.nanoseconds]
@@ -267,7 +282,7 @@ class Keeping:
         self._left = int(everyones[:, 0].min())
         return self._left
 
-    # ---- figures ----------------------------------------------------------------------------------
+    # ---- figures ---------------------------------------------------------------------------------
 
     def saved(self) -> Figures:
         """Sum up what the blocks that are kept take and save."""
@@ -280,17 +295,16 @@ class Keeping:
 
     def describe(self, left: int) -> str:
         """Say in a line what is kept."""
+        count = len(self.blocks)
         kept = [block.unit.name for block in self.blocks if not block.recomputes]
         if not kept:
-            least = min((f.kept for f in self._figures.values()), default=0)
-            return (
-                f"all {len(self.blocks)} blocks are recomputed: {_readable(max(left, 0))} are left, and "
-                f"the least that a block keeps is {_readable(least)}"
-            )
+            least = _readable(min(figures.kept for figures in self._figures.values()))
+            room = _readable(max(left, 0))
+            return f"all {count} blocks are recomputed: one keeps {least} at least, {room} are left"
         saved = self.saved()
         return (
-            f"activations of {len(kept)} of {len(self.blocks)} blocks are kept: {_readable(saved.kept)} "
-            f"of {_readable(left)} that are left, which saves {saved.nanoseconds / 1e6:.2f} ms a pass "
+            f"activations of {len(kept)} of {count} blocks are kept: {_readable(saved.kept)} of "
+            f"{_readable(left)} that are left, which saves {saved.nanoseconds / 1e6:.2f} ms a pass "
             f"({', '.join(kept)})"
         )
 
