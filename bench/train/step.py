@@ -3,21 +3,22 @@
     torchrun --standalone --nproc-per-node 4 bench/train/step.py --layers 36 --sequence 1024
 
 The model is an 8B-shaped one of its own or, by `--model`, any causal one of `transformers`. Layers
-are compiled one by one, as users of FSDP2 do; parameters, gradients and AdamW's state are bfloat16,
-one sequence a rank. With `--shards float32` shards, their gradients and AdamW's state are float32,
-and blocks are gathered and compute in bfloat16. Each implementation is first run alone, for its
-peak memory (torch's allocator and what it does not see: the device's own count) and what it
-consists of: `rest` is what the peak holds beside the others, activations above all. Then all are
-resident, and blocks of their steps alternate; a time is the host's around a step that ends with a
-synchronisation of the device (or around `--together` steps that end with one, a step of them), the
-longest of all ranks'; medians, with the first and last decile. `host` is what of that the host took
-to issue a step, where it matters on the slowest rank. `captured` is penstock with penstock.step,
-whose graph holds what torch's allocator does not count as allocated: what it takes is the device's
-count; the same holds for `compute-captured`, compute alone in one CUDA graph of torch's. MFU is of
-6 operations a token and parameter and 12 a layer, pair of tokens and element of attention's width.
-With `--idle` some more steps are profiled: how long no work ran on the device, and none on the
-stream with the most kernel time; the profiler slows the host, so their time stands beside. With
-`--time-waits` penstock's own figures show how long its compute waited, which costs a little.
+are compiled one by one, as users of FSDP2 do; parameters, gradients and AdamW's state are bfloat16.
+With `--shards float32` shards, their gradients and AdamW's state are float32, and blocks are
+gathered and compute in bfloat16. Each implementation is first run alone, for its peak memory
+(torch's allocator and what it does not see: the device's own count) and what it consists of: `rest`
+is what the peak holds beside the others, activations above all. Then all are resident, and blocks
+of their steps alternate; a time is the host's around a step that ends with a synchronisation of the
+device (or around `--together` steps that end with one, a step of them), the longest of all ranks';
+medians, with the first and last decile. `host` is what of that the host took to issue a step, where
+it matters on the slowest rank. `captured` is penstock with penstock.step, whose graph holds what
+torch's allocator does not count as allocated: what it takes is the device's count; the same holds
+for `compute-captured`, compute alone in one CUDA graph of torch's. MFU is of 6 operations a token
+and parameter and 12 a layer, pair of tokens and element of attention's width. With `--idle` some
+more steps are profiled: how long no work ran on the device, and none on the stream with the most
+kernel time; the profiler slows the host, so their time stands beside. With `--time-waits`
+penstock's own figures show how long its compute waited, which costs a little. `--checkpoint auto`
+is penstock's, within `--memory`, beside others that checkpoint every layer, or one of `--every`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,15 @@ from causal_lm import build_causal_lm
 from figures import flops_of_token, idle_of
 from model import TINY, Model, Shape, build
 from torch.distributed.tensor import DTensor
-from ways import OPTIMIZERS, SHARDS, USUAL_WAYS, WAYS, Implementation, ways_of
+from ways import (
+    OPTIMIZERS,
+    SHARDS,
+    USUAL_WAYS,
+    WAYS,
+    Implementation,
+    checkpoint_layers,
+    ways_of,
+)
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -93,6 +102,7 @@ def timed_steps(
 def make(name: str, given: argparse.Namespace, device: torch.device) -> Implementation:
     """Build, compile and warm up one implementation."""
     model = build_model(given, device)
+    checkpoint_layers(name, model, given)
     for block in model.blocks():
         if not given.no_compile:
             block.compile()
@@ -119,7 +129,7 @@ def batches_of(
 ) -> list[torch.Tensor]:
     """Draw tokens, the same for all implementations, others on each rank."""
     generator = torch.Generator(device).manual_seed(1 + dist.get_rank())
-    most, size = way.model.vocabulary, (1, given.sequence)
+    most, size = way.model.vocabulary, (given.batch * given.micro_batches, given.sequence)
     return [torch.randint(most, size, device=device, generator=generator) for _ in range(count)]
 
 
@@ -137,7 +147,7 @@ def make_measured(name: str, given: argparse.Namespace, device: torch.device) ->
     peak = torch.cuda.max_memory_allocated() - before if cuda else 0
     peaks = of_all_ranks([peak / GIB, (held_by_device() - device_before) / GIB], device)
     say(f"{name:16} peak allocated {peaks[0]:6.1f} GiB, device {peaks[1]:6.1f} GiB")
-    parts = account(way, batches_of(way, given, device, 1)[0])
+    parts = account(way, batches_of(way, given, device, 1)[0][: given.batch])
     parts["rest"] = max(0, peak - sum(parts.values()))
     say(f"{name:16} MiB: " + ", ".join(f"{part} {size / MIB:.1f}" for part, size in parts.items()))
     return way
@@ -186,7 +196,8 @@ def report(ways: list[Implementation], given: argparse.Namespace) -> None:
             f"host {statistics.median(way.host_times):.2f}  "
             f"loss {way.losses[0]:.3f} -> {way.losses[-1]:.3f}"
         )
-        tokens_a_second = given.sequence / median * 1e3  # of a rank
+        tokens = given.batch * given.micro_batches * given.sequence  # of a rank
+        tokens_a_second = tokens / median * 1e3
         model = way.model
         flops = flops_of_token(
             way.parameters, len(model.blocks()), model.attention_width, given.sequence
@@ -227,6 +238,13 @@ def field_of(text: str) -> tuple[str, Any]:
         return field, value
 
 
+def memory_of(text: str) -> str | int | float:
+    """Read what `penstock.shard` takes as memory."""
+    if text == "auto":
+        return text
+    return int(text) if text.isdecimal() else float(text)
+
+
 def parse() -> argparse.Namespace:
     """Read the options."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -246,6 +264,15 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--layers", type=int, help="left out: what the model has")
     parser.add_argument("--sequence", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=1, help="sequences of a micro-batch, a rank")
+    parser.add_argument("--micro-batches", type=int, default=1, help="of a step")
+    parser.add_argument("--checkpoint", choices=("none", "all", "auto"), default="none")
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="K", help="others checkpoint one of K layers"
+    )
+    parser.add_argument(
+        "--memory", type=memory_of, default="auto", help="bytes, a fraction of the device, or auto"
+    )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(USUAL_WAYS))
     parser.add_argument("--keep", action="store_true", help="parameters stay after the forward")
     parser.add_argument("--prefetch-ahead", type=int, default=2)
@@ -277,6 +304,8 @@ def parse() -> argparse.Namespace:
         parser.error(
             "--shards float32: a model that is not sharded would compute in it; name --ways"
         )
+    if given.checkpoint == "auto" and given.no_optimizer:
+        parser.error("--checkpoint auto measures steps of an optimizer: leave out --no-optimizer")
     return given
 
 

@@ -9,6 +9,9 @@ from functools import partial
 import penstock as library
 import torch
 from model import Model
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 WAYS = ("compute", "compute-captured", "fsdp2", "penstock", "captured")
@@ -52,6 +55,7 @@ class Implementation:
         self.name = name
         self.model = model
         self.has_optimizer = not given.no_optimizer
+        self.micro_batches = given.micro_batches
         cuda = next(model.parameters()).is_cuda
         is_captured = cuda and name == "compute-captured"
         self.optimizer = OPTIMIZERS[given.optimizer](model, cuda, is_captured)
@@ -69,10 +73,13 @@ class Implementation:
 
     def step_eagerly(self, tokens: torch.Tensor) -> torch.Tensor:
         """One training step; the loss, on the device."""
-        loss = self.model(tokens)
-        loss.backward()
+        total = torch.zeros((), device=tokens.device)
+        for micro_batch in tokens.chunk(self.micro_batches):
+            loss = self.model(micro_batch) / self.micro_batches
+            loss.backward()
+            total += loss.detach()
         self.update()
-        return loss.detach()
+        return total
 
     def update(self) -> None:
         """Consume the gradients."""
@@ -121,6 +128,14 @@ class Captured:
         return loss
 
 
+def checkpoint_layers(name: str, model: Model, given: argparse.Namespace) -> None:
+    """Checkpoint layers as FSDP2's users do, before they are compiled; penstock has its own way."""
+    if given.checkpoint == "none" or name.startswith(("penstock", "captured")):
+        return
+    chosen = {id(block) for block in model.blocks()[:: given.every]}
+    apply_activation_checkpointing(model, check_fn=lambda module: id(module) in chosen)
+
+
 def compute_alone(model: Model, given: argparse.Namespace) -> None:
     """Leave each rank the whole model: no communication."""
 
@@ -144,6 +159,8 @@ def penstock(model: Model, given: argparse.Namespace, part_mib: int) -> None:
         part_bytes=part_mib << 20 or None,
         communicator=given.communicator,
         time_waits=given.time_waits,
+        checkpoint={"none": None, "all": "*", "auto": "auto"}[given.checkpoint],
+        memory=given.memory if given.checkpoint == "auto" else "auto",
     )
 
 

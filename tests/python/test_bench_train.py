@@ -52,6 +52,13 @@ def test_all_implementations_train_the_same_model(tmp_path):
     assert (tmp_path / "0.json").exists() and (tmp_path / "1.json").exists()
 
 
+def test_all_implementations_checkpoint_the_same_model():
+    micro = ["--batch", "2", "--micro-batches", "2", "--no-compile"]
+    printed = run_two_ranks("--tiny", *BOTH, *micro, "--checkpoint", "auto", "--memory", "300000")
+    expect_equal_losses(printed)
+    assert re.search(r"kept_blocks=[12], recomputed_blocks=[12]", printed), printed
+
+
 def test_a_model_of_transformers_is_trained():
     pytest.importorskip("transformers", reason="transformers is not installed")
     expect_equal_losses(run_two_ranks(*TINY_QWEN3, *BOTH))

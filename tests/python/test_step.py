@@ -8,6 +8,7 @@ import torch
 from equality import whole, world
 from models import (
     DEVICE,
+    Block,
     Checkpointed,
     CheckpointedReentrant,
     Frozen,
@@ -32,6 +33,19 @@ class Dropping(Net):
         for block in self.blocks:
             x = nn.functional.dropout(block(x), 0.3, self.training)
         return x
+
+
+class DroppingBlock(Block):
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.3, self.training))
+
+
+class DroppingWithin(Net):
+    """Dropout within blocks: a block that is run anew draws the same numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(DroppingBlock(11 + 2 * i) for i in range(3))
 
 
 class Trainer:
@@ -122,6 +136,9 @@ WAYS = {
     "compiled": (Net, {"compiles": True}),
     "checkpointed": (Checkpointed, {}),
     "reentrant": (CheckpointedReentrant, {}),
+    "blocks checkpointed": (DroppingWithin, {"checkpoint": "blocks.*"}),
+    "checkpointed as measured": (DroppingWithin, {"checkpoint": "auto"}),
+    "accumulated and checkpointed": (Net, {"pieces": 2, "checkpoint": "auto"}),
     "frozen": (Frozen, {}),
     "tied": (Tied, {}),
     "bfloat16": (Net, {"param_dtype": torch.bfloat16}),

@@ -51,6 +51,26 @@ def check_bytes(name: str, value: Any, *, or_none: bool = True) -> None:
         refuse(name, value, f"give a number of bytes, 1 or more{leave_out}")
 
 
+def check_memory(memory: Any, checkpoint: Any, device: torch.device) -> None:
+    """Raise unless it can be measured on that device, and something is there that it pays for."""
+    is_fraction = isinstance(memory, float) and 0 < memory <= 1
+    is_bytes = _is_whole(memory) and 1 <= memory < 2**63
+    if memory != "auto" and not is_fraction and not is_bytes:
+        refuse(
+            "memory", memory, "give a number of bytes, 1 or more, a fraction, up to 1.0, or 'auto'"
+        )
+    if not isinstance(checkpoint, str) or checkpoint != "auto":
+        if memory != "auto":
+            refuse("memory", memory, "it is what checkpoint='auto' may take: give that as well")
+    elif device.type != "cuda" and not is_bytes:
+        refuse(
+            "memory",
+            memory,
+            f"the model is on {device}, where nobody counts what a step takes: give the bytes that "
+            "activations may take which are kept",
+        )
+
+
 def check_stage(name: str, value: Any) -> None:
     """Raise unless it is one of 1, 2, 3."""
     if not _is_whole(value) or value not in (1, 2, 3):
@@ -117,6 +137,8 @@ class Options:
     verify: bool
     time_waits: bool
     broadcast: bool
+    checkpoint: Any
+    memory: str | int | float
 
     def check(self, device: torch.device) -> None:
         """Raise PenstockError (EINVAL) that names the first option that is not what it may be.
@@ -140,6 +162,7 @@ class Options:
         check_flag("verify", self.verify)
         check_flag("time_waits", self.time_waits)
         check_flag("broadcast", self.broadcast)
+        check_memory(self.memory, self.checkpoint, device)
 
     @property
     def seconds(self) -> float:

@@ -40,10 +40,38 @@ def find_blocks(model: nn.Module, blocks: Blocks = None) -> list[Named]:
     if _is_predicate(blocks):
         predicate = blocks
         return _outermost(model, lambda name, module: bool(predicate(name, module)))
-    selectors = _selectors(blocks)
+    selectors = _selectors("blocks", blocks)
     for selector in selectors:
-        _check_selects(model, selector)
+        _check_selects("blocks", selector, model.named_modules(), f"submodule of {_kind(model)}")
     return _outermost(model, lambda name, module: any(_selects(s, name, module) for s in selectors))
+
+
+def select_blocks(
+    argument: str, model: nn.Module, blocks: list[Named], wanted: Blocks
+) -> list[Named]:
+    """Choose among the blocks of a model.
+
+    Parameters
+    ----------
+    argument : str
+        What an error names.
+    model : nn.Module
+        The whole model.
+    blocks : list of (str, nn.Module)
+        Its blocks.
+    wanted : str, class, module, iterable of these, or callable
+        As for `find_blocks`.
+
+    Returns
+    -------
+    list of (str, nn.Module)
+    """
+    if _is_predicate(wanted):
+        return [named for named in blocks if wanted(*named)]
+    selectors = _selectors(argument, wanted)
+    for selector in selectors:
+        _check_selects(argument, selector, blocks, f"block of {_kind(model)}")
+    return [named for named in blocks if any(_selects(s, *named) for s in selectors)]
 
 
 def _is_predicate(blocks: Blocks) -> TypeGuard[Callable[[str, nn.Module], bool]]:
@@ -51,13 +79,13 @@ def _is_predicate(blocks: Blocks) -> TypeGuard[Callable[[str, nn.Module], bool]]
     return callable(blocks) and not isinstance(blocks, (type, nn.Module))
 
 
-def _selectors(blocks: Blocks) -> list[Selector]:
+def _selectors(argument: str, blocks: Blocks) -> list[Selector]:
     if isinstance(blocks, (str, type)):
         return [blocks]
     if isinstance(blocks, nn.Module) and not isinstance(blocks, nn.ModuleList):
         return [blocks]
     if not isinstance(blocks, Iterable):
-        refuse("blocks", blocks, _MAY_BE)
+        refuse(argument, blocks, _MAY_BE)
     return list(blocks)
 
 
@@ -157,11 +185,12 @@ def _selects(selector: Selector, name: str, module: nn.Module) -> bool:
     return module is selector
 
 
-def _check_selects(model: nn.Module, selector: Selector) -> None:
+def _check_selects(argument: str, selector: Selector, named: Iterable[Named], what: str) -> None:
     if not isinstance(selector, (str, type, nn.Module)):
-        raise PenstockError("EINVAL", f"blocks= holds {selector!r}: {_MAY_BE}")
-    if not any(name and _selects(selector, name, m) for name, m in model.named_modules()):
-        raise PenstockError(
-            "EINVAL",
-            f"blocks= names {selector!r}, which matches no submodule of {type(model).__name__}",
-        )
+        raise PenstockError("EINVAL", f"{argument}= holds {selector!r}: {_MAY_BE}")
+    if not any(name and _selects(selector, name, module) for name, module in named):
+        raise PenstockError("EINVAL", f"{argument}= names {selector!r}, which matches no {what}")
+
+
+def _kind(model: nn.Module) -> str:
+    return type(model).__name__

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from penstock import _C
 from penstock._arguments import Options, check_model
+from penstock._checkpoint import Checkpointed
 from penstock._errors import PenstockError, refuse_copy
 from penstock._frames import has_ended, module_call
 from penstock._gradients import (
@@ -27,6 +28,7 @@ from penstock._gradients import (
     restore_gradients,
     show_gradients,
 )
+from penstock._keeping import Keeping
 from penstock._native import move_shard, open_native
 from penstock._structure import Structure
 from penstock._units import Group, Parameter, Unit, Use
@@ -60,11 +62,17 @@ class Engine:
         The root first, then the others in the order of ``model.modules()``.
     options : Options
         As `shard` was called.
+    checkpointed : list of Checkpointed
+        Its blocks that recompute their activations, or may do so.
+    keeping : Keeping, optional
+        What decides which of them do; None: they were given by hand.
 
     Attributes
     ----------
     stage : int
         1, 2 or 3.
+    optimizer_steps : int
+        How often an optimizer of torch's has stepped some of its parameters.
     input_dtype : torch.dtype, optional
         Floating-point inputs of units are cast to it.
     """
@@ -78,6 +86,8 @@ class Engine:
         native: _C.Engine,
         units: list[Unit],
         options: Options,
+        checkpointed: list[Checkpointed],
+        keeping: Keeping | None,
     ) -> None:
         self.name = type(model).__name__
         self.world = world
@@ -88,6 +98,9 @@ class Engine:
         self.units = units
         self.root = units[0]
         self.options = options
+        self.checkpointed = checkpointed
+        self.keeping = keeping
+        self.optimizer_steps = 0
         self.stage = options.stage
         self.input_dtype = options.param_dtype
         self.reference = weakref.ref(self)
@@ -113,6 +126,8 @@ class Engine:
         self._ids = {id(p.sharded) for p in self._parameters}
         self.whole_ids = {id(p.full) for p in self._parameters}
         model.__dict__[_ATTRIBUTE] = self
+        if keeping is not None:
+            keeping.attach(self)
         _live.add(self)
 
     def groups(self) -> list[Group]:
@@ -232,19 +247,17 @@ class Engine:
         self.native.refuse_written()
         self._structure.refuse_added()
         self._check_shards()
-        self.native.begin_forward(torch.is_grad_enabled())
+        trains = torch.is_grad_enabled()
+        if trains and self.keeping is not None:
+            self.keeping.begin_pass()
+        self.native.begin_forward(trains)
 
     def _check_shards(self) -> None:
         changed = []
         for parameter in self._parameters:
-            sharded = parameter.sharded
-            local = local_of(sharded)
-            if local is not parameter.local or local.data_ptr() != parameter.address:
-                _refuse_moved(parameter)
-            if sharded.requires_grad != parameter.full.requires_grad:
+            parameter.refuse_changed()
+            if parameter.sharded.requires_grad != parameter.full.requires_grad:
                 changed.append(parameter)
-            if sharded._backward_hooks:
-                _refuse_hooks(parameter)
         if changed:
             self._follow_requires_grad(changed)
         # The shards of a process alone are plain tensors, whose .data nobody counts writes to.
@@ -278,7 +291,7 @@ class Engine:
                 )
             parameter.trainable = True
         try:
-            self._drop_graphs()
+            self.drop_graphs()
             self.native.destroy()
             self.runtime.destroy()
             self.runtime, self.native = open_native(self.name, self.options, self.world, self.units)
@@ -291,6 +304,8 @@ class Engine:
             self.close()
             raise
         self.plans.clear()
+        if self.keeping is not None:
+            self.keeping.begin_anew()
         self._note_shards()
 
     def _note_shards(self) -> None:
@@ -301,12 +316,17 @@ class Engine:
         """Return a number that grows with every in-place operation that torch counts."""
         return sum([tensor._version for tensor in self._counted])
 
-    def _drop_graphs(self) -> None:
+    def drop_graphs(self) -> None:
         """Destroy the graphs that passes were captured into: NCCL ends only behind them."""
         for owner in list(self.graph_owners):
             owner.drop_graphs()
 
     # ---- the shards changed ---------------------------------------------------------------------
+
+    def stepped(self) -> None:
+        """Note that an optimizer has stepped parameters."""
+        self.optimizer_steps += 1
+        self.updated()
 
     def updated(self) -> None:
         """Tell the engine that the shards have new values: gathered copies are stale."""
@@ -348,7 +368,7 @@ class Engine:
         self.backward.break_off()
         for unit in self.units:
             unit.reset()
-        self._drop_graphs()
+        self.drop_graphs()
         try:
             self.native.destroy()
         finally:
@@ -608,26 +628,6 @@ def _warn_of_lost(name: str, parameters: list[str]) -> None:
     )
 
 
-# ---- errors -------------------------------------------------------------------------------------
-
-
-def _refuse_moved(parameter: Parameter) -> None:
-    raise PenstockError(
-        "ESTATE",
-        f"parameter {parameter.name!r} was moved or converted after shard: do that (to, half, ...) "
-        "before penstock.shard(model)",
-    )
-
-
-def _refuse_hooks(parameter: Parameter) -> None:
-    raise PenstockError(
-        "EUNSUPPORTED",
-        f"parameter {parameter.name!r} has a hook of register_hook, and there is no gradient of "
-        "one backward to call it with: use register_post_accumulate_grad_hook, which is called "
-        "when .grad is there",
-    )
-
-
 def _copy_rows(parameter: Parameter, loaded: torch.Tensor) -> None:
     target = local_of(parameter.sharded)
     source = local_of(loaded)
@@ -684,7 +684,7 @@ def engines_of(optimizer: torch.optim.Optimizer) -> list[Engine]:
 
 def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for engine in engines_of(optimizer):
-        engine.updated()
+        engine.stepped()
 
 
 def _close_all() -> None:

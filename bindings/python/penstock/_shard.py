@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from penstock import _agree, _checks, _hooks, _state
-from penstock._arguments import Options, check_model
-from penstock._blocks import Blocks, find_beside, find_blocks
+from penstock import _agree, _checkpoint, _checks, _hooks, _state
+from penstock._arguments import Options, check_model, refuse
+from penstock._blocks import Blocks, Named, find_beside, find_blocks, select_blocks
+from penstock._checkpoint import Checkpointed
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
+from penstock._keeping import Keeping
 from penstock._native import fill_shard, make_shards, open_native
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World
@@ -45,6 +47,8 @@ def shard(
     verify: bool = True,
     time_waits: bool = False,
     broadcast: bool = False,
+    checkpoint: Blocks = None,
+    memory: str | int | float = "auto",
 ) -> Model:
     """Shard a model over its ranks, in place.
 
@@ -118,6 +122,22 @@ def shard(
     broadcast : bool
         Whether all ranks begin with the parameters and buffers of rank 0. Without it parameters
         that are not equal are an error, and buffers are each rank's own.
+    checkpoint : str, class, module, iterable of these, or callable, optional
+        Which blocks recompute their activations in the backward instead of keeping them, by
+        ``torch.utils.checkpoint`` around each: named as by ``blocks=``; left out: none. "auto":
+        the first steps recompute all blocks, until an optimizer of torch's or Penstock's has
+        stepped three times; the last of them is measured, and from then on blocks keep
+        their activations by the time that this saves a byte, as far as ``memory`` goes. The ranks
+        decide alike, by the least memory and the slowest rank; the log says what. Blocks that are
+        called with more than was measured are recomputed, and after some such passes it is decided
+        anew. Blocks are compiled by ``block.compile()``, before or after this call. What the
+        model checkpoints itself goes on so, and a warning says that nothing is done for it here.
+    memory : str, int or float
+        What ``checkpoint="auto"`` may take. Bytes, or a fraction of the device's memory: what
+        torch's allocator may hold at the peak of a step, of all that it is for. "auto": what the
+        device has free in the measured step, but for 5 % of its memory, as torch's allocator cannot
+        use all that is free. On GPUs torch's peak (``torch.cuda.max_memory_allocated``) begins anew
+        with what is measured. On the CPU bytes are those of activations that are kept, alone.
 
     Returns
     -------
@@ -147,11 +167,15 @@ def shard(
         verify=verify,
         time_waits=time_waits,
         broadcast=broadcast,
+        checkpoint=checkpoint,
+        memory=memory,
     )
     _check(model)
     device = _checks.check_device(model)
     options.check(device)
-    units = _make_units(model, find_blocks(model, blocks), options)
+    found = find_blocks(model, blocks)
+    units = _make_units(model, found, options)
+    checkpointed, keeping = _find_checkpointed(model, found, units, options)
     groups = [group for unit in units for group in unit.groups]
     with ExitStack() as undo:
         world = World(process_group, device, options.seconds, communicator, ranks_per_node)
@@ -175,8 +199,11 @@ def shard(
         native=native,
         units=units,
         options=options,
+        checkpointed=checkpointed,
+        keeping=keeping,
     )
     _hooks.install(engine)
+    _checkpoint.install(checkpointed)
     _state.install(engine)
     reason = native.why_not_ce() or world.why_no_nodes
     because = f", as copy engines cannot serve: {reason}" if reason else ""
@@ -243,6 +270,25 @@ def _check(model: nn.Module) -> None:
             )
     _checks.check_parameters(model)
     _checks.check_no_optimizer(model)
+
+
+def _find_checkpointed(
+    model: nn.Module, blocks: list[Named], units: list[Unit], options: Options
+) -> tuple[list[Checkpointed], Keeping | None]:
+    """Return the blocks that may be recomputed, and what decides which of them are."""
+    wanted = options.checkpoint
+    if wanted is None:
+        return [], None
+    if not blocks:
+        refuse("checkpoint", wanted, f"{type(model).__name__} has no blocks: name them by blocks=")
+    is_auto = isinstance(wanted, str) and wanted == "auto"
+    chosen = blocks if is_auto else select_blocks("checkpoint", model, blocks, wanted)
+    among = {id(module) for _, module in chosen}
+    of_blocks = [unit for unit in units if id(unit.module) in among]
+    if is_auto:
+        keeping = Keeping(options.memory, of_blocks)
+        return keeping.blocks, keeping
+    return [Checkpointed(unit) for unit in of_blocks], None
 
 
 # ---- units and groups ---------------------------------------------------------------------------

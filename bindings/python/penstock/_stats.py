@@ -8,6 +8,7 @@ from torch import nn
 
 from penstock._arguments import check_flag
 from penstock._engine import engine_of
+from penstock._keeping import Figures
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ class Stats:
     places_reserved, sources_reserved, staging_reserved : int
         Bytes reserved beside ``arena_reserved``: where shards lie for their peers to read; for
         copies of shards in another dtype, and buckets; for what reductions bring together.
+    kept_blocks, recomputed_blocks : int
+        With ``checkpoint=``: blocks that keep their activations, among those that might recompute
+        them, and blocks that recompute them.
+    kept_activations_bytes, saved_recomputing_ns : int
+        With ``checkpoint="auto"``: what these activations take, and the time that a pass saves by
+        them, as measured.
     """
 
     communicator: str
@@ -83,10 +90,14 @@ class Stats:
     places_reserved: int
     sources_reserved: int
     staging_reserved: int
+    kept_blocks: int
+    recomputed_blocks: int
+    kept_activations_bytes: int
+    saved_recomputing_ns: int
 
     def __str__(self) -> str:
         figures = asdict(self).items()
-        lines = (f"{name:<20}{_readable(name, value)}" for name, value in figures if value)
+        lines = (f"{name:<24}{_readable(name, value)}" for name, value in figures if value)
         return "\n".join(lines)
 
 
@@ -115,9 +126,15 @@ def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:
     """
     check_flag("reset", reset)
     engine = engine_of(model)
+    recomputed = sum(block.recomputes for block in engine.checkpointed)
+    saved = Figures() if engine.keeping is None else engine.keeping.saved()
     figures = Stats(
         communicator=engine.native.communicator(),
         broken_backwards=engine.broken_backwards,
+        kept_blocks=len(engine.checkpointed) - recomputed,
+        recomputed_blocks=recomputed,
+        kept_activations_bytes=saved.kept,
+        saved_recomputing_ns=saved.nanoseconds,
         **engine.native.stats(),
     )
     if reset:

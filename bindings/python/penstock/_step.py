@@ -154,7 +154,9 @@ class _Step:
         """Whether it is planned, and will not find its gradients elsewhere, as far as is known."""
         calls = _MORE_CALLS if _NO_GRAPH in makers else 1
         is_known = self._seen.get((signature, makers), 0) >= calls
-        return is_known and self._engine.native.is_steady()
+        keeping = self._engine.keeping
+        is_settled = keeping is None or keeping.is_settled
+        return is_known and is_settled and self._engine.native.is_steady()
 
     def _note(self, key: Hashable) -> None:
         self._seen[key] = calls = self._seen.get(key, 0) + 1

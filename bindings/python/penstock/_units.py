@@ -103,6 +103,23 @@ class Parameter:
             ".data, to_local() or state_dict() anew",
         )
 
+    def refuse_changed(self) -> None:
+        """Raise if it was moved after `shard`, or has a hook that nothing would call."""
+        local = local_of(self.sharded)
+        if local is not self.local or local.data_ptr() != self.address:
+            raise PenstockError(
+                "ESTATE",
+                f"parameter {self.name!r} was moved or converted after shard: do that (to, half, "
+                "...) before penstock.shard(model)",
+            )
+        if self.sharded._backward_hooks:
+            raise PenstockError(
+                "EUNSUPPORTED",
+                f"parameter {self.name!r} has a hook of register_hook, and there is no gradient of "
+                "one backward to call it with: use register_post_accumulate_grad_hook, which is "
+                "called when .grad is there",
+            )
+
     @property
     def released(self) -> str:
         """What using `full` raises while it is not gathered."""

@@ -1,0 +1,129 @@
+"""Blocks whose activations are recomputed in the backward, by torch's own checkpointing.
+
+A checkpoint lies around a block's call, hooks and all, as one that is written by hand does: so a
+forward that is run anew is noticed like any other one, and compiled blocks run compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch._compile import _disable_dynamo
+from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+from penstock._units import Unit
+
+_ATTRIBUTE = "_penstock_checkpointed"
+_logger = logging.getLogger("penstock")
+
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]  # forward, recomputation
+
+
+class Plan(Protocol):
+    """Who decides what is recomputed, a call at a time."""
+
+    def recomputes(self, block: Checkpointed, values: list[Any]) -> bool:
+        """Tell whether a call of the block with these arguments is to be run anew."""
+
+    def contexts(self, block: Checkpointed, values: list[Any]) -> Contexts | None:
+        """Return what such a call runs in, and what it is run anew in, if anything."""
+
+
+class Checkpointed:
+    """A block as its checkpoint sees it.
+
+    Attributes
+    ----------
+    unit : Unit
+        The block.
+    recomputes : bool
+        Whether its activations are recomputed.
+    plan : Plan, optional
+        Who decides; None: it was decided by hand.
+    """
+
+    def __init__(self, unit: Unit, plan: Plan | None = None) -> None:
+        self.unit = unit
+        self.plan = plan
+        self.recomputes = True
+        self._has_warned = False
+
+    def is_recomputed(self, values: list[Any]) -> bool:
+        """Tell whether this call is to be checkpointed here."""
+        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+            return False
+        if self._is_within_another():
+            return False
+        return self.recomputes if self.plan is None else self.plan.recomputes(self, values)
+
+    def contexts(self, values: list[Any]) -> Callable[[], Contexts]:
+        """Return torch's ``context_fn`` of a call."""
+        found = None if self.plan is None else self.plan.contexts(self, values)
+        return noop_context_fn if found is None else lambda: found
+
+    def _is_within_another(self) -> bool:
+        """Whether the model checkpoints it itself, and it would be recomputed twice."""
+        module = self.unit.module
+        # How layers of `transformers` say that they do so in their own call.
+        is_within = bool(getattr(module, "gradient_checkpointing", False)) and module.training
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        is_within |= hooks is not None and _is_of_checkpoint(hooks[0])
+        if is_within and not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "block %r is checkpointed by the model itself, which goes on; checkpoint= of "
+                "penstock.shard does nothing for it",
+                self.unit.name,
+            )
+        return is_within
+
+
+def _is_of_checkpoint(pack: Any) -> bool:
+    return getattr(pack, "__qualname__", "").startswith("_checkpoint_hook.")
+
+
+def install(blocks: Iterable[Checkpointed]) -> None:
+    """Put checkpoints around calls of these blocks: their classes are derived from."""
+    classes: dict[type[nn.Module], type[nn.Module]] = {}  # one a kind, as they are compiled a kind
+    for block in blocks:
+        module = block.unit.module
+        kind = type(module)
+        if kind not in classes:
+            classes[kind] = _derive(kind)
+        module.__dict__[_ATTRIBUTE] = block
+        object.__setattr__(module, "__class__", classes[kind])  # wrappers forward what is set
+
+
+def _derive(kind: type[nn.Module]) -> type[nn.Module]:
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return _call(self.__dict__[_ATTRIBUTE], partial(kind.__call__, self), args, kwargs)
+
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return types.new_class(
+        kind.__name__, (kind,), exec_body=lambda space: space.update(names, __call__=call)
+    )
+
+
+@_disable_dynamo(recursive=False)
+def _call(
+    block: Checkpointed, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    values = [*args, *kwargs.values()]
+    if not block.is_recomputed(values):
+        return run(*args, **kwargs)
+
+    # All by position: torch takes the device, whose random numbers it draws anew, from those alone.
+    def forward(*values: Any) -> Any:
+        positional, named = values[: len(args)], values[len(args) :]
+        return run(*positional, **dict(zip(names, named, strict=True)))
+
+    names = tuple(kwargs)
+    contexts = block.contexts(values)
+    return checkpoint(forward, *values, use_reentrant=False, context_fn=contexts)

@@ -1,0 +1,314 @@
+"""Which blocks keep their activations, as they are measured and as the memory that is left has it.
+
+The first steps recompute all blocks. One of them is measured: the bytes that each block would keep
+and the time that its recomputation takes. The ranks bring together what they have measured and what
+memory they have left, and all decide by the same figures.
+
+A block that is called with more than was measured is recomputed, and so are all after it in that
+pass: a step that grows takes no more memory than without a plan. What it takes is measured on the
+way; where several steps have grown on some rank, the ranks decide anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from penstock import _C, _budget
+from penstock._activations import Use, bytes_of, tensors_of
+from penstock._budget import Memory, Offer
+from penstock._checkpoint import Checkpointed, Contexts
+from penstock._units import Unit
+from penstock._world import World
+
+_WARM_STEPS = 2  # in which blocks are compiled, and the optimizer makes its states
+_INTERVAL = 16  # passes after which the ranks ask each other whether they have grown
+_GROWN = 4  # passes among them that make the ranks decide anew
+_logger = logging.getLogger("penstock")
+
+
+class Passes(Protocol):
+    """An engine, as far as it is asked here."""
+
+    name: str
+    world: World
+    native: _C.Engine
+    units: list[Unit]
+    root: Unit
+    optimizer_steps: int
+    is_captured: bool
+
+    def drop_graphs(self) -> None:
+        """Destroy CUDA graphs of its passes: they hold another decision."""
+
+
+@dataclass
+class Figures:
+    """What is known of a block: the largest uses that were measured; agreed on when it is decided.
+
+    Attributes
+    ----------
+    inputs, kept : int
+        Bytes of its arguments, and of the activations that it would keep.
+    nanoseconds : int
+        What a recomputation takes.
+    """
+
+    inputs: int = 0
+    kept: int = 0
+    nanoseconds: int = 0
+
+    def take(self, use: Use) -> None:
+        """Take a measured use for it, where it is as large as the largest one or larger."""
+        self.kept = max(self.kept, use.kept)
+        time = sum(watch.nanoseconds() for watch in use.watches)
+        if use.inputs > self.inputs:
+            self.inputs, self.nanoseconds = use.inputs, time
+        elif use.inputs == self.inputs and time > 0:
+            self.nanoseconds = min(self.nanoseconds, time) or time
+
+
+class Span:
+    """Passes whose graphs live at the same time: mostly one.
+
+    Attributes
+    ----------
+    uses : dict of Checkpointed and Use
+        What was called in them.
+    is_metered : bool
+        Whether all is recomputed from now on, and measured.
+    is_whole : bool
+        Whether that was so from the first block on.
+    """
+
+    def __init__(self, is_metered: bool) -> None:
+        self.uses: dict[Checkpointed, Use] = {}
+        self.is_metered = is_metered
+        self.is_whole = True
+        self._calls = 0
+
+    def call(self, block: Checkpointed, size: int) -> int:
+        """Note a call with arguments of so many bytes; return those of the block's calls."""
+        self._calls += 1
+        use = self.uses.setdefault(block, Use())
+        use.inputs += size
+        return use.inputs
+
+    def grow(self) -> None:
+        """Recompute and measure this call, which has more than was known, and what follows."""
+        self.is_metered = True
+        self.is_whole = self._calls == 1
+
+
+class Keeping:
+    """The decision of ``checkpoint="auto"``.
+
+    Parameters
+    ----------
+    memory : str, int or float
+        As given to `shard`.
+    units : iterable of Unit
+        The blocks.
+
+    Attributes
+    ----------
+    blocks : list of Checkpointed
+        All blocks, in the order of the model.
+    is_decided : bool
+        Whether the ranks have decided.
+    """
+
+    def __init__(self, memory: Memory, units: Iterable[Unit]) -> None:
+        self.blocks = [Checkpointed(unit, self) for unit in units]
+        self.is_decided = False
+        self._memory = memory
+        self._engine: Passes
+        self._begin_anew()
+
+    def attach(self, engine: Passes) -> None:
+        """Note whose blocks they are."""
+        self._engine = engine
+
+    def _begin_anew(self) -> None:
+        self._figures = {block: Figures() for block in self.blocks}
+        self._steps = 0  # that the optimizer has ended
+        self._seen_steps: int | None = None  # how many the engine had
+        self._left: int | None = None  # bytes at the peak of what was measured
+        self._span = Span(is_metered=False)
+        self._measured: list[Span] = []
+        self._measures_next = False
+        self._passes = self._grown_passes = 0  # since the ranks have asked
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the pass of now, and those like it, are as they are going to be."""
+        return self.is_decided and not self._span.is_metered and self._grown_passes == 0
+
+    @property
+    def _is_measured_step(self) -> bool:
+        return not self.is_decided and self._steps == _WARM_STEPS
+
+    # ---- calls of blocks -------------------------------------------------------------------------
+
+    def recomputes(self, block: Checkpointed, values: list[Any]) -> bool:
+        """Tell whether a call of the block is checkpointed."""
+        span = self._span
+        inputs = span.call(block, bytes_of(tensors_of(values)))
+        if self.is_decided and inputs > self._figures[block].inputs and not span.is_metered:
+            span.grow()
+            if not self._engine.is_captured:
+                _budget.begin_peak(self._engine.world.device)
+        return block.recomputes or span.is_metered
+
+    def contexts(self, block: Checkpointed, values: list[Any]) -> Contexts | None:
+        """Return what measures a call, where it is to be measured."""
+        if not self._span.is_metered or self._engine.is_captured:
+            return None
+        use, engine = self._span.uses[block], self._engine
+
+        def parameters() -> list[torch.Tensor]:
+            groups = [*block.unit.groups, *engine.root.groups]
+            return [parameter.full for group in groups for parameter in group.parameters]
+
+        return use.metered(tensors_of(values), parameters), use.timed(engine.world.device)
+
+    # ---- passes ----------------------------------------------------------------------------------
+
+    def begin_pass(self) -> None:
+        """Note that a forward begins which gradients are computed of; no pass runs."""
+        if any(unit.pending for unit in self._engine.units):
+            return  # what it keeps comes to what others keep
+        if self._engine.is_captured:
+            self._span = Span(is_metered=False)
+            return
+        self._end_span()
+        self._note_step()
+        if not self.is_decided and self._steps > _WARM_STEPS:
+            self._decide()
+        elif self.is_decided:
+            self._look_for_growth()
+        self._span = Span(is_metered=self._is_measured_step or self._measures_next)
+        if self._measures_next:
+            self._measures_next = False
+            _budget.begin_peak(self._engine.world.device)
+
+    def begin_anew(self) -> None:
+        """Forget what was measured, and recompute all blocks: all ranks begin with other ones."""
+        for block in self.blocks:
+            block.recomputes = True
+        self.is_decided = False
+        self._begin_anew()
+
+    def _end_span(self) -> None:
+        span = self._span
+        if not span.uses or not span.is_metered:
+            return
+        self._grown_passes += self.is_decided
+        if not span.is_whole:
+            self._measures_next = True
+            return
+        self._measured.append(span)
+        if self.is_decided:
+            self._note_left()
+
+    def _note_step(self) -> None:
+        """Count steps, by what ends them; those of before the first pass are none."""
+        steps = self._engine.optimizer_steps
+        if self._seen_steps is not None and steps != self._seen_steps:
+            if self._is_measured_step:
+                self._note_left()
+            self._steps += 1
+            if self._is_measured_step:
+                _budget.begin_peak(self._engine.world.device)
+        self._seen_steps = steps
+
+    def _note_left(self) -> None:
+        left = _budget.left_at_peak(self._memory, self._engine.world.device)
+        self._left = left if self._left is None else min(self._left, left)
+
+    def _look_for_growth(self) -> None:
+        """Ask the other ranks from time to time, all in the same pass."""
+        if all(block.recomputes for block in self.blocks):
+            return
+        self._passes += 1
+        if self._passes < _INTERVAL:
+            return
+        grown = int(self._gather([self._grown_passes]).max())
+        self._passes = self._grown_passes = 0
+        if grown >= _GROWN:
+            self._decide()
+
+    # ---- deciding --------------------------------------------------------------------------------
+
+    def _gather(self, mine: list[int]) -> torch.Tensor:
+        if self._engine.world.size > 1:
+            self._engine.native.drain()  # no collective of the engine's is on its way
+        return self._engine.world.all_gather(torch.tensor(mine, dtype=torch.int64))
+
+    def _decide(self) -> None:
+        """Agree on what was measured, and choose by it."""
+        self._take_measured()
+        left = self._agree()
+        offers = [Offer(f.kept, f.nanoseconds) for f in self._figures.values()]
+        chosen = _budget.choose(offers, left)
+        for place, block in enumerate(self.blocks):
+            block.recomputes = place not in chosen
+        self.is_decided = True
+        self._passes = self._grown_passes = 0
+        self._engine.drop_graphs()
+        _logger.info("%s: %s", self._engine.name, self.describe(left))
+
+    def _take_measured(self) -> None:
+        if self._measured and self._engine.world.device.type == "cuda":
+            torch.cuda.synchronize(self._engine.world.device)
+        for span in self._measured:
+            for block, use in span.uses.items():
+                self._figures[block].take(use)
+        self._measured.clear()
+
+    def _agree(self) -> int:
+        """Take the largest and slowest of all ranks for each block; return the least left."""
+        mine = [self._left or 0]
+        for figures in self._figures.values():
+            mine += [figures.inputs, figures.kept, figures.nanoseconds]
+        everyones = self._gather(mine)
+        most = iter(everyones.max(dim=0).values[1:].tolist())
+        for figures in self._figures.values():
+            figures.inputs, figures.kept, figures.nanoseconds = next(most), next(most), next(most)
+        self._left = int(everyones[:, 0].min())
+        return self._left
+
+    # ---- figures ---------------------------------------------------------------------------------
+
+    def saved(self) -> Figures:
+        """Sum up what the blocks that are kept take and save."""
+        kept = [figures for block, figures in self._figures.items() if not block.recomputes]
+        return Figures(
+            sum(figures.inputs for figures in kept),
+            sum(figures.kept for figures in kept),
+            sum(figures.nanoseconds for figures in kept),
+        )
+
+    def describe(self, left: int) -> str:
+        """Say in a line what is kept."""
+        count = len(self.blocks)
+        kept = [block.unit.name for block in self.blocks if not block.recomputes]
+        if not kept:
+            least = _readable(min(figures.kept for figures in self._figures.values()))
+            room = _readable(max(left, 0))
+            return f"all {count} blocks are recomputed: one keeps {least} at least, {room} are left"
+        saved = self.saved()
+        return (
+            f"activations of {len(kept)} of {count} blocks are kept: {_readable(saved.kept)} of "
+            f"{_readable(left)} that are left, which saves {saved.nanoseconds / 1e6:.2f} ms a pass "
+            f"({', '.join(kept)})"
+        )
+
+
+def _readable(size: int) -> str:
+    unit, name = (2**20, "MiB") if size >= 2**20 else (2**10, "KiB")
+    return f"{size / unit:.1f} {name}"
