@@ -7,10 +7,14 @@
 #include <time.h>
 #include <unistd.h>
 
+static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+
 int pst__thread_start(pthread_t *thread, void *(*run)(void *argument), void *argument) {
-    sigset_t all, before;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigset_t others, before;
+    (void)sigfillset(&others);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        (void)sigdelset(&others, faults[i]);
+    (void)pthread_sigmask(SIG_SETMASK, &others, &before);
     const int error = pthread_create(thread, NULL, run, argument);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error;

@@ -6,8 +6,9 @@
 #include <pthread.h>
 #include <stdint.h>
 
-/* Starts a thread that takes no signals: those are for the program that we are in. 0, or an errno
- * value. */
+/* Starts a thread that takes no signals: those are for the program that we are in. What a fault of
+ * its own raises it takes, or the program's handler, which may say where that was, would not run.
+ * 0, or an errno value. */
 int pst__thread_start(pthread_t *thread, void *(*run)(void *argument), void *argument);
 
 /* ---- parking -------------------------------------------------------------------------- */
