@@ -8,7 +8,6 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -148,12 +147,12 @@ pst_status status_of_failure(const std::string &text) {
     return timed_out ? PST_ETIMEDOUT : PST_EPEER;
 }
 
+// Strings that are joined: a process that has a second libstdc++ in it, as a library of the user's
+// may bring one along, crashes where a stream of one looks for the locale of the other.
 std::string describe(const Comm &comm, const pst_collective &collective) {
-    std::ostringstream text;
-    text << "rank " << comm.rank << ": " << pst_collective_name(collective.kind) << " '"
-         << (collective.name != nullptr ? collective.name : "") << "' (ticket " << collective.ticket
-         << ")";
-    return text.str();
+    return "rank " + std::to_string(comm.rank) + ": " + pst_collective_name(collective.kind) +
+           " '" + (collective.name != nullptr ? collective.name : "") + "' (ticket " +
+           std::to_string(collective.ticket) + ")";
 }
 
 // ---- agreement --------------------------------------------------------------------------------
@@ -175,14 +174,13 @@ Header header_of(const pst_collective &collective) {
 std::string describe(int rank, const Header &header) {
     const auto dtype = static_cast<pst_dtype>(header.dtype);
     const bool counted = header.kind == PST_ALL_REDUCE || header.kind == PST_BROADCAST;
-    std::ostringstream text;
-    text << "rank " << rank << ": "
-         << pst_collective_name(static_cast<pst_collective_kind>(header.kind)) << " '"
-         << header.name << "' of "
-         << (counted ? header.count * pst_dtype_size(dtype) : header.bytes) << " bytes";
-    if (header.kind == PST_REDUCE_SCATTER || counted) text << " of " << pst_dtype_name(dtype);
-    text << ", ticket " << header.ticket;
-    return text.str();
+    const uint64_t bytes = counted ? header.count * pst_dtype_size(dtype) : header.bytes;
+    std::string text = "rank " + std::to_string(rank) + ": " +
+                       pst_collective_name(static_cast<pst_collective_kind>(header.kind)) + " '" +
+                       header.name + "' of " + std::to_string(bytes) + " bytes";
+    if (header.kind == PST_REDUCE_SCATTER || counted)
+        text += std::string(" of ") + pst_dtype_name(dtype);
+    return text + ", ticket " + std::to_string(header.ticket);
 }
 
 void begin_check(Comm &comm, Request &request) {
