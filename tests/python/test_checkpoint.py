@@ -270,7 +270,7 @@ def run_transformers(own):
         model.gradient_checkpointing_enable({"use_reentrant": False})
     penstock.shard(model, checkpoint=type(model.model.layers[0]))
     runs = []
-    # A recomputation ends where the backward has all that it needs, which is before the forward's end.
+    # A recomputation ends where the backward has all it needs: before the end of the forward.
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
     tokens = torch.arange(12, device=models.DEVICE).view(2, 6)
     model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()

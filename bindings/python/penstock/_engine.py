@@ -326,6 +326,8 @@ class Engine:
     def stepped(self) -> None:
         """Note that an optimizer has stepped parameters."""
         self.optimizer_steps += 1
+        if self.keeping is not None:
+            self.keeping.note_optimizer()
         self.updated()
 
     def updated(self) -> None:

@@ -219,12 +219,15 @@ class Keeping:
         """Count steps, by what ends them; those of before the first pass are none."""
         steps = self._engine.optimizer_steps
         if self._seen_steps is not None and steps != self._seen_steps:
-            if self._is_measured_step:
-                self._note_left()
             self._steps += 1
             if self._is_measured_step:
                 _budget.begin_peak(self._engine.world.device)
         self._seen_steps = steps
+
+    def note_optimizer(self) -> None:
+        """Note the peak of a measured step now that it ends: a user may measure the next one's."""
+        if self._is_measured_step or (self.is_decided and self._span.is_metered):
+            self._note_left()
 
     def _note_left(self) -> None:
         left = _budget.left_at_peak(self._memory, self._engine.world.device)
