@@ -1,5 +1,6 @@
 """Blocks that recompute their activations: by hand, and by what is measured and left."""
 
+import gc
 import logging
 
 import models
@@ -8,7 +9,7 @@ import pytest
 import torch
 from equality import train_both, whole, world
 from models import WIDTH, Block, Net, batch, make
-from penstock import PenstockError, _activations, _keeping
+from penstock import PenstockError, _activations, _budget, _keeping
 from penstock._budget import Offer, choose
 from penstock._engine import engine_of
 from torch import nn
@@ -559,6 +560,7 @@ class Wide(nn.Module):
 
 def train_wide(rows, steps=5, **options):
     """Return the trained model, and the peak of the last step."""
+    gc.collect()  # a model of before
     torch.cuda.empty_cache()
     torch.manual_seed(0)
     model = penstock.shard(Wide().cuda(), **options)
@@ -599,7 +601,7 @@ def within_what_is_there():
     del model
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
-    limit = least + 600 * MIB + 0.05 * total
+    limit = least + 600 * MIB + _budget._MARGIN * total
     torch.cuda.set_per_process_memory_fraction(limit / total)
     try:
         model, _ = train_wide(lambda _: ROWS, checkpoint="auto")

@@ -263,6 +263,7 @@ class Keeping:
         self.is_decided = True
         self._passes = self._grown_passes = 0
         self._engine.drop_graphs()
+        _budget.release_pieces(self._engine.world.device)
         _logger.info("%s: %s", self._engine.name, self.describe(left))
 
     def _take_measured(self) -> None:
