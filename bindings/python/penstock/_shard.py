@@ -135,8 +135,8 @@ def shard(
     memory : str, int or float
         What ``checkpoint="auto"`` may take. Bytes, or a fraction of the device's memory: what
         torch's allocator may hold at the peak of a step, of all that it is for. "auto": what the
-        device has free in the measured step, but for 10 % of its memory, as torch's allocator cannot
-        use all that is free. On GPUs torch's peak (``torch.cuda.max_memory_allocated``) begins anew
+        device has free in the measured step, but for 10 % of its memory, as torch's allocator
+        cannot use all that is free. On GPUs torch's peak (``torch.cuda.max_memory_allocated``) begins anew
         with what is measured. On the CPU bytes are those of activations that are kept, alone.
 
     Returns
