@@ -136,8 +136,9 @@ def shard(
         What ``checkpoint="auto"`` may take. Bytes, or a fraction of the device's memory: what
         torch's allocator may hold at the peak of a step, of all that it is for. "auto": what the
         device has free in the measured step, but for 10 % of its memory, as torch's allocator
-        cannot use all that is free. On GPUs torch's peak (``torch.cuda.max_memory_allocated``) begins anew
-        with what is measured. On the CPU bytes are those of activations that are kept, alone.
+        cannot use all that is free. On GPUs torch's peak (``torch.cuda.max_memory_allocated``)
+        begins anew with what is measured. On the CPU bytes are those of activations that are kept,
+        alone.
 
     Returns
     -------
