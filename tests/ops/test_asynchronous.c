@@ -311,6 +311,7 @@ static void write_order(const rank_state *state, size_t from, char *order) {
     (void)pthread_mutex_lock(&board->lock);
     for (size_t i = from; i < board->count; i++) {
         const pst_collective *posted = &board->tickets[i]->posted[state->rank];
+        if (posted->name == NULL) continue; /* of another rank alone, so far: such a comparison */
         const int is_plan = strncmp(posted->name, "plan of ", strlen("plan of ")) == 0;
         if (posted->kind == PST_ALL_GATHER && !is_plan) *order++ = 'g';
         if (posted->kind == PST_REDUCE_SCATTER) *order++ = 'r';
