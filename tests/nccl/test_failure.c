@@ -414,12 +414,13 @@ static fake_graph *capture_reduce(nccl_rank *rank) {
     return graph;
 }
 
+/* Memory that stays is a leak only where nobody knows of it. */
+pst_comm *left[RANKS];
+
 /* It is left, and ends when the last graph has gone: runtime and device may have gone before. */
 static void destroy_leaves_a_communicator_that_graphs_hold(void **state) {
     nccl_world *world = *state;
     fake_graph *graphs[RANKS];
-    static pst_comm
-        *volatile left[RANKS]; /* memory that stays: a leak only where nobody knows of it */
     const uint64_t end = pst__now() + PATIENCE;
     set_deadline(world, 2000 * MILLISECONDS);
     create_comms(world);
