@@ -451,10 +451,6 @@ pst_zero_group_forecast Engine::group_forecast(bool grad, uint32_t group) const 
     return forecast;
 }
 
-void Engine::set_keep_bytes(size_t bytes) {
-    pst_zero_set_keep_bytes(engine(), bytes);
-}
-
 void Engine::set_replay(bool enabled) {
     pst_zero_set_replay(engine(), enabled);
 }

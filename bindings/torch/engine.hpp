@@ -115,7 +115,6 @@ class Engine {
                           uint32_t prefetch_ahead, size_t prefetch_bytes, size_t keep_bytes);
     pst_zero_forecast forecast(bool grad) const;
     pst_zero_group_forecast group_forecast(bool grad, uint32_t group) const;
-    void set_keep_bytes(size_t bytes);
     void set_replay(bool enabled);
     pst_zero_stats stats() const;
     void reset_stats();

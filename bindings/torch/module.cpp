@@ -92,7 +92,6 @@ void bind_forecasts(py::module_ &module) {
     py::class_<pst_zero_forecast>(module, "Forecast")
         .def_readonly("step_ns", &pst_zero_forecast::step_ns)
         .def_readonly("exposed_ns", &pst_zero_forecast::exposed_ns)
-        .def_readonly("kept_groups", &pst_zero_forecast::kept_groups)
         .def_readonly("kept_bytes", &pst_zero_forecast::kept_bytes)
         .def_readonly("keep_bytes", &pst_zero_forecast::keep_bytes);
     py::class_<pst_zero_gather_forecast>(module, "GatherForecast")
@@ -181,7 +180,6 @@ void bind_engine(py::module_ &module) {
         .def("compile", &Engine::compile, Unlocked())
         .def("forecast", &Engine::forecast)
         .def("group_forecast", &Engine::group_forecast)
-        .def("set_keep_bytes", &Engine::set_keep_bytes)
         .def("set_replay", &Engine::set_replay)
         .def("stats", [](const Engine &engine) { return stats_dict(engine.stats()); })
         .def("reset_stats", &Engine::reset_stats);

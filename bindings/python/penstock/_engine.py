@@ -116,7 +116,6 @@ class Engine:
         self.graph_owners: weakref.WeakSet[GraphOwner] = weakref.WeakSet()
         self.updaters: weakref.WeakSet[Updater] = weakref.WeakSet()  # of its parameters
         self.plans: dict[bool, object] = {}  # in force, for training and for evaluation
-        self.keep_bytes = 0  # of plans that are made by themselves
         self.backward = Backward(self)
         self._parameters = [p for group in self.groups() for p in group.parameters]
         self._note_shards()
@@ -150,11 +149,6 @@ class Engine:
         ]
 
     # ---- forward ------------------------------------------------------------------------------
-
-    def keep(self, nbytes: int) -> None:
-        """Let plans that are made from now on keep so many bytes for backwards (`compile`)."""
-        self.keep_bytes = nbytes
-        self.native.set_keep_bytes(nbytes)
 
     def refuse_capture(self) -> None:
         """Raise an error inside a CUDA-graph capture of somebody else's."""
@@ -295,7 +289,6 @@ class Engine:
             self.native.destroy()
             self.runtime.destroy()
             self.runtime, self.native = open_native(self.name, self.options, self.world, self.units)
-            self.native.set_keep_bytes(self.keep_bytes)
             for group in self.groups():
                 move_shard(self.native, group)
             for unit in self.units:

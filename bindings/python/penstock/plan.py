@@ -106,8 +106,6 @@ class GroupForecast:
         return self.keep in ("near", "paid", "all")
 
 
-KEEPS = ("unused", "all", "no need", "near", "paid", "too dear")
-
 _REASONS = {
     "unused": "not used in the forward",
     "all": "stays: everything does",
@@ -116,6 +114,7 @@ _REASONS = {
     "paid": "stays within keep_bytes",
     "too dear": "gathered again: not within keep_bytes",
 }
+KEEPS = tuple(_REASONS)  # as penstock/zero.h numbers them
 
 
 @dataclass(frozen=True)
