@@ -11,7 +11,6 @@ import pytest
 import torch
 from equality import world
 from models import DEVICE, Net, loss_of, make
-from penstock._engine import engine_of
 from penstock.plan import PlanError
 
 
@@ -102,29 +101,6 @@ def test_the_smallest_budget_of_all_ranks_counts(worlds):
 def compile_by_rank(numbers):
     plan = keep_by_rank(numbers)
     return plan.hash, plan.keep_bytes, plan.kept_bytes
-
-
-def keep_from_the_first_plan_on():
-    model = make(Net)
-    model.head.weight.requires_grad_(False)
-    penstock.shard(model, prefetch_ahead=0)
-    engine_of(model).keep(1 << 40)
-    train(model, 1)
-    penstock.stats(model, reset=True)
-    train(model, 3)
-    figures = penstock.stats(model)
-    assert figures.gathers == 3 * 6 and figures.planned_passes == 3
-    model.head.weight.requires_grad_(True)  # the engine below is another one then
-    train(model, 1)
-    penstock.stats(model, reset=True)
-    train(model, 3)
-    figures = penstock.stats(model)
-    assert figures.gathers == 3 * 6 and figures.planned_passes == 3
-    penstock.close(model)
-
-
-def test_an_engine_keeps_by_itself(worlds):
-    worlds(2).run(keep_from_the_first_plan_on)
 
 
 def test_a_budget_that_is_no_number_is_refused():
