@@ -271,7 +271,7 @@ def parse() -> argparse.Namespace:
         "--every", type=int, default=1, metavar="K", help="others checkpoint one of K layers"
     )
     parser.add_argument(
-        "--memory", type=memory_of, default="auto", help="bytes, a fraction of the device, or auto"
+        "--memory", type=memory_of, help="what penstock may take: bytes, a fraction, or auto"
     )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(USUAL_WAYS))
     parser.add_argument("--keep", action="store_true", help="parameters stay after the forward")

@@ -160,7 +160,7 @@ def penstock(model: Model, given: argparse.Namespace, part_mib: int) -> None:
         communicator=given.communicator,
         time_waits=given.time_waits,
         checkpoint={"none": None, "all": "*", "auto": "auto"}[given.checkpoint],
-        memory=given.memory if given.checkpoint == "auto" else "auto",
+        memory=given.memory,
     )
 
 

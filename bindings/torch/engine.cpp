@@ -415,26 +415,42 @@ std::vector<Operation> Engine::recorded(bool grad) const {
     return operations;
 }
 
-pst_zero_plan Engine::compile(bool grad, const std::vector<Operation> &operations,
-                              uint32_t prefetch_ahead, size_t prefetch_bytes, size_t keep_bytes) {
-    std::vector<pst_zero_op> wanted;
-    std::vector<pst_zero_op_time> times;
-    for (const auto &[kind, group, backward, bytes, reached, waited, collective] : operations) {
-        wanted.push_back({static_cast<pst_zero_op_kind>(kind), group, backward, bytes});
-        times.push_back({reached, waited, collective});
+Recording::Recording(const std::vector<Operation> &taken) {
+    for (const auto &[kind, group, backward, bytes, reached, waited, collective] : taken) {
+        operations_.push_back({static_cast<pst_zero_op_kind>(kind), group, backward, bytes});
+        times_.push_back({reached, waited, collective});
     }
+}
+
+pst_zero_compile_options Recording::options(bool grad, const Budgets &budgets) const {
     pst_zero_compile_options options{};
     options.size = sizeof options;
     options.grad = grad;
-    options.operations = wanted.data();
-    options.times = times.data();
-    options.count = wanted.size();
-    options.prefetch_ahead = prefetch_ahead;
-    options.prefetch_bytes = prefetch_bytes;
-    options.keep_bytes = keep_bytes;
+    options.operations = operations_.data();
+    options.times = times_.data();
+    options.count = operations_.size();
+    std::tie(options.prefetch_ahead, options.prefetch_bytes, options.keep_bytes) = budgets;
+    return options;
+}
+
+pst_zero_plan Engine::compile(bool grad, const Recording &recording, const Budgets &budgets) {
+    const pst_zero_compile_options options = recording.options(grad, budgets);
     pst_zero_plan plan{};
     check(pst_zero_compile_with(engine(), &options, &plan));
     return plan;
+}
+
+pst_zero_forecast Engine::forecast_with(bool grad, const Recording &recording,
+                                        const Budgets &budgets) {
+    const pst_zero_compile_options options = recording.options(grad, budgets);
+    pst_zero_forecast forecast{};
+    forecast.size = sizeof forecast;
+    check(pst_zero_forecast_with(engine(), &options, &forecast));
+    return forecast;
+}
+
+void Engine::plan_with(uint32_t prefetch_ahead, size_t keep_bytes) {
+    pst_zero_plan_with(engine(), prefetch_ahead, keep_bytes);
 }
 
 pst_zero_forecast Engine::forecast(bool grad) const {

@@ -32,6 +32,20 @@ struct EngineOptions {
 // Kind, group, in backward, bytes; nanoseconds: reached, waited, collective.
 using Operation = std::tuple<int, uint32_t, bool, size_t, uint64_t, uint64_t, uint64_t>;
 
+// What a plan may take: prefetch_ahead, prefetch_bytes, keep_bytes.
+using Budgets = std::tuple<uint32_t, size_t, size_t>;
+
+// Operations that a plan is made of.
+class Recording {
+  public:
+    explicit Recording(const std::vector<Operation> &taken);
+    pst_zero_compile_options options(bool grad, const Budgets &budgets) const; // while this lives
+
+  private:
+    std::vector<pst_zero_op> operations_;
+    std::vector<pst_zero_op_time> times_;
+};
+
 // Methods may be called without the interpreter's lock; one thread at a time.
 class Engine {
   public:
@@ -111,8 +125,9 @@ class Engine {
     void after_graph();
 
     std::vector<Operation> recorded(bool grad) const;
-    pst_zero_plan compile(bool grad, const std::vector<Operation> &operations,
-                          uint32_t prefetch_ahead, size_t prefetch_bytes, size_t keep_bytes);
+    pst_zero_plan compile(bool grad, const Recording &recording, const Budgets &budgets);
+    pst_zero_forecast forecast_with(bool grad, const Recording &recording, const Budgets &budgets);
+    void plan_with(uint32_t prefetch_ahead, size_t keep_bytes);
     pst_zero_forecast forecast(bool grad) const;
     pst_zero_group_forecast group_forecast(bool grad, uint32_t group) const;
     void set_replay(bool enabled);

@@ -88,10 +88,12 @@ void bind_layouts(py::module_ &module) {
         .def_readonly("hash", &pst_zero_plan::hash);
 }
 
-void bind_forecasts(py::module_ &module) {
+void bind_plans(py::module_ &module) {
+    py::class_<Recording>(module, "Recording").def(py::init<const std::vector<Operation> &>());
     py::class_<pst_zero_forecast>(module, "Forecast")
         .def_readonly("step_ns", &pst_zero_forecast::step_ns)
         .def_readonly("exposed_ns", &pst_zero_forecast::exposed_ns)
+        .def_readonly("peak_bytes", &pst_zero_forecast::peak_bytes)
         .def_readonly("kept_bytes", &pst_zero_forecast::kept_bytes)
         .def_readonly("keep_bytes", &pst_zero_forecast::keep_bytes);
     py::class_<pst_zero_gather_forecast>(module, "GatherForecast")
@@ -178,6 +180,8 @@ void bind_engine(py::module_ &module) {
         .def("after_graph", &Engine::after_graph)
         .def("recorded", &Engine::recorded)
         .def("compile", &Engine::compile, Unlocked())
+        .def("forecast_with", &Engine::forecast_with, Unlocked())
+        .def("plan_with", &Engine::plan_with)
         .def("forecast", &Engine::forecast)
         .def("group_forecast", &Engine::group_forecast)
         .def("set_replay", &Engine::set_replay)
@@ -237,7 +241,7 @@ PYBIND11_MODULE(_C, module) {
     py::register_exception_translator(&raise_penstock_error);
     bind_runtime(module);
     bind_layouts(module);
-    bind_forecasts(module);
+    bind_plans(module);
     bind_engine(module);
     bind_adamw(module);
     module.def(

@@ -356,9 +356,9 @@ PST_API pst_status pst_zero_compile_with(pst_zero *engine, const pst_zero_compil
 PST_API pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations,
                                     size_t count, uint32_t prefetch_ahead, size_t prefetch_bytes,
                                     pst_zero_plan *plan);
-/* The keep_bytes of plans that the engine makes itself, from now on; 0 (default): nothing more is
- * kept. Before the first pass it counts for all of them. */
-PST_API void pst_zero_set_keep_bytes(pst_zero *engine, size_t bytes);
+/* What the engine makes its own plans with from now on: prefetch_ahead instead of that of its
+ * options, alike on all ranks, and keep_bytes instead of 0. */
+PST_API void pst_zero_plan_with(pst_zero *engine, uint32_t prefetch_ahead, size_t keep_bytes);
 
 /* What a plan says of the passes that follow it, simulated: compute as it was measured, and a link
  * that has one collective at a time, in the plan's order. The same on all ranks. */
@@ -395,6 +395,10 @@ typedef struct pst_zero_group_forecast {
     pst_zero_gather_forecast forward, backward; /* the first ones of each */
 } pst_zero_group_forecast;
 
+/* Of the plan that pst_zero_compile_with would make of the same, which it takes from all ranks as
+ * well; nothing is compiled. */
+PST_API pst_status pst_zero_forecast_with(pst_zero *engine, const pst_zero_compile_options *options,
+                                          pst_zero_forecast *forecast);
 /* Of the plan that was made last for this kind of pass, and of a group in it. PST_ESTATE: there is
  * none. */
 PST_API pst_status pst_zero_get_forecast(const pst_zero *engine, int grad,

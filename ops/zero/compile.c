@@ -102,13 +102,19 @@ static void adopt(pst_zero *engine, int grad, pst__plan *plan) {
     engine->stats.plan_lower_bound = plan->summary.lower_bound_bytes;
 }
 
+static pst_status draft(pst_zero *engine, const pst_zero_compile_options *options,
+                        pst__plan **plan) {
+    knowledge known = {0};
+    pst_status status = agree(engine, options, &known);
+    if (status == PST_OK) status = create_plan(engine, options, &known, plan);
+    forget(engine, &known);
+    return status;
+}
+
 static pst_status compile(pst_zero *engine, const pst_zero_compile_options *options,
                           int is_blocking) {
     pst__plan *plan = NULL;
-    knowledge known = {0};
-    pst_status status = agree(engine, options, &known);
-    if (status == PST_OK) status = create_plan(engine, options, &known, &plan);
-    forget(engine, &known);
+    pst_status status = draft(engine, options, &plan);
     if (status != PST_OK) return status;
     status = is_blocking ? pst__compare_now(&engine->plans[options->grad], plan->summary.hash)
                          : pst__compare(&engine->plans[options->grad], plan->summary.hash);
@@ -142,18 +148,36 @@ pst_status pst__compile(pst_zero *engine, int grad) {
 
 /* ---- on request ------------------------------------------------------------------------------ */
 
-pst_status pst_zero_compile_with(pst_zero *engine, const pst_zero_compile_options *given,
-                                 pst_zero_plan *plan) {
-    pst_zero_compile_options options;
-    if (engine == NULL || !pst__read_options(&options, sizeof options, given) ||
-        (options.operations == NULL && options.count > 0))
+static pst_status read_options(pst_zero *engine, const pst_zero_compile_options *given,
+                               pst_zero_compile_options *options) {
+    if (engine == NULL || !pst__read_options(options, sizeof *options, given) ||
+        (options->operations == NULL && options->count > 0))
         return PST_EINVAL;
     if (!engine->sealed)
         return pst__zero_fail(engine, PST_ESTATE, "%s", "compile needs a sealed engine");
-    options.grad = options.grad != 0;
-    const pst_status status = compile(engine, &options, 1);
+    options->grad = options->grad != 0;
+    return PST_OK;
+}
+
+pst_status pst_zero_compile_with(pst_zero *engine, const pst_zero_compile_options *given,
+                                 pst_zero_plan *plan) {
+    pst_zero_compile_options options;
+    pst_status status = read_options(engine, given, &options);
+    if (status == PST_OK) status = compile(engine, &options, 1);
     if (status == PST_OK && plan != NULL) *plan = engine->history[options.grad].next_plan->summary;
     return status;
+}
+
+pst_status pst_zero_forecast_with(pst_zero *engine, const pst_zero_compile_options *given,
+                                  pst_zero_forecast *forecast) {
+    pst_zero_compile_options options;
+    pst__plan *plan = NULL;
+    pst_status status = forecast == NULL ? PST_EINVAL : read_options(engine, given, &options);
+    if (status == PST_OK) status = draft(engine, &options, &plan);
+    if (status != PST_OK) return status;
+    pst__write_sized(forecast, &plan->forecast, sizeof plan->forecast);
+    pst__plan_destroy(engine->carrier.heap, plan);
+    return PST_OK;
 }
 
 pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations, size_t count,
@@ -169,8 +193,9 @@ pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *opera
         plan);
 }
 
-void pst_zero_set_keep_bytes(pst_zero *engine, size_t bytes) {
-    engine->keep_bytes = bytes;
+void pst_zero_plan_with(pst_zero *engine, uint32_t prefetch_ahead, size_t keep_bytes) {
+    engine->options.prefetch_ahead = prefetch_ahead;
+    engine->keep_bytes = keep_bytes;
 }
 
 /* ---- what plans say -------------------------------------------------------------------------- */

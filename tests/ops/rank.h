@@ -335,7 +335,7 @@ static inline void register_all(rank_state *state) {
     for (size_t g = 0; g < model->group_count; g++)
         CHECK_OK(add_group(state, g));
     CHECK_OK(pst_zero_seal(state->engine));
-    pst_zero_set_keep_bytes(state->engine, model->keep_bytes);
+    pst_zero_plan_with(state->engine, model->prefetch_ahead, model->keep_bytes);
 }
 
 static inline void build_unwritten(rank_state *state) {

@@ -305,7 +305,7 @@ static pst_zero_forecast forecast_of(const rank_state *state) {
 static void keep_two(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
-    pst_zero_set_keep_bytes(state->engine, 2 * CHAIN_BYTES);
+    pst_zero_plan_with(state->engine, 2, 2 * CHAIN_BYTES);
     train(state, 1);
     CHECK_FINE();
     for (int pass = 0; pass < 4; pass++) {
@@ -334,7 +334,7 @@ static void keep_what_the_smallest_has(rank_state *state) {
     const size_t least = (size_t)(5 - (state->world - 1));
     build_engine(state);
     CHECK_FINE();
-    pst_zero_set_keep_bytes(state->engine, (size_t)(5 - state->rank) * CHAIN_BYTES);
+    pst_zero_plan_with(state->engine, 2, (size_t)(5 - state->rank) * CHAIN_BYTES);
     train(state, 2);
     CHECK_FINE();
     CHECK(forecast_of(state).keep_bytes == least * CHAIN_BYTES);
@@ -354,7 +354,7 @@ static void the_smallest_of_all_ranks_is_kept(void **unused) {
 static void keep_all_in_odd_loops(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
-    pst_zero_set_keep_bytes(state->engine, SIZE_MAX);
+    pst_zero_plan_with(state->engine, 2, SIZE_MAX);
     for (int pass = 0; pass < 4; pass++) {
         fresh_targets(state);
         forward(state, 1);
@@ -429,19 +429,23 @@ static void compile_by_own_times(rank_state *state) {
     take_recording(state, taken);
     CHECK_FINE();
     jitter(state, taken, all->seed);
-    CHECK_OK(pst_zero_compile_with(
-        state->engine,
-        &(pst_zero_compile_options){.size = sizeof(pst_zero_compile_options),
-                                    .grad = 1,
-                                    .operations = taken->operations,
-                                    .times = taken->times,
-                                    .count = taken->count,
-                                    .prefetch_ahead = 1,
-                                    .keep_bytes = 1536 + 4 * (size_t)state->rank},
-        &plan));
+    const pst_zero_compile_options options = {.size = sizeof options,
+                                              .grad = 1,
+                                              .operations = taken->operations,
+                                              .times = taken->times,
+                                              .count = taken->count,
+                                              .prefetch_ahead = 1,
+                                              .keep_bytes = 1536 + 4 * (size_t)state->rank};
+    const pst_zero_forecast before = forecast_of(state);
+    pst_zero_forecast draft = {.size = sizeof draft};
+    CHECK_OK(pst_zero_forecast_with(state->engine, &options, &draft));
+    CHECK(forecast_of(state).step_ns == before.step_ns && before.kept_groups == 0);
+    CHECK_OK(pst_zero_compile_with(state->engine, &options, &plan));
     all->hashes[state->rank] = plan.hash;
     all->steps[state->rank] = forecast_of(state).step_ns;
     CHECK(forecast_of(state).step_ns > 0 && forecast_of(state).kept_groups > 0);
+    CHECK(draft.step_ns == forecast_of(state).step_ns);
+    CHECK(draft.peak_bytes == plan.peak_bytes && draft.keep_bytes == 1536);
     train(state, 2);
 }
 
@@ -536,7 +540,9 @@ static void forecast_too_early(rank_state *state) {
     CHECK(group.bytes == CHAIN_BYTES && group.keep == PST_ZERO_KEEP_TOO_DEAR);
     CHECK(group.forward.lands_ns > group.forward.start_ns && group.backward.lands_ns > 0);
     CHECK(pst_zero_get_group_forecast(state->engine, 1, 99, &group) == PST_EINVAL);
-    CHECK(pst_zero_compile_with(state->engine, &(pst_zero_compile_options){0}, NULL) == PST_EINVAL);
+    const pst_zero_compile_options none = {0};
+    CHECK(pst_zero_compile_with(state->engine, &none, NULL) == PST_EINVAL);
+    CHECK(pst_zero_forecast_with(state->engine, &none, &forecast) == PST_EINVAL);
 }
 
 static void a_plan_of_a_first_pass_has_a_forecast(void **unused) {

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+from contextlib import contextmanager
 
 import models
 import penstock
@@ -221,16 +222,16 @@ def test_a_wrong_checkpoint_is_named():
 
 
 def test_a_wrong_memory_is_named():
-    for memory in (0, -1, 1.5, 0.0, True, "all", None, float("nan")):
+    for memory in (0, -1, 1.5, 0.0, True, "all", [], float("nan")):
+        refuses("^memory=.*a number of bytes", memory=memory)
         refuses("^memory=.*a number of bytes", checkpoint="auto", memory=memory)
-    refuses("^memory=1024: .*checkpoint='auto'", memory=1024)
-    refuses("^memory=1024: .*checkpoint='auto'", memory=1024, checkpoint="blocks.0")
 
 
 @on_cpus
 def test_on_a_cpu_memory_is_bytes():
-    for memory in ({}, {"memory": "auto"}, {"memory": 0.5}):
-        refuses("^memory=.*on cpu.*give the bytes", checkpoint="auto", **memory)
+    refuses("^memory='auto'.*on cpu.*give the bytes", checkpoint="auto")
+    for memory in ("auto", 0.5):
+        refuses("^memory=.*on cpu.*give the bytes", memory=memory)
 
 
 class Messages(logging.Handler):
@@ -332,15 +333,27 @@ class Clock:
         return self._time
 
 
+@contextmanager
+def activations_alone():
+    """Have memory pay for nothing else: how long gathers take depends on the machine."""
+    before = _keeping.make_drafts
+    _keeping.make_drafts = lambda *given: before(*given)[:1]
+    try:
+        yield
+    finally:
+        _keeping.make_drafts = before
+
+
 def keep_by(clocks, memories, **options):
     """Return what is kept where each rank has a clock and a memory of its own."""
     rank, _ = world()
     before, _activations.now = _activations.now, Clock(clocks[rank])
     try:
-        trainer = Trainer(checkpoint="auto", memory=memories[rank], **options)
-        trainer.train(5)
-        kept = trainer.kept
-        trainer.finish()
+        with activations_alone():
+            trainer = Trainer(checkpoint="auto", memory=memories[rank], **options)
+            trainer.train(5)
+            kept = trainer.kept
+            trainer.finish()
         return kept
     finally:
         _activations.now = before
@@ -447,12 +460,13 @@ def test_a_graph_that_is_kept_is_recomputed_as_often_as_it_is_used():
 
 def grow(grown_ranks, size):
     rank, _ = world()
-    trainer = Trainer(checkpoint="auto", memory=3 * OF_A_BLOCK)
-    trainer.train(5)
-    size = size if rank in grown_ranks else 4
-    runs = [trainer.step(step, size=size) for step in range(3 * _keeping._INTERVAL)]
-    kept = trainer.kept
-    trainer.finish()
+    with activations_alone():
+        trainer = Trainer(checkpoint="auto", memory=3 * OF_A_BLOCK)
+        trainer.train(5)
+        size = size if rank in grown_ranks else 4
+        runs = [trainer.step(step, size=size) for step in range(3 * _keeping._INTERVAL)]
+        kept = trainer.kept
+        trainer.finish()
     return runs, kept
 
 

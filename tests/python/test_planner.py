@@ -11,6 +11,8 @@ import pytest
 import torch
 from equality import world
 from models import DEVICE, Net, loss_of, make
+from penstock._budget import Offer
+from penstock._drafts import Draft, choose_draft
 from penstock.plan import PlanError
 
 
@@ -108,6 +110,87 @@ def test_a_budget_that_is_no_number_is_refused():
     with pytest.raises(penstock.PenstockError, match=r"keep_bytes=-1: give a whole number"):
         penstock.compile(recorded_ops=[], keep_bytes=-1)
     penstock.close(model)
+
+
+# ---- by the memory that is left ------------------------------------------------------------------
+
+
+def test_the_draft_that_saves_most_is_chosen_and_of_equals_the_smallest():
+    first, ahead, kept, near = (
+        Draft(prefetch_ahead, keep_bytes, peak, nanoseconds)
+        for prefetch_ahead, keep_bytes, peak, nanoseconds in (
+            (2, 0, 100, 10_000),
+            (4, 0, 200, 8_000),
+            (2, 500, 600, 6_000),
+            (6, 0, 300, 7_999),
+        )
+    )
+    drafts = [first, ahead, kept, near]
+    assert choose_draft([first], [], -50) == (first, [])
+    assert choose_draft(drafts, [], 99) == (first, [])
+    assert choose_draft(drafts, [], 300) == (ahead, [])  # near saves a ten thousandth more
+    assert choose_draft(drafts, [], 500) == (kept, [])
+    block = Offer(size=250, nanoseconds=5_000)
+    assert choose_draft(drafts, [block], 300) == (first, [0])
+    assert choose_draft(drafts, [block], 500) == (ahead, [0])
+    assert choose_draft(drafts, [block], 750) == (kept, [0])
+    smaller = Draft(1, 0, 50, 10_005)
+    assert choose_draft([first, smaller], [], 0) == (smaller, [])
+    unknown = Draft(2, 0, 100, 0)
+    assert choose_draft([unknown], [block], 250) == (unknown, [0])
+
+
+def train_within(memories, **options):
+    """Return losses, and gathers of three steps before and after memory is used."""
+    model = make(Net)
+    model.head.weight.requires_grad_(False)
+    memory = memories[world()[0]] if memories else None
+    penstock.shard(model, prefetch_ahead=0, memory=memory, **options)
+    losses = train(model, 3)  # the third is measured
+    gathers = []
+    for _ in range(2):
+        penstock.stats(model, reset=True)
+        losses += train(model, 3)
+        figures = penstock.stats(model)
+        gathers.append(figures.gathers)
+    assert figures.planned_passes == 3 and figures.deviations == 0
+    penstock.close(model)
+    return losses, gathers
+
+
+@pytest.mark.parametrize("checkpoint", [None, "*"])
+def test_memory_keeps_what_would_be_gathered_again(worlds, checkpoint):
+    if DEVICE == "cuda":
+        pytest.skip("bytes of CPUs are those that are taken beside the step")
+    without = worlds(2).run(train_within, None, checkpoint=checkpoint)
+    ample = worlds(2).run(train_within, [1 << 40, 1 << 40], checkpoint=checkpoint)
+    uneven = worlds(2).run(train_within, [1 << 40, 1], checkpoint=checkpoint)
+    for rank in range(2):
+        losses, gathers = without[rank]
+        assert ample[rank][0] == uneven[rank][0] == losses  # bit for bit
+        assert uneven[rank][1] == gathers
+        assert ample[rank][1] == ample[0][1] < gathers
+
+
+def train_within_unfreezing():
+    model = make(Net)
+    model.head.weight.requires_grad_(False)
+    penstock.shard(model, prefetch_ahead=0, memory=1 << 40)
+    for _ in range(2):
+        gathers = []
+        for _ in range(4):
+            penstock.stats(model, reset=True)
+            train(model, 1)
+            gathers.append(penstock.stats(model).gathers)
+        assert gathers[3] < gathers[1]  # the third is measured
+        model.head.weight.requires_grad_(True)  # the engine below is another one then
+    penstock.close(model)
+
+
+def test_parameters_that_are_unfrozen_are_planned_for_anew(worlds):
+    if DEVICE == "cuda":
+        pytest.skip("bytes of CPUs are those that are taken beside the step")
+    worlds(2).run(train_within_unfreezing)
 
 
 # ---- saved plans ---------------------------------------------------------------------------------

@@ -51,23 +51,21 @@ def check_bytes(name: str, value: Any, *, or_none: bool = True) -> None:
         refuse(name, value, f"give a number of bytes, 1 or more{leave_out}")
 
 
-def check_memory(memory: Any, checkpoint: Any, device: torch.device) -> None:
-    """Raise unless it can be measured on that device, and something is there that it pays for."""
+def check_memory(memory: Any, device: torch.device) -> None:
+    """Raise unless it can be measured on that device."""
     is_fraction = isinstance(memory, float) and 0 < memory <= 1
     is_bytes = _is_whole(memory) and 1 <= memory < 2**63
-    if memory != "auto" and not is_fraction and not is_bytes:
+    is_auto = isinstance(memory, str) and memory == "auto"
+    if not is_auto and not is_fraction and not is_bytes:
         refuse(
             "memory", memory, "give a number of bytes, 1 or more, a fraction, up to 1.0, or 'auto'"
         )
-    if not isinstance(checkpoint, str) or checkpoint != "auto":
-        if memory != "auto":
-            refuse("memory", memory, "it is what checkpoint='auto' may take: give that as well")
-    elif device.type != "cuda" and not is_bytes:
+    if device.type != "cuda" and not is_bytes:
         refuse(
             "memory",
             memory,
             f"the model is on {device}, where nobody counts what a step takes: give the bytes that "
-            "activations may take which are kept",
+            "may be taken beside it",
         )
 
 
@@ -138,7 +136,7 @@ class Options:
     time_waits: bool
     broadcast: bool
     checkpoint: Any
-    memory: str | int | float
+    memory: str | int | float | None
 
     def check(self, device: torch.device) -> None:
         """Raise PenstockError (EINVAL) that names the first option that is not what it may be.
@@ -162,7 +160,18 @@ class Options:
         check_flag("verify", self.verify)
         check_flag("time_waits", self.time_waits)
         check_flag("broadcast", self.broadcast)
-        check_memory(self.memory, self.checkpoint, device)
+        if self.budget is not None:
+            check_memory(self.budget, device)
+
+    @property
+    def recomputes_by_plan(self) -> bool:
+        """Whether it is measured which blocks recompute their activations."""
+        return isinstance(self.checkpoint, str) and self.checkpoint == "auto"
+
+    @property
+    def budget(self) -> str | int | float | None:
+        """What may be taken, by what is measured; None: nothing is measured."""
+        return "auto" if self.memory is None and self.recomputes_by_plan else self.memory
 
     @property
     def seconds(self) -> float:

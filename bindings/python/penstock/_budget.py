@@ -57,6 +57,12 @@ def choose(offers: Sequence[Offer], budget: int) -> list[int]:
     return sorted(chosen)
 
 
+def readable(size: int) -> str:
+    """Return a number of bytes with its unit."""
+    unit, name = (2**20, "MiB") if size >= 2**20 else (2**10, "KiB")
+    return f"{size / unit:.1f} {name}"
+
+
 # ---- memory --------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
-"""Which blocks keep their activations, as they are measured and as the memory that is left has it.
+"""What stays in memory, as it is measured and as the memory that is left has it.
 
-The first steps recompute all blocks. One of them is measured: the bytes that each block would keep
-and the time that its recomputation takes. The ranks bring together what they have measured and what
-memory they have left, and all decide by the same figures.
+The first steps recompute all blocks that may be. One of them is measured: the bytes that each block
+would keep, the time that its recomputation takes, and when compute gets where. The ranks bring
+together what they have measured and what memory they have left, and all decide by the same figures
+which blocks keep their activations, which groups stay gathered, and how far ahead gathers begin.
 
 A block that is called with more than was measured is recomputed, and so are all after it in that
 pass: a step that grows takes no more memory than without a plan. What it takes is measured on the
@@ -12,7 +13,7 @@ way; where several steps have grown on some rank, the ranks decide anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,8 +21,10 @@ import torch
 
 from penstock import _C, _budget
 from penstock._activations import Use, bytes_of, tensors_of
-from penstock._budget import Memory, Offer
+from penstock._arguments import Options
+from penstock._budget import Memory, Offer, readable
 from penstock._checkpoint import Checkpointed, Contexts
+from penstock._drafts import Draft, choose_draft, make_drafts
 from penstock._units import Unit
 from penstock._world import World
 
@@ -39,11 +42,16 @@ class Passes(Protocol):
     native: _C.Engine
     units: list[Unit]
     root: Unit
+    options: Options
+    plans: dict[bool, object]
     optimizer_steps: int
     is_captured: bool
 
     def drop_graphs(self) -> None:
         """Destroy CUDA graphs of its passes: they hold another decision."""
+
+    def run_eagerly(self, why: object, is_on: bool) -> None:
+        """Have passes run without a plan, or no longer, for that reason."""
 
 
 @dataclass
@@ -105,19 +113,19 @@ class Span:
 
 
 class Keeping:
-    """The decision of ``checkpoint="auto"``.
+    """The decision of ``memory=`` and ``checkpoint="auto"``.
 
     Parameters
     ----------
     memory : str, int or float
         As given to `shard`.
     units : iterable of Unit
-        The blocks.
+        The blocks that may be recomputed.
 
     Attributes
     ----------
     blocks : list of Checkpointed
-        All blocks, in the order of the model.
+        All of them, in the order of the model.
     is_decided : bool
         Whether the ranks have decided.
     """
@@ -138,6 +146,9 @@ class Keeping:
         self._steps = 0  # that the optimizer has ended
         self._seen_steps: int | None = None  # how many the engine had
         self._left: int | None = None  # bytes at the peak of what was measured
+        self._recording: _C.Recording | None = None  # of a pass that was measured
+        self._drafts: list[Draft] = []
+        self._draft: Draft | None = None  # of the plan that was made; None: by the options
         self._span = Span(is_metered=False)
         self._measured: list[Span] = []
         self._measures_next = False
@@ -191,6 +202,7 @@ class Keeping:
             self._decide()
         elif self.is_decided:
             self._look_for_growth()
+        self._engine.run_eagerly(self, self._is_measured_step)  # which takes its times
         self._span = Span(is_metered=self._is_measured_step or self._measures_next)
         if self._measures_next:
             self._measures_next = False
@@ -201,6 +213,7 @@ class Keeping:
         for block in self.blocks:
             block.recomputes = True
         self.is_decided = False
+        self._engine.run_eagerly(self, False)
         self._begin_anew()
 
     def _end_span(self) -> None:
@@ -235,11 +248,15 @@ class Keeping:
 
     def _look_for_growth(self) -> None:
         """Ask the other ranks from time to time, all in the same pass."""
-        if all(block.recomputes for block in self.blocks):
+        if self._draft is None and all(block.recomputes for block in self.blocks):
             return
         self._passes += 1
         if self._passes < _INTERVAL:
             return
+        over = -_budget.left_at_peak(self._memory, self._engine.world.device)
+        if over > 0:
+            self._grown_passes = _GROWN
+            self._left = min(self._left or 0, self._spent() - over)
         grown = int(self._gather([self._grown_passes]).max())
         self._passes = self._grown_passes = 0
         if grown >= _GROWN:
@@ -254,20 +271,41 @@ class Keeping:
 
     def _decide(self) -> None:
         """Agree on what was measured, and choose by it."""
+        engine = self._engine
         self._take_measured()
         left = self._agree()
+        self._drafts = make_drafts(engine.native, self._recorded(), engine.options, left)
         offers = [Offer(f.kept, f.nanoseconds) for f in self._figures.values()]
-        chosen = _budget.choose(offers, left)
+        draft, chosen = choose_draft(self._drafts, offers, left)
         for place, block in enumerate(self.blocks):
             block.recomputes = place not in chosen
         self.is_decided = True
         self._passes = self._grown_passes = 0
-        self._engine.drop_graphs()
-        _budget.release_pieces(self._engine.world.device)
-        _logger.info("%s: %s", self._engine.name, self.describe(left))
+        engine.drop_graphs()
+        self._plan_by(draft)
+        _budget.release_pieces(engine.world.device)
+        for line in self.describe(left):
+            _logger.info("%s: %s", engine.name, line)
+
+    def _recorded(self) -> _C.Recording:
+        """Return the pass that was measured, with its times: the device has come to its end."""
+        if self._recording is None:
+            self._recording = _C.Recording(self._engine.native.recorded(True))
+        return self._recording
+
+    def _plan_by(self, draft: Draft) -> None:
+        """Make the plan of the draft, and those of other paths with what it takes."""
+        if draft is self._drafts[0] and self._draft is None:
+            return
+        native, options = self._engine.native, self._engine.options
+        native.plan_with(draft.prefetch_ahead, draft.keep_bytes)
+        budgets = draft.prefetch_ahead, options.prefetch_bytes or 0, draft.keep_bytes
+        native.compile(True, self._recorded(), budgets)
+        self._engine.plans.pop(True, None)
+        self._draft = None if draft is self._drafts[0] else draft
 
     def _take_measured(self) -> None:
-        if self._measured and self._engine.world.device.type == "cuda":
+        if self._engine.world.device.type == "cuda":
             torch.cuda.synchronize(self._engine.world.device)
         for span in self._measured:
             for block, use in span.uses.items():
@@ -297,22 +335,27 @@ class Keeping:
             sum(figures.nanoseconds for figures in kept),
         )
 
-    def describe(self, left: int) -> str:
-        """Say in a line what is kept."""
+    def _spent(self) -> int:
+        """Return the bytes that the decision takes."""
+        return self.saved().kept + (self._draft.cost(self._drafts[0]) if self._draft else 0)
+
+    def describe(self, left: int) -> Iterator[str]:
+        """Say in lines what is kept, and by which plan."""
+        if self.blocks:
+            yield self._describe_blocks(left)
+        if self._draft is not None:
+            yield self._draft.describe(self._drafts[0])
+
+    def _describe_blocks(self, left: int) -> str:
         count = len(self.blocks)
         kept = [block.unit.name for block in self.blocks if not block.recomputes]
         if not kept:
-            least = _readable(min(figures.kept for figures in self._figures.values()))
-            room = _readable(max(left, 0))
+            least = readable(min(figures.kept for figures in self._figures.values()))
+            room = readable(max(left, 0))
             return f"all {count} blocks are recomputed: one keeps {least} at least, {room} are left"
         saved = self.saved()
         return (
-            f"activations of {len(kept)} of {count} blocks are kept: {_readable(saved.kept)} of "
-            f"{_readable(left)} that are left, which saves {saved.nanoseconds / 1e6:.2f} ms a pass "
+            f"activations of {len(kept)} of {count} blocks are kept: {readable(saved.kept)} of "
+            f"{readable(left)} that are left, which saves {saved.nanoseconds / 1e6:.2f} ms a pass "
             f"({', '.join(kept)})"
         )
-
-
-def _readable(size: int) -> str:
-    unit, name = (2**20, "MiB") if size >= 2**20 else (2**10, "KiB")
-    return f"{size / unit:.1f} {name}"

@@ -75,7 +75,7 @@ class Plan:
         engine = self._engine
         if engine.plans.get(self.training) != self:
             _compile(engine, self)
-        engine.native.set_replay(True)
+        engine.run_eagerly(record, False)
         yield self
 
     def save(self, path: PathLike) -> None:
@@ -118,11 +118,11 @@ def record(model: nn.Module | None = None) -> Iterator[None]:
         The sharded model; may be left out while only one lives.
     """
     engine = engine_of(model)
-    engine.native.set_replay(False)
+    engine.run_eagerly(record, True)
     try:
         yield
     finally:
-        engine.native.set_replay(True)
+        engine.run_eagerly(record, False)
 
 
 def get_recorded_ops(model: nn.Module | None = None, *, training: bool = True) -> list[Operation]:
@@ -239,9 +239,8 @@ def _compile(engine: Engine, plan: Plan) -> Plan:
     operations = [
         (_KINDS.index(op.kind), numbers[op.group], *_numbers(op)) for op in plan.operations
     ]
-    result = engine.native.compile(
-        plan.training, operations, plan.prefetch_ahead, plan.prefetch_bytes, plan.keep_bytes
-    )
+    budgets = plan.prefetch_ahead, plan.prefetch_bytes, plan.keep_bytes
+    result = engine.native.compile(plan.training, _C.Recording(operations), budgets)
     forecast = engine.native.forecast(plan.training)
     compiled = replace(
         plan,

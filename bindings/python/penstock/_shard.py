@@ -48,7 +48,7 @@ def shard(
     time_waits: bool = False,
     broadcast: bool = False,
     checkpoint: Blocks = None,
-    memory: str | int | float = "auto",
+    memory: str | int | float | None = None,
 ) -> Model:
     """Shard a model over its ranks, in place.
 
@@ -125,20 +125,23 @@ def shard(
     checkpoint : str, class, module, iterable of these, or callable, optional
         Which blocks recompute their activations in the backward instead of keeping them, by
         ``torch.utils.checkpoint`` around each: named as by ``blocks=``; left out: none. "auto":
-        the first steps recompute all blocks, until an optimizer of torch's or Penstock's has
-        stepped three times; the last of them is measured, and from then on blocks keep
-        their activations by the time that this saves a byte, as far as ``memory`` goes. The ranks
-        decide alike, by the least memory and the slowest rank; the log says what. Blocks that are
-        called with more than was measured are recomputed, and after some such passes it is decided
-        anew. Blocks are compiled by ``block.compile()``, before or after this call. What the
-        model checkpoints itself goes on so, and a warning says that nothing is done for it here.
-    memory : str, int or float
-        What ``checkpoint="auto"`` may take. Bytes, or a fraction of the device's memory: what
-        torch's allocator may hold at the peak of a step, of all that it is for. "auto": what the
-        device has free in the measured step, but for 10 % of its memory, as torch's allocator
-        cannot use all that is free. On GPUs torch's peak (``torch.cuda.max_memory_allocated``)
-        begins anew with what is measured. On the CPU bytes are those of activations that are kept,
-        alone.
+        blocks keep their activations as far as ``memory`` goes, and begin with recomputing them.
+        Blocks that are called with more than was measured are recomputed, and after some such
+        passes it is decided anew. Blocks are compiled by ``block.compile()``, before or after this
+        call. What the model checkpoints itself goes on so, and a warning says that nothing is done
+        for it here.
+    memory : str, int or float, optional
+        What may be taken to save time: by groups that are gathered further ahead (then
+        ``prefetch_ahead`` is where it begins) or stay gathered from forward to backward, and with
+        ``checkpoint="auto"`` by activations that are kept. Bytes, or a fraction of the device's
+        memory: what torch's allocator may hold at the peak of a step, of all that it is for.
+        "auto": what the device has free in the measured step, but for 10 % of its memory, as
+        torch's allocator cannot use all that is free. Left out: "auto" with ``checkpoint="auto"``;
+        else nothing is taken. The third step, as an optimizer of torch's or Penstock's ends them,
+        is measured; then the ranks decide alike, by the least memory and the slowest rank, for
+        what saves most time; the log says what. On GPUs torch's peak
+        (``torch.cuda.max_memory_allocated``) begins anew with what is measured. On the CPU bytes
+        are those that all of it may take.
 
     Returns
     -------
@@ -276,20 +279,26 @@ def _check(model: nn.Module) -> None:
 def _find_checkpointed(
     model: nn.Module, blocks: list[Named], units: list[Unit], options: Options
 ) -> tuple[list[Checkpointed], Keeping | None]:
-    """Return the blocks that may be recomputed, and what decides which of them are."""
-    wanted = options.checkpoint
-    if wanted is None:
-        return [], None
-    if not blocks:
-        refuse("checkpoint", wanted, f"{type(model).__name__} has no blocks: name them by blocks=")
-    is_auto = isinstance(wanted, str) and wanted == "auto"
-    chosen = blocks if is_auto else select_blocks("checkpoint", model, blocks, wanted)
+    """Return the blocks that may be recomputed, and what decides by memory, if anything."""
+    chosen = _select_checkpointed(model, blocks, options)
     among = {id(module) for _, module in chosen}
     of_blocks = [unit for unit in units if id(unit.module) in among]
-    if is_auto:
-        keeping = Keeping(options.memory, of_blocks)
-        return keeping.blocks, keeping
-    return [Checkpointed(unit) for unit in of_blocks], None
+    by_hand = [] if options.recomputes_by_plan else [Checkpointed(unit) for unit in of_blocks]
+    if options.budget is None:
+        return by_hand, None
+    keeping = Keeping(options.budget, of_blocks if options.recomputes_by_plan else [])
+    return by_hand or keeping.blocks, keeping
+
+
+def _select_checkpointed(model: nn.Module, blocks: list[Named], options: Options) -> list[Named]:
+    wanted = options.checkpoint
+    if wanted is None:
+        return []
+    if not blocks:
+        refuse("checkpoint", wanted, f"{type(model).__name__} has no blocks: name them by blocks=")
+    if options.recomputes_by_plan:
+        return blocks
+    return select_blocks("checkpoint", model, blocks, wanted)
 
 
 # ---- units and groups ---------------------------------------------------------------------------
