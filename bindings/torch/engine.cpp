@@ -440,13 +440,14 @@ pst_zero_plan Engine::compile(bool grad, const Recording &recording, const Budge
     return plan;
 }
 
-pst_zero_forecast Engine::forecast_with(bool grad, const Recording &recording,
-                                        const Budgets &budgets) {
+std::vector<pst_zero_draft> Engine::make_drafts(bool grad, const Recording &recording,
+                                                const Budgets &budgets) {
     const pst_zero_compile_options options = recording.options(grad, budgets);
-    pst_zero_forecast forecast{};
-    forecast.size = sizeof forecast;
-    check(pst_zero_forecast_with(engine(), &options, &forecast));
-    return forecast;
+    std::vector<pst_zero_draft> drafts(PST_ZERO_MOST_DRAFTS);
+    size_t count = 0;
+    check(pst_zero_make_drafts(engine(), &options, drafts.data(), &count));
+    drafts.resize(count);
+    return drafts;
 }
 
 void Engine::plan_with(uint32_t prefetch_ahead, size_t keep_bytes) {

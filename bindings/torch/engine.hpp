@@ -126,7 +126,8 @@ class Engine {
 
     std::vector<Operation> recorded(bool grad) const;
     pst_zero_plan compile(bool grad, const Recording &recording, const Budgets &budgets);
-    pst_zero_forecast forecast_with(bool grad, const Recording &recording, const Budgets &budgets);
+    std::vector<pst_zero_draft> make_drafts(bool grad, const Recording &recording,
+                                            const Budgets &budgets);
     void plan_with(uint32_t prefetch_ahead, size_t keep_bytes);
     pst_zero_forecast forecast(bool grad) const;
     pst_zero_group_forecast group_forecast(bool grad, uint32_t group) const;

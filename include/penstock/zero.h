@@ -395,16 +395,28 @@ typedef struct pst_zero_group_forecast {
     pst_zero_gather_forecast forward, backward; /* the first ones of each */
 } pst_zero_group_forecast;
 
-/* Of the plan that pst_zero_compile_with would make of the same, which it takes from all ranks as
- * well; nothing is compiled. */
-PST_API pst_status pst_zero_forecast_with(pst_zero *engine, const pst_zero_compile_options *options,
-                                          pst_zero_forecast *forecast);
 /* Of the plan that was made last for this kind of pass, and of a group in it. PST_ESTATE: there is
  * none. */
 PST_API pst_status pst_zero_get_forecast(const pst_zero *engine, int grad,
                                          pst_zero_forecast *forecast);
 PST_API pst_status pst_zero_get_group_forecast(const pst_zero *engine, int grad, uint32_t group,
                                                pst_zero_group_forecast *forecast);
+/* A plan that was not made. */
+typedef struct pst_zero_draft {
+    uint32_t prefetch_ahead;
+    size_t keep_bytes;            /* with which its groups stay */
+    size_t peak_bytes;            /* as in pst_zero_forecast, as the next ones */
+    uint64_t step_ns, exposed_ns;
+} pst_zero_draft;
+
+#define PST_ZERO_MOST_DRAFTS 15u
+
+/* What plans of these options would take, and say: the first one with their prefetch_ahead and no
+ * keep_bytes; then, where times are known, some with others, of which keep_bytes of the options is
+ * the most that groups take which stay. `drafts` has room for PST_ZERO_MOST_DRAFTS. A collective,
+ * as pst_zero_compile_with, after which all ranks have the same ones; nothing is compiled. */
+PST_API pst_status pst_zero_make_drafts(pst_zero *engine, const pst_zero_compile_options *options,
+                                        pst_zero_draft *drafts, size_t *count);
 /* 0: passes run eagerly, without gathering ahead; 1 (default): by plan, and once a pass has
  * followed it, as launches of a sealed graph (stats.replayed_passes), which says the same to other
  * ranks. From the next pass on. */

@@ -1,5 +1,5 @@
 /* A recording becomes a plan, the same on all ranks: what they have measured is agreed on first. */
-#include "ops/zero/engine.h"
+#include "ops/zero/compile.h"
 
 #include "base/options.h"
 
@@ -7,20 +7,14 @@
 
 /* ---- what the ranks have measured ------------------------------------------------------------ */
 
-/* Words of which all ranks take the largest: of keep_bytes that is the smallest one. */
-typedef struct knowledge {
-    uint64_t *words;
-    size_t count;
-} knowledge;
-
 #define WORDS_A_GROUP (sizeof(pst__measured) / sizeof(uint64_t))
 
-static pst__measured *measured_of(const knowledge *known) {
+static pst__measured *measured_of(const pst__knowledge *known) {
     return (pst__measured *)(void *)(known->words + 1);
 }
 
-static pst_status agree(pst_zero *engine, const pst_zero_compile_options *options,
-                        knowledge *known) {
+pst_status pst__knowledge_agree(pst_zero *engine, const pst_zero_compile_options *options,
+                                pst__knowledge *known) {
     known->count = 1 + WORDS_A_GROUP * engine->group_count;
     known->words = pst__heap_alloc(engine->carrier.heap, known->count * sizeof *known->words);
     if (known->words == NULL) return pst__zero_fail(engine, PST_ENOMEM, "%s", "no memory to plan");
@@ -30,15 +24,15 @@ static pst_status agree(pst_zero *engine, const pst_zero_compile_options *option
     return options->grad ? pst__agree_largest(engine, known->words, known->count) : PST_OK;
 }
 
-static void forget(const pst_zero *engine, knowledge *known) {
+void pst__knowledge_free(const pst_zero *engine, pst__knowledge *known) {
     if (known->words == NULL) return;
     pst__heap_free(engine->carrier.heap, known->words, known->count * sizeof *known->words);
 }
 
 /* ---- the plan -------------------------------------------------------------------------------- */
 
-static pst_status create_plan(pst_zero *engine, const pst_zero_compile_options *options,
-                              const knowledge *known, pst__plan **plan) {
+pst_status pst__plan_by(pst_zero *engine, const pst_zero_compile_options *options,
+                        const pst__knowledge *known, pst__plan **plan) {
     const pst__heap *heap = engine->carrier.heap;
     pst__costs costs;
     pst__plan_input input = {.runtime = engine->carrier.runtime,
@@ -102,19 +96,13 @@ static void adopt(pst_zero *engine, int grad, pst__plan *plan) {
     engine->stats.plan_lower_bound = plan->summary.lower_bound_bytes;
 }
 
-static pst_status draft(pst_zero *engine, const pst_zero_compile_options *options,
-                        pst__plan **plan) {
-    knowledge known = {0};
-    pst_status status = agree(engine, options, &known);
-    if (status == PST_OK) status = create_plan(engine, options, &known, plan);
-    forget(engine, &known);
-    return status;
-}
-
 static pst_status compile(pst_zero *engine, const pst_zero_compile_options *options,
                           int is_blocking) {
     pst__plan *plan = NULL;
-    pst_status status = draft(engine, options, &plan);
+    pst__knowledge known = {0};
+    pst_status status = pst__knowledge_agree(engine, options, &known);
+    if (status == PST_OK) status = pst__plan_by(engine, options, &known, &plan);
+    pst__knowledge_free(engine, &known);
     if (status != PST_OK) return status;
     status = is_blocking ? pst__compare_now(&engine->plans[options->grad], plan->summary.hash)
                          : pst__compare(&engine->plans[options->grad], plan->summary.hash);
@@ -148,8 +136,8 @@ pst_status pst__compile(pst_zero *engine, int grad) {
 
 /* ---- on request ------------------------------------------------------------------------------ */
 
-static pst_status read_options(pst_zero *engine, const pst_zero_compile_options *given,
-                               pst_zero_compile_options *options) {
+pst_status pst__compile_options_read(pst_zero *engine, const pst_zero_compile_options *given,
+                                     pst_zero_compile_options *options) {
     if (engine == NULL || !pst__read_options(options, sizeof *options, given) ||
         (options->operations == NULL && options->count > 0))
         return PST_EINVAL;
@@ -162,22 +150,10 @@ static pst_status read_options(pst_zero *engine, const pst_zero_compile_options 
 pst_status pst_zero_compile_with(pst_zero *engine, const pst_zero_compile_options *given,
                                  pst_zero_plan *plan) {
     pst_zero_compile_options options;
-    pst_status status = read_options(engine, given, &options);
+    pst_status status = pst__compile_options_read(engine, given, &options);
     if (status == PST_OK) status = compile(engine, &options, 1);
     if (status == PST_OK && plan != NULL) *plan = engine->history[options.grad].next_plan->summary;
     return status;
-}
-
-pst_status pst_zero_forecast_with(pst_zero *engine, const pst_zero_compile_options *given,
-                                  pst_zero_forecast *forecast) {
-    pst_zero_compile_options options;
-    pst__plan *plan = NULL;
-    pst_status status = forecast == NULL ? PST_EINVAL : read_options(engine, given, &options);
-    if (status == PST_OK) status = draft(engine, &options, &plan);
-    if (status != PST_OK) return status;
-    pst__write_sized(forecast, &plan->forecast, sizeof plan->forecast);
-    pst__plan_destroy(engine->carrier.heap, plan);
-    return PST_OK;
 }
 
 pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations, size_t count,

@@ -418,6 +418,22 @@ typedef struct seen {
     uint64_t hashes[MOST_RANKS], steps[MOST_RANKS];
 } seen;
 
+/* The last one has as many stay as the smallest of all ranks allows. */
+static void check_drafts(rank_state *state, const pst_zero_draft *drafts, size_t count) {
+    CHECK(count == PST_ZERO_MOST_DRAFTS - 1); /* one is the options' own */
+    CHECK(drafts[0].prefetch_ahead == 1 && drafts[0].keep_bytes == 0 && drafts[0].step_ns > 0);
+    for (size_t i = 1; i < count; i++) {
+        const pst_zero_draft *before = &drafts[i - 1], *draft = &drafts[i];
+        CHECK(draft->step_ns > draft->exposed_ns && draft->keep_bytes <= 1536);
+        if (draft->prefetch_ahead == before->prefetch_ahead)
+            CHECK(draft->keep_bytes >= before->keep_bytes);
+    }
+    if (drafts[count - 1].prefetch_ahead != 1) return;
+    CHECK(drafts[count - 1].step_ns == forecast_of(state).step_ns);
+    CHECK(drafts[count - 1].keep_bytes == forecast_of(state).kept_bytes);
+    CHECK(drafts[count - 1].peak_bytes == forecast_of(state).peak_bytes);
+}
+
 static void compile_by_own_times(rank_state *state) {
     seen *all = state->argument;
     recording *taken = state->own = calloc(1, sizeof *taken);
@@ -437,15 +453,15 @@ static void compile_by_own_times(rank_state *state) {
                                               .prefetch_ahead = 1,
                                               .keep_bytes = 1536 + 4 * (size_t)state->rank};
     const pst_zero_forecast before = forecast_of(state);
-    pst_zero_forecast draft = {.size = sizeof draft};
-    CHECK_OK(pst_zero_forecast_with(state->engine, &options, &draft));
+    pst_zero_draft drafts[PST_ZERO_MOST_DRAFTS];
+    size_t count = 0;
+    CHECK_OK(pst_zero_make_drafts(state->engine, &options, drafts, &count));
     CHECK(forecast_of(state).step_ns == before.step_ns && before.kept_groups == 0);
     CHECK_OK(pst_zero_compile_with(state->engine, &options, &plan));
     all->hashes[state->rank] = plan.hash;
     all->steps[state->rank] = forecast_of(state).step_ns;
     CHECK(forecast_of(state).step_ns > 0 && forecast_of(state).kept_groups > 0);
-    CHECK(draft.step_ns == forecast_of(state).step_ns);
-    CHECK(draft.peak_bytes == plan.peak_bytes && draft.keep_bytes == 1536);
+    check_drafts(state, drafts, count);
     train(state, 2);
 }
 
@@ -542,7 +558,7 @@ static void forecast_too_early(rank_state *state) {
     CHECK(pst_zero_get_group_forecast(state->engine, 1, 99, &group) == PST_EINVAL);
     const pst_zero_compile_options none = {0};
     CHECK(pst_zero_compile_with(state->engine, &none, NULL) == PST_EINVAL);
-    CHECK(pst_zero_forecast_with(state->engine, &none, &forecast) == PST_EINVAL);
+    CHECK(pst_zero_make_drafts(state->engine, &none, NULL, NULL) == PST_EINVAL);
 }
 
 static void a_plan_of_a_first_pass_has_a_forecast(void **unused) {

@@ -9,8 +9,6 @@ from penstock import _C
 from penstock._arguments import Options
 from penstock._budget import Offer, choose, readable
 
-_AHEADS = (1, 2, 3, 4, 6, 8)
-_PARTS = 8  # of the room, that groups which stay gathered may take
 _LEAST = 1e-3  # of a pass: what memory has to save
 
 
@@ -68,17 +66,11 @@ def make_drafts(
         Bytes that a plan may take more than that one.
     """
 
-    def draft(ahead: int, keep_bytes: int) -> Draft:
-        budgets = ahead, options.prefetch_bytes or 0, keep_bytes
-        found = native.forecast_with(True, recording, budgets)
-        return Draft(ahead, found.kept_bytes, found.peak_bytes, found.step_ns)
-
-    drafts = [draft(options.prefetch_ahead, 0)]
-    if not drafts[0].nanoseconds:
-        return drafts
-    drafts += [draft(ahead, 0) for ahead in _AHEADS if ahead != options.prefetch_ahead]
-    ahead = choose_draft(drafts, [], room)[0].prefetch_ahead
-    return drafts + [draft(ahead, max(room, 0) * part // _PARTS) for part in range(1, _PARTS + 1)]
+    budgets = options.prefetch_ahead, options.prefetch_bytes or 0, max(room, 0)
+    return [
+        Draft(found.prefetch_ahead, found.keep_bytes, found.peak_bytes, found.step_ns)
+        for found in native.make_drafts(True, recording, budgets)
+    ]
 
 
 def choose_draft(
