@@ -314,7 +314,8 @@ typedef struct pst_zero_op_time {
     uint64_t reached_ns;    /* compute got there: since its first operation, counted from 1 */
     uint64_t waited_ns;     /* it stood still there for the group */
     uint64_t collective_ns; /* the gather that this use was the first of, or the share by bytes of
-                               the reductions: from their start on this rank to their end */
+                               the reductions: from their start on this rank to their end, where
+                               time of several at once is charged to each in equal parts */
 } pst_zero_op_time;
 
 /* The times of these operations. A pass that runs eagerly has them (the first one on a path, and
@@ -349,7 +350,8 @@ typedef struct pst_zero_compile_options {
  * makes room.
  *
  * Plans of passes with a backward go by times, which differ between ranks and so are agreed on
- * first: of each group the longest that any rank has measured. Blocks for that. */
+ * first: of a group's compute the longest that any rank has measured, of collectives those of the
+ * rank for which they took least together, as it has waited least for others. Blocks for that. */
 PST_API pst_status pst_zero_compile_with(pst_zero *engine, const pst_zero_compile_options *options,
                                          pst_zero_plan *plan);
 /* The same without times, and with keep_bytes 0. */
@@ -404,8 +406,8 @@ PST_API pst_status pst_zero_get_group_forecast(const pst_zero *engine, int grad,
 /* A plan that was not made. */
 typedef struct pst_zero_draft {
     uint32_t prefetch_ahead;
-    size_t keep_bytes;            /* with which its groups stay */
-    size_t peak_bytes;            /* as in pst_zero_forecast, as the next ones */
+    size_t keep_bytes; /* with which its groups stay */
+    size_t peak_bytes; /* as in pst_zero_forecast, as the next ones */
     uint64_t step_ns, exposed_ns;
 } pst_zero_draft;
 

@@ -41,6 +41,7 @@ pst__timing *pst__timings_take(pst__timings *timings) {
     if (timing == NULL) return NULL;
     timings->count++;
     timing->bytes = 0;
+    timing->charged = 0;
     for (int side = 0; side < PST__TIMING_SIDES; side++) {
         timing->is_noted[side] = 0;
         timing->at[side] = 0;

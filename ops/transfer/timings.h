@@ -17,6 +17,7 @@ typedef struct pst__timing {
     int is_noted[PST__TIMING_SIDES];
     uint64_t at[PST__TIMING_SIDES]; /* nanoseconds of the host's clock, once read; 0: unknown */
     size_t bytes;                   /* of all that shares it */
+    uint64_t charged;               /* of its time, where others run beside it: see notes.h */
 } pst__timing;
 
 /* Those of a pass. They are used again by the next one. */

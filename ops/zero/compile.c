@@ -13,6 +13,30 @@ static pst__measured *measured_of(const pst__knowledge *known) {
     return (pst__measured *)(void *)(known->words + 1);
 }
 
+#define RANK_BITS 16
+
+/* Of the rank whose collectives took least together, which has waited least for others: the largest
+ * word. 0: it has measured none. */
+static uint64_t vote_of(const pst_zero *engine, const pst__measured *measured) {
+    const uint64_t most = UINT64_MAX >> (RANK_BITS + 1);
+    uint64_t total = 0;
+    for (size_t i = 0; i < engine->group_count && total < most; i++)
+        total += measured[i].gather + measured[i].reduce;
+    if (total == 0) return 0;
+    return ~((total < most ? total : most) << RANK_BITS | (uint64_t)engine->carrier.rank);
+}
+
+/* Leaves collectives' times to the rank that has waited least. */
+static pst_status elect(pst_zero *engine, pst__measured *measured) {
+    uint64_t vote = vote_of(engine, measured);
+    const pst_status status = pst__agree_largest(engine, &vote, 1);
+    const uint64_t elected = ~vote & ((1u << RANK_BITS) - 1);
+    if (status != PST_OK || vote == 0 || elected == (uint64_t)engine->carrier.rank) return status;
+    for (size_t i = 0; i < engine->group_count; i++)
+        measured[i].gather = measured[i].reduce = 0;
+    return PST_OK;
+}
+
 pst_status pst__knowledge_agree(pst_zero *engine, const pst_zero_compile_options *options,
                                 pst__knowledge *known) {
     known->count = 1 + WORDS_A_GROUP * engine->group_count;
@@ -21,7 +45,10 @@ pst_status pst__knowledge_agree(pst_zero *engine, const pst_zero_compile_options
     known->words[0] = ~(uint64_t)options->keep_bytes;
     pst__measure(options->operations, options->times, options->count, engine->group_count,
                  measured_of(known));
-    return options->grad ? pst__agree_largest(engine, known->words, known->count) : PST_OK;
+    if (!options->grad) return PST_OK;
+    const pst_status status = elect(engine, measured_of(known));
+    if (status != PST_OK) return status;
+    return pst__agree_largest(engine, known->words, known->count);
 }
 
 void pst__knowledge_free(const pst_zero *engine, pst__knowledge *known) {

@@ -5,7 +5,8 @@
 #include "ops/zero/engine.h"
 
 /* What the ranks agree on: words of which all take the largest one. The first is the complement of
- * keep_bytes, so that the smallest counts; behind it is what was measured, by group. */
+ * keep_bytes, so that the smallest counts; behind it is what was measured, by group: of compute the
+ * slowest rank counts, of collectives the one that has waited least for others. */
 typedef struct pst__knowledge {
     uint64_t *words;
     size_t count;

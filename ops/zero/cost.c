@@ -4,39 +4,38 @@
 
 /* ---- curves ---------------------------------------------------------------------------------- */
 
+/* By bytes, and those of equal bytes by time. */
+static int comes_behind(const pst__curve_point *point, uint64_t bytes, uint64_t ns) {
+    return point->bytes > bytes || (point->bytes == bytes && point->ns > ns);
+}
+
 pst_status pst__curve_add(const pst__heap *heap, pst__curve *curve, uint64_t bytes, uint64_t ns) {
     if (ns == 0 || bytes == 0) return PST_OK;
     pst_status status = pst__heap_grow(heap, (void **)&curve->points, &curve->capacity,
                                        curve->count + 1, sizeof *curve->points);
     if (status != PST_OK) return status;
     size_t hole = curve->count++;
-    for (; hole > 0 && curve->points[hole - 1].bytes > bytes; hole--)
+    for (; hole > 0 && comes_behind(&curve->points[hole - 1], bytes, ns); hole--)
         curve->points[hole] = curve->points[hole - 1];
-    curve->points[hole] = (pst__curve_point){bytes, ns, 1};
+    curve->points[hole] = (pst__curve_point){bytes, ns};
     return PST_OK;
 }
 
-static void merge_equal_sizes(pst__curve *curve) {
+static void take_medians(pst__curve *curve) {
     size_t kept = 0;
-    for (size_t i = 0; i < curve->count; i++) {
-        const pst__curve_point point = curve->points[i];
-        if (kept > 0 && curve->points[kept - 1].bytes == point.bytes) {
-            curve->points[kept - 1].ns += point.ns;
-            curve->points[kept - 1].samples += point.samples;
-        } else {
-            curve->points[kept++] = point;
-        }
+    for (size_t first = 0, next = 0; first < curve->count; first = next) {
+        while (next < curve->count && curve->points[next].bytes == curve->points[first].bytes)
+            next++;
+        curve->points[kept++] = curve->points[first + (next - first - 1) / 2];
     }
     curve->count = kept;
 }
 
 void pst__curve_fit(pst__curve *curve) {
     uint64_t longest = 0;
-    merge_equal_sizes(curve);
+    take_medians(curve);
     for (size_t i = 0; i < curve->count; i++) {
         pst__curve_point *point = &curve->points[i];
-        point->ns /= point->samples;
-        point->samples = 1;
         if (point->ns < longest) point->ns = longest;
         longest = point->ns;
     }
@@ -65,7 +64,7 @@ void pst__curve_free(const pst__heap *heap, pst__curve *curve) {
 static void measure_collective(const pst_zero_op *operation, uint64_t ns, pst__measured *measured) {
     if (operation->kind == PST_ZERO_REDUCE)
         measured->reduce += ns;
-    else if (ns > measured->gather)
+    else if (ns != 0 && (measured->gather == 0 || ns < measured->gather))
         measured->gather = ns;
 }
 

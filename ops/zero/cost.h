@@ -8,7 +8,7 @@
 #include <penstock/zero.h>
 
 typedef struct pst__curve_point {
-    uint64_t bytes, ns, samples;
+    uint64_t bytes, ns;
 } pst__curve_point;
 
 /* Piecewise linear between the sizes that were measured; below the smallest one as long as that,
@@ -20,7 +20,7 @@ typedef struct pst__curve {
 
 /* One that took so long; of 0 ns nothing is known. Then fit; then ask. PST_ENOMEM. */
 pst_status pst__curve_add(const pst__heap *heap, pst__curve *curve, uint64_t bytes, uint64_t ns);
-/* Equal sizes become their mean, and nothing larger is faster than what is smaller. */
+/* Equal sizes become their median, and nothing larger is faster than what is smaller. */
 void pst__curve_fit(pst__curve *curve);
 /* 0 where nothing was measured. */
 uint64_t pst__curve_at(const pst__curve *curve, uint64_t bytes);
@@ -28,7 +28,7 @@ void pst__curve_free(const pst__heap *heap, pst__curve *curve);
 
 /* What was measured, by group, in nanoseconds of a pass; 0: not known. */
 typedef struct pst__measured {
-    uint64_t gather;            /* its longest one */
+    uint64_t gather;            /* its shortest one: others may have waited for a late rank */
     uint64_t reduce;            /* all of its gradients */
     uint64_t forward, backward; /* compute that came behind its operations */
 } pst__measured;

@@ -3,12 +3,15 @@
  * The choice follows from what the ranks have agreed on alone. */
 #include "ops/zero/plan.h"
 
+#include <stdlib.h>
+
 /* Of a group that would be gathered again. */
 typedef struct candidate {
+    uint32_t group;
+    size_t bytes;
     uint64_t saved; /* by keeping it: nanoseconds, or bytes where no gather was measured */
     size_t last;    /* counted from 1: the step of its last use; 0: it has none */
     size_t gathers; /* in the forward */
-    int is_open;    /* not decided on yet */
 } candidate;
 
 static void look_at_forward(const pst__plan *plan, candidate *candidates) {
@@ -29,37 +32,29 @@ static pst_zero_keep without_payment(const pst__plan_input *input, const pst__pl
 
 /* The first gather in the forward has to be, the others and that of the backward are saved. */
 static void value(const pst__plan_input *input, uint32_t group, candidate *candidate) {
-    const uint64_t ns = pst__curve_at(&input->costs->gather, input->bytes[group]);
-    candidate->saved = (ns == 0 ? input->bytes[group] : ns) * candidate->gathers;
-    candidate->is_open = 1;
+    candidate->group = group;
+    candidate->bytes = input->bytes[group];
+    const uint64_t ns = pst__curve_at(&input->costs->gather, candidate->bytes);
+    candidate->saved = (ns == 0 ? candidate->bytes : ns) * candidate->gathers;
 }
 
-/* Saves `a` more time a byte? Of equals the one that was used last stays the shortest time. */
-static int is_better(const pst__plan_input *input, const candidate *candidates, uint32_t a,
-                     uint32_t b) {
-    const pst__wide left = (pst__wide)candidates[a].saved * input->bytes[b];
-    const pst__wide right = (pst__wide)candidates[b].saved * input->bytes[a];
-    return left > right || (left == right && candidates[a].last > candidates[b].last);
+/* The one that saves more time a byte comes first; of equals the one that was used last, which
+ * stays the shortest time. */
+static int by_worth(const void *left, const void *right) {
+    const candidate *a = left, *b = right;
+    const pst__wide of_a = (pst__wide)a->saved * b->bytes, of_b = (pst__wide)b->saved * a->bytes;
+    if (of_a != of_b) return of_a > of_b ? -1 : 1;
+    return a->last > b->last ? -1 : a->last < b->last;
 }
 
-#define NONE UINT32_MAX
-
-static uint32_t best_of(const pst__plan_input *input, const candidate *candidates) {
-    uint32_t best = NONE;
-    for (uint32_t i = 0; i < input->group_count; i++)
-        if (candidates[i].is_open && (best == NONE || is_better(input, candidates, i, best)))
-            best = i;
-    return best;
-}
-
-static void pay(const pst__plan_input *input, pst__plan *plan, candidate *candidates) {
+static void pay(const pst__plan_input *input, pst__plan *plan, candidate *candidates,
+                size_t count) {
     pst_zero_forecast *forecast = &plan->forecast;
-    uint32_t group;
-    while ((group = best_of(input, candidates)) != NONE) {
-        candidates[group].is_open = 0;
-        if (input->bytes[group] > input->keep_bytes - forecast->kept_bytes) continue;
-        plan->group_forecasts[group].keep = PST_ZERO_KEEP_PAID;
-        forecast->kept_bytes += input->bytes[group];
+    qsort(candidates, count, sizeof *candidates, by_worth);
+    for (size_t i = 0; i < count; i++) {
+        if (candidates[i].bytes > input->keep_bytes - forecast->kept_bytes) continue;
+        plan->group_forecasts[candidates[i].group].keep = PST_ZERO_KEEP_PAID;
+        forecast->kept_bytes += candidates[i].bytes;
         forecast->kept_groups++;
     }
 }
@@ -69,12 +64,15 @@ pst_status pst__keep_choose(const pst__plan_input *input, pst__plan *plan) {
     candidate *candidates = pst__heap_alloc(input->heap, bytes);
     if (candidates == NULL) return PST_ENOMEM;
     look_at_forward(plan, candidates);
+    size_t count = 0; /* of those in question, which move to the front */
     for (uint32_t i = 0; i < input->group_count; i++) {
         pst_zero_keep *keep = &plan->group_forecasts[i].keep;
         *keep = without_payment(input, plan, i, candidates[i].last > 0);
-        if (*keep == PST_ZERO_KEEP_TOO_DEAR) value(input, i, &candidates[i]);
+        if (*keep != PST_ZERO_KEEP_TOO_DEAR) continue;
+        value(input, i, &candidates[i]);
+        candidates[count++] = candidates[i];
     }
-    pay(input, plan, candidates);
+    pay(input, plan, candidates, count);
     pst__heap_free(input->heap, candidates, bytes);
     return PST_OK;
 }

@@ -1,5 +1,6 @@
 #include "ops/zero/notes.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 void pst__notes_begin(pst__notes *notes, int is_on) {
@@ -46,9 +47,64 @@ static uint64_t length_of(pst__timing *timing) {
     return began != 0 && ended > began ? ended - began : 0;
 }
 
-/* A share of what the collective took. */
+/* ---- collectives beside each other ----------------------------------------------------------- */
+
+typedef struct edge {
+    uint64_t at;
+    pst__timing *timing;
+    int is_begin;
+} edge;
+
+static int by_time(const void *left, const void *right) {
+    const edge *a = left, *b = right;
+    if (a->at != b->at) return a->at < b->at ? -1 : 1;
+    return a->is_begin - b->is_begin;
+}
+
+static size_t find_edges(pst__notes *notes, edge *edges) {
+    size_t count = 0;
+    for (size_t i = 0; i < notes->timings.count; i++) {
+        pst__timing *timing = notes->timings.all[i];
+        timing->charged = 0;
+        if (timing->bytes == 0 || length_of(timing) == 0) continue;
+        edges[count++] = (edge){timing->at[PST__BEGAN], timing, 1};
+        edges[count++] = (edge){timing->at[PST__ENDED], timing, 0};
+    }
+    qsort(edges, count, sizeof *edges, by_time);
+    return count;
+}
+
+static void charge(const edge *edges, size_t count, pst__timing **running) {
+    size_t many = 0;
+    uint64_t before = 0;
+    for (size_t i = 0; i < count; i++) {
+        for (size_t k = 0; k < many; k++)
+            running[k]->charged += (edges[i].at - before) / many;
+        before = edges[i].at;
+        if (edges[i].is_begin) {
+            running[many++] = edges[i].timing;
+            continue;
+        }
+        size_t place = 0;
+        while (running[place] != edges[i].timing)
+            place++;
+        running[place] = running[--many];
+    }
+}
+
+static void charge_all(pst__notes *notes) {
+    const pst__heap *heap = notes->timings.heap;
+    const size_t most = notes->timings.count, edge_bytes = 2 * most * sizeof(edge);
+    edge *edges = pst__heap_alloc(heap, edge_bytes);
+    pst__timing **running = pst__heap_alloc(heap, most * sizeof(void *));
+    if (edges != NULL && running != NULL) charge(edges, find_edges(notes, edges), running);
+    pst__heap_free(heap, edges, edge_bytes);
+    pst__heap_free(heap, running, most * sizeof(void *));
+}
+
+/* A share of what the collective is charged. */
 static uint64_t length_of_share(const pst__share *share) {
-    const uint64_t all = length_of(share->timing);
+    const uint64_t all = share->timing->charged;
     if (share->bytes == share->timing->bytes) return all;
     return (uint64_t)((double)all * (double)share->bytes / (double)share->timing->bytes);
 }
@@ -75,6 +131,7 @@ void pst__notes_read(pst__notes *notes) {
     if (!notes->is_complete) return;
     memset(notes->times, 0, notes->time_count * sizeof *notes->times);
     read_reached(notes);
+    charge_all(notes);
     for (size_t i = 0; i < notes->share_count; i++)
         if (notes->shares[i].operation < notes->time_count)
             notes->times[notes->shares[i].operation].collective_ns +=

@@ -36,7 +36,8 @@ pst__timing *pst__notes_reach(pst__notes *notes, pst_stream *compute);
 void pst__notes_share(pst__notes *notes, pst__timing *timing, size_t bytes);
 /* A pass of `count` operations is complete. */
 void pst__notes_complete(pst__notes *notes, size_t count);
-/* Reads of a complete pass what the device has passed; until the next one begins. */
+/* Reads of a complete pass what the device has passed; until the next one begins. Time in which
+ * several collectives run is charged to each in equal parts, as they share the link. */
 void pst__notes_read(pst__notes *notes);
 void pst__notes_free(pst__notes *notes);
 

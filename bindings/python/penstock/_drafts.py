@@ -65,7 +65,6 @@ def make_drafts(
     room : int
         Bytes that a plan may take more than that one.
     """
-
     budgets = options.prefetch_ahead, options.prefetch_bytes or 0, max(room, 0)
     return [
         Draft(found.prefetch_ahead, found.keep_bytes, found.peak_bytes, found.step_ns)

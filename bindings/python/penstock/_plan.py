@@ -174,7 +174,8 @@ def compile(
         The sharded model; may be left out while only one lives.
     recorded_ops : sequence of Operation
         From `get_recorded_ops`, or of a saved plan (`penstock.plan.load`). Their times are agreed
-        on by all ranks, the longest counts.
+        on by all ranks: the longest of compute, and the collectives of the rank that has waited
+        least for others.
     zero_stage : int, optional
         The stage that the plan is for; must be the model's.
     prefetch_ahead : int

@@ -46,7 +46,8 @@ class Operation:
         How long it stood still there for the group.
     took : float
         How long this rank's part of the collective lasted: of the gather that this use was the
-        first of, or the group's share, by bytes, of reductions.
+        first of, or the group's share, by bytes, of reductions. Time in which several ran is
+        charged to each in equal parts.
     """
 
     kind: str
