@@ -1,5 +1,6 @@
 /* What a plan is made of beside the order of uses: times, which the ranks agree on; costs; groups
  * that stay gathered from forward to backward; and what it says of the passes that follow it. */
+#include "ops/zero/notes.h"
 #include "ops/zero/plan.h"
 #include "sched/runtime.h"
 #include "world.h"
@@ -83,6 +84,35 @@ static void compute_is_measured_from_what_it_waits_for_to_the_next_operation(voi
     assert_int_equal(measured[1].backward, 50 + 10 + 10);
     pst__measure(operations, NULL, 8, 2, measured);
     assert_int_equal(measured[1].forward, 0);
+}
+
+/* Operation `index` of a recording with a collective between these times. */
+static void note_collective(pst__notes *notes, size_t bytes, uint64_t began, uint64_t ended) {
+    pst__timing *timing = pst__timings_take(&notes->timings);
+    assert_non_null(timing);
+    timing->is_noted[PST__BEGAN] = timing->is_noted[PST__ENDED] = 1;
+    timing->at[PST__BEGAN] = began;
+    timing->at[PST__ENDED] = ended;
+    pst__notes_share(notes, timing, bytes);
+    assert_non_null(pst__notes_reach(notes, NULL));
+}
+
+static void time_of_several_collectives_is_charged_in_equal_parts(void **unused) {
+    (void)unused;
+    pst__notes notes = {.timings = {.heap = heap, .device = pst_runtime_host(runtime)}};
+    pst__notes_begin(&notes, 1);
+    note_collective(&notes, 8, 1000, 1100);
+    note_collective(&notes, 8, 1060, 1160); /* 40 beside the first */
+    note_collective(&notes, 8, 1160, 1190);
+    note_collective(&notes, 8, 1170, 1180); /* within the third */
+    pst__notes_complete(&notes, 4);
+    pst__notes_read(&notes);
+    assert_int_equal(notes.time_count, 4);
+    assert_int_equal(notes.times[0].collective_ns, 60 + 20);
+    assert_int_equal(notes.times[1].collective_ns, 20 + 60);
+    assert_int_equal(notes.times[2].collective_ns, 20 + 5);
+    assert_int_equal(notes.times[3].collective_ns, 5);
+    pst__notes_free(&notes);
 }
 
 /* ---- what is kept ---------------------------------------------------------------------------- */
@@ -463,6 +493,9 @@ static void compile_by_own_times(rank_state *state) {
     all->steps[state->rank] = forecast_of(state).step_ns;
     CHECK(forecast_of(state).step_ns > 0 && forecast_of(state).kept_groups > 0);
     check_drafts(state, drafts, count);
+    pst_zero_group_forecast largest = {.size = sizeof largest};
+    CHECK_OK(pst_zero_get_group_forecast(state->engine, 1, 2, &largest));
+    CHECK(largest.gather_ns < 1200); /* as on a rank whose collectives take least together */
     train(state, 2);
 }
 
@@ -573,6 +606,7 @@ int main(void) {
         cmocka_unit_test(a_curve_is_linear_between_sizes),
         cmocka_unit_test(a_curve_takes_medians_and_never_falls),
         cmocka_unit_test(compute_is_measured_from_what_it_waits_for_to_the_next_operation),
+        cmocka_unit_test(time_of_several_collectives_is_charged_in_equal_parts),
         cmocka_unit_test(without_bytes_to_keep_all_is_as_before),
         cmocka_unit_test(of_equal_groups_those_that_were_used_last_are_kept),
         cmocka_unit_test(what_takes_longest_a_byte_is_kept_first),
