@@ -54,6 +54,8 @@ py::dict stats_dict(const pst_zero_stats &stats) {
     PST_PUT(places_reserved);
     PST_PUT(sources_reserved);
     PST_PUT(staging_reserved);
+    PST_PUT(passes_ns);
+    PST_PUT(timed_passes);
 #undef PST_PUT
     return result;
 }

@@ -450,6 +450,9 @@ typedef struct pst_zero_stats {
     size_t places_reserved, sources_reserved, staging_reserved;
     uint64_t replayed_passes; /* of planned ones: their collectives were one sealed graph */
     uint64_t updates;         /* groups that were updated behind their reductions */
+    /* From begin_forward to end_backward, by the clock of compute; and of how many passes, as far
+     * as the device has come. */
+    uint64_t passes_ns, timed_passes;
 } pst_zero_stats;
 PST_API void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats);
 PST_API void pst_zero_reset_stats(pst_zero *engine);

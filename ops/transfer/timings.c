@@ -40,12 +40,7 @@ pst__timing *pst__timings_take(pst__timings *timings) {
         timings->count < timings->made ? timings->all[timings->count] : timing_create(timings);
     if (timing == NULL) return NULL;
     timings->count++;
-    timing->bytes = 0;
-    timing->charged = 0;
-    for (int side = 0; side < PST__TIMING_SIDES; side++) {
-        timing->is_noted[side] = 0;
-        timing->at[side] = 0;
-    }
+    pst__timing_forget(timing);
     return timing;
 }
 
@@ -58,6 +53,15 @@ void pst__timings_free(pst__timings *timings) {
         timing_free(timings->heap, timings->all[i]);
     pst__heap_free(timings->heap, timings->all, timings->capacity * sizeof(void *));
     *timings = (pst__timings){0};
+}
+
+void pst__timing_forget(pst__timing *timing) {
+    timing->bytes = 0;
+    timing->charged = 0;
+    for (int side = 0; side < PST__TIMING_SIDES; side++) {
+        timing->is_noted[side] = 0;
+        timing->at[side] = 0;
+    }
 }
 
 void pst__timing_note(pst__timing *timing, pst__timing_side side, pst_stream *stream) {

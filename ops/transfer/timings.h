@@ -34,6 +34,8 @@ pst__timing *pst__timings_take(pst__timings *timings);
 void pst__timings_reset(pst__timings *timings);
 void pst__timings_free(pst__timings *timings);
 
+/* Nothing is noted. */
+void pst__timing_forget(pst__timing *timing);
 /* Behind what the stream was given so far. A timing that is NULL notes nothing. */
 void pst__timing_note(pst__timing *timing, pst__timing_side side, pst_stream *stream);
 /* Nanoseconds of the host's clock; 0: not known, or not yet. */

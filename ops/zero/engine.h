@@ -7,6 +7,7 @@
 #include "ops/transfer/compare.h"
 #include "ops/transfer/gathered.h"
 #include "ops/transfer/operation.h"
+#include "ops/zero/clock.h"
 #include "ops/zero/layout.h"
 #include "ops/zero/notes.h"
 #include "ops/zero/order.h"
@@ -161,6 +162,7 @@ struct pst_zero {
     int sealed;
 
     pst__pass pass;
+    pst__clock clock;
     pst__history history[2];
     int replay;
     size_t keep_bytes;

@@ -12,8 +12,8 @@ import torch
 from equality import world
 from models import DEVICE, Net, loss_of, make
 from penstock._budget import Offer
-from penstock._drafts import Draft, choose_draft
-from penstock.plan import PlanError
+from penstock._drafts import choose_draft
+from penstock.plan import Draft, PlanError
 
 
 def train(model, steps):
@@ -71,6 +71,28 @@ def train_keeping(keep):
     return losses, weights, figures.gathers, plan.hash, [group.is_kept for group in plan.forecasts]
 
 
+def look_at_prediction():
+    model = penstock.shard(make(Net))
+    train(model, 2)
+    before = penstock.stats(model, reset=True)
+    assert before.predicted_pass_ns == 0  # the first pass was not like others
+    assert before.passes_ns > 0 and before.timed_passes == 2
+    plan = penstock.compile(recorded_ops=record(model))
+    train(model, 3)
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    figures = penstock.stats(model)
+    assert figures.predicted_pass_ns == round(plan.predicted_step * 1e9) > 0
+    assert figures.predicted_exposed_ns == round(plan.predicted_exposed * 1e9)
+    assert figures.timed_passes == 4
+    assert figures.passes_ns > figures.exposed_ns
+    penstock.close(model)
+
+
+def test_what_is_predicted_and_measured_stands_side_by_side(worlds):
+    worlds(2).run(look_at_prediction)
+
+
 def test_what_stays_is_gathered_once_and_changes_nothing(worlds):
     runs = [worlds(2).run(train_keeping, keep) for keep in (0, 1 << 40)]
     (none, none_too), (all_, all_too) = runs
@@ -117,7 +139,7 @@ def test_a_budget_that_is_no_number_is_refused():
 
 def test_the_draft_that_saves_most_is_chosen_and_of_equals_the_smallest():
     first, ahead, kept, near = (
-        Draft(prefetch_ahead, keep_bytes, peak, nanoseconds)
+        Draft(prefetch_ahead, keep_bytes, peak, nanoseconds / 1e9, 0.0)
         for prefetch_ahead, keep_bytes, peak, nanoseconds in (
             (2, 0, 100, 10_000),
             (4, 0, 200, 8_000),
@@ -134,9 +156,9 @@ def test_the_draft_that_saves_most_is_chosen_and_of_equals_the_smallest():
     assert choose_draft(drafts, [block], 300) == (first, [0])
     assert choose_draft(drafts, [block], 500) == (ahead, [0])
     assert choose_draft(drafts, [block], 750) == (kept, [0])
-    smaller = Draft(1, 0, 50, 10_005)
+    smaller = Draft(1, 0, 50, 10_005 / 1e9, 0.0)
     assert choose_draft([first, smaller], [], 0) == (smaller, [])
-    unknown = Draft(2, 0, 100, 0)
+    unknown = Draft(2, 0, 100, 0.0, 0.0)
     assert choose_draft([unknown], [block], 250) == (unknown, [0])
 
 
@@ -245,13 +267,18 @@ def test_explain_has_a_line_a_group(saved):
     assert ran.returncode == 0, ran.stderr
     assert "predicted step" in ran.stdout and "exposed communication" in ran.stdout
     assert "peak of gathered groups" in ran.stdout
-    head, forward, backward = ran.stdout.split("\n\n")
+    head, forward, backward, drafts = ran.stdout.split("\n\n")
     assert "Net: training, stage 3, 2 ranks" in head and "keep_bytes 0.000 MiB: 0 groups" in head
     assert len(forward.splitlines()) == len(backward.splitlines()) == 1 + 6
     (line,) = [line for line in backward.splitlines() if line.startswith("blocks.0")]
     assert line.endswith("gathered again: not within keep_bytes")
     (line,) = [line for line in backward.splitlines() if line.startswith("head")]
     assert line.endswith("stays: the backward begins with it") and "-" in line.split()
+    title, *rows = drafts.splitlines()
+    assert title.split()[::2] == ["memory", "step", "exposed", "ahead", "MiB"]
+    assert sum(row.endswith("this plan") for row in rows) == 1
+    memory, steps = zip(*(map(float, row.split()[:2]) for row in rows), strict=True)
+    assert sorted(memory) == list(memory) and steps[-1] == min(steps)
     kept = tool("explain", saved / "all0.json").stdout
     assert kept.count("stays within keep_bytes") == 4
 

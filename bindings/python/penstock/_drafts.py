@@ -3,56 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from penstock import _C
-from penstock._arguments import Options
 from penstock._budget import Offer, choose, readable
+from penstock.plan import Draft
 
 _LEAST = 1e-3  # of a pass: what memory has to save
 
 
-@dataclass(frozen=True)
-class Draft:
-    """A plan that was not made.
-
-    Attributes
-    ----------
-    prefetch_ahead : int
-        Groups that are gathered ahead of their use.
-    keep_bytes : int
-        Bytes of groups that stay gathered from forward to backward, beside those.
-    peak : int
-        Bytes of gathered groups at most.
-    nanoseconds : int
-        Of a pass, as predicted; 0: no times are known.
-    """
-
-    prefetch_ahead: int
-    keep_bytes: int
-    peak: int
-    nanoseconds: int
-
-    def cost(self, first: Draft) -> int:
-        """Return the bytes that it takes more than another one; negative: less."""
-        return self.peak - first.peak
-
-    def saved(self, first: Draft) -> int:
-        """Return the nanoseconds by which its pass is shorter than that of another one."""
-        return first.nanoseconds - self.nanoseconds
-
-    def describe(self, first: Draft) -> str:
-        """Say in a line what it does, and what that takes and saves beside another one."""
-        return (
-            f"{self.prefetch_ahead} groups are gathered ahead, and of others "
-            f"{readable(self.keep_bytes)} stay gathered: {readable(self.cost(first))} more than "
-            f"without, for a pass of {self.nanoseconds / 1e6:.2f} instead of "
-            f"{first.nanoseconds / 1e6:.2f} ms"
-        )
-
-
 def make_drafts(
-    native: _C.Engine, recording: _C.Recording, options: Options, room: int
+    native: _C.Engine,
+    recording: _C.Recording,
+    prefetch_ahead: int,
+    prefetch_bytes: int | None,
+    room: int,
 ) -> list[Draft]:
     """Draft plans of a recording that take different memory; all ranks call this alike.
 
@@ -60,16 +24,29 @@ def make_drafts(
     ----------
     native, recording
         The C engine, and a pass of its own with times.
-    options : Options
-        As `shard` was called: the first draft goes by them, and has no group stay.
+    prefetch_ahead : int
+        Of the first draft, which has no group stay.
+    prefetch_bytes : int, optional
+        At most so many bytes gathered or in flight, of all drafts.
     room : int
-        Bytes that a plan may take more than that one.
+        Bytes that groups which stay may take.
     """
-    budgets = options.prefetch_ahead, options.prefetch_bytes or 0, max(room, 0)
+    budgets = prefetch_ahead, prefetch_bytes or 0, max(room, 0)
     return [
-        Draft(found.prefetch_ahead, found.keep_bytes, found.peak_bytes, found.step_ns)
+        Draft(
+            found.prefetch_ahead,
+            found.keep_bytes,
+            found.peak_bytes,
+            found.step_ns / 1e9,
+            found.exposed_ns / 1e9,
+        )
         for found in native.make_drafts(True, recording, budgets)
     ]
+
+
+def cost(draft: Draft, first: Draft) -> int:
+    """Return the bytes that a draft takes more than another one; negative: less."""
+    return draft.peak_bytes - first.peak_bytes
 
 
 def choose_draft(
@@ -94,13 +71,25 @@ def choose_draft(
         Places of the offers that are taken beside it.
     """
     first = drafts[0]
-    fitting = [draft for draft in drafts if draft is first or draft.cost(first) <= room]
-    beside = {draft: choose(offers, room - draft.cost(first)) for draft in fitting}
+    fitting = [draft for draft in drafts if draft is first or cost(draft, first) <= room]
+    beside = {draft: choose(offers, room - cost(draft, first)) for draft in fitting}
     saved = {
-        draft: draft.saved(first) + sum(offers[i].nanoseconds for i in beside[draft])
+        draft: first.predicted_step
+        - draft.predicted_step
+        + sum(offers[i].nanoseconds for i in beside[draft]) / 1e9
         for draft in fitting
     }
-    limit = max(saved.values()) - _LEAST * first.nanoseconds
+    limit = max(saved.values()) - _LEAST * first.predicted_step
     good = (draft for draft in fitting if saved[draft] >= limit)
-    best = min(good, key=lambda draft: (draft.peak, -saved[draft]))
+    best = min(good, key=lambda draft: (draft.peak_bytes, -saved[draft]))
     return best, beside[best]
+
+
+def describe(draft: Draft, first: Draft) -> str:
+    """Say in a line what a draft does, and what that takes and saves beside another one."""
+    return (
+        f"{draft.prefetch_ahead} groups are gathered ahead, and of others "
+        f"{readable(draft.keep_bytes)} stay gathered: {readable(cost(draft, first))} more than "
+        f"without, for a pass of {draft.predicted_step * 1e3:.2f} instead of "
+        f"{first.predicted_step * 1e3:.2f} ms"
+    )

@@ -24,9 +24,10 @@ from penstock._activations import Use, bytes_of, tensors_of
 from penstock._arguments import Options
 from penstock._budget import Memory, Offer, readable
 from penstock._checkpoint import Checkpointed, Contexts
-from penstock._drafts import Draft, choose_draft, make_drafts
+from penstock._drafts import choose_draft, cost, describe, make_drafts
 from penstock._units import Unit
 from penstock._world import World
+from penstock.plan import Draft
 
 _WARM_STEPS = 2  # in which blocks are compiled, and the optimizer makes its states
 _INTERVAL = 16  # passes after which the ranks ask each other whether they have grown
@@ -274,7 +275,8 @@ class Keeping:
         engine = self._engine
         self._take_measured()
         left = self._agree()
-        self._drafts = make_drafts(engine.native, self._recorded(), engine.options, left)
+        ahead, limit = engine.options.prefetch_ahead, engine.options.prefetch_bytes
+        self._drafts = make_drafts(engine.native, self._recorded(), ahead, limit, left)
         offers = [Offer(f.kept, f.nanoseconds) for f in self._figures.values()]
         draft, chosen = choose_draft(self._drafts, offers, left)
         for place, block in enumerate(self.blocks):
@@ -295,7 +297,7 @@ class Keeping:
 
     def _plan_by(self, draft: Draft) -> None:
         """Make the plan of the draft, and those of other paths with what it takes."""
-        if draft is self._drafts[0] and self._draft is None:
+        if draft.predicted_step == 0:  # no times are known
             return
         native, options = self._engine.native, self._engine.options
         native.plan_with(draft.prefetch_ahead, draft.keep_bytes)
@@ -337,14 +339,14 @@ class Keeping:
 
     def _spent(self) -> int:
         """Return the bytes that the decision takes."""
-        return self.saved().kept + (self._draft.cost(self._drafts[0]) if self._draft else 0)
+        return self.saved().kept + (cost(self._draft, self._drafts[0]) if self._draft else 0)
 
     def describe(self, left: int) -> Iterator[str]:
         """Say in lines what is kept, and by which plan."""
         if self.blocks:
             yield self._describe_blocks(left)
         if self._draft is not None:
-            yield self._draft.describe(self._drafts[0])
+            yield describe(self._draft, self._drafts[0])
 
     def _describe_blocks(self, left: int) -> str:
         count = len(self.blocks)

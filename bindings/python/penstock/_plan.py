@@ -10,10 +10,12 @@ from torch import nn
 
 from penstock import _C
 from penstock._arguments import check_bytes, check_count, check_flag, check_stage, refuse
+from penstock._drafts import make_drafts
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
 from penstock.plan import (
     KEEPS,
+    Draft,
     Gather,
     GroupForecast,
     Operation,
@@ -47,6 +49,8 @@ class Plan:
         simulated by the times of the operations; 0 where these have none.
     forecasts : tuple of GroupForecast
         Of each group; see `penstock.plan.GroupForecast`.
+    drafts : tuple of Draft
+        What plans for training would take and save with other memory; see `penstock.plan.Draft`.
     """
 
     operations: tuple[Operation, ...]
@@ -63,6 +67,7 @@ class Plan:
     predicted_step: float
     predicted_exposed: float
     forecasts: tuple[GroupForecast, ...] = field(repr=False)
+    drafts: tuple[Draft, ...] = field(repr=False)
     _engine: Engine = field(repr=False, compare=False)
 
     @contextmanager
@@ -96,6 +101,7 @@ class Plan:
                 communicator=engine.native.communicator(),
                 stage=engine.stage,
                 groups=self.forecasts,
+                drafts=self.drafts,
                 **of_plan,
             ),
             path,
@@ -221,6 +227,7 @@ def compile(
         predicted_step=0.0,
         predicted_exposed=0.0,
         forecasts=(),
+        drafts=(),
         _engine=engine,
     )
     return _compile(engine, draft)
@@ -240,8 +247,9 @@ def _compile(engine: Engine, plan: Plan) -> Plan:
     operations = [
         (_KINDS.index(op.kind), numbers[op.group], *_numbers(op)) for op in plan.operations
     ]
-    budgets = plan.prefetch_ahead, plan.prefetch_bytes, plan.keep_bytes
-    result = engine.native.compile(plan.training, _C.Recording(operations), budgets)
+    recording = _C.Recording(operations)
+    limits = plan.prefetch_ahead, plan.prefetch_bytes
+    result = engine.native.compile(plan.training, recording, (*limits, plan.keep_bytes))
     forecast = engine.native.forecast(plan.training)
     compiled = replace(
         plan,
@@ -255,9 +263,15 @@ def _compile(engine: Engine, plan: Plan) -> Plan:
         predicted_step=forecast.step_ns / 1e9,
         predicted_exposed=forecast.exposed_ns / 1e9,
         forecasts=_forecasts(engine, plan.training),
+        drafts=tuple(_drafts(engine, recording, limits)) if plan.training else (),
     )
     engine.plans[plan.training] = compiled
     return compiled
+
+
+def _drafts(engine: Engine, recording: _C.Recording, limits: tuple[int, int]) -> list[Draft]:
+    everything = sum(engine.native.group_layout(g.index).gathered_bytes for g in engine.groups())
+    return make_drafts(engine.native, recording, *limits, everything)
 
 
 def _numbers(op: Operation) -> tuple[bool, int, int, int, int]:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from torch import nn
 
 from penstock._arguments import check_flag
-from penstock._engine import engine_of
+from penstock._engine import Engine, engine_of
+from penstock._errors import PenstockError
 from penstock._keeping import Figures
 
 
@@ -42,6 +43,13 @@ class Stats:
     forwards, backwards, planned_passes, replayed_passes, deviations, prefetches : int
         Passes; those that followed a plan to their end; those whose collectives were launched as
         one sealed graph; how often one left the path that was expected; groups gathered ahead.
+    timed_passes, passes_ns : int
+        Passes with a backward, as far as the device has come, and the nanoseconds that they took
+        from the beginning of the forward to the end of the backward, by its clock.
+    predicted_pass_ns, predicted_exposed_ns : int
+        Nanoseconds of a pass by the latest plan for training, as it predicts them, and those in
+        which compute waits for communication; 0: it was not made by `penstock.compile` or for
+        ``memory=``, or without times.
     updates : int
         Groups that were updated behind their reductions: see `penstock.AdamW`.
     broken_backwards : int
@@ -74,6 +82,10 @@ class Stats:
     broken_backwards: int
     planned_passes: int
     replayed_passes: int
+    timed_passes: int
+    passes_ns: int
+    predicted_pass_ns: int
+    predicted_exposed_ns: int
     updates: int
     deviations: int
     prefetches: int
@@ -128,6 +140,7 @@ def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:
     engine = engine_of(model)
     recomputed = sum(block.recomputes for block in engine.checkpointed)
     saved = Figures() if engine.keeping is None else engine.keeping.saved()
+    predicted = _predicted(engine)
     figures = Stats(
         communicator=engine.native.communicator(),
         broken_backwards=engine.broken_backwards,
@@ -135,9 +148,22 @@ def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:
         recomputed_blocks=recomputed,
         kept_activations_bytes=saved.kept,
         saved_recomputing_ns=saved.nanoseconds,
+        predicted_pass_ns=predicted[0],
+        predicted_exposed_ns=predicted[1],
         **engine.native.stats(),
     )
     if reset:
         engine.native.reset_stats()
         engine.broken_backwards = 0
     return figures
+
+
+def _predicted(engine: Engine) -> tuple[int, int]:
+    # The first pass, which others are made by, is not like those that follow it.
+    if True not in engine.plans and (engine.keeping is None or not engine.keeping.is_decided):
+        return 0, 0
+    try:
+        forecast = engine.native.forecast(True)
+    except PenstockError:  # no plan
+        return 0, 0
+    return forecast.step_ns, forecast.exposed_ns

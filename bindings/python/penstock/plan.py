@@ -16,7 +16,7 @@ from typing import Any
 
 PathLike = str | Path
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class PlanError(ValueError):
@@ -119,6 +119,27 @@ KEEPS = tuple(_REASONS)  # as penstock/zero.h numbers them
 
 
 @dataclass(frozen=True)
+class Draft:
+    """A plan of the same recording that was not made.
+
+    Attributes
+    ----------
+    prefetch_ahead, keep_bytes : int
+        What it would be compiled with.
+    peak_bytes : int
+        Bytes of gathered groups that it needs.
+    predicted_step, predicted_exposed : float
+        As in `penstock.Plan`.
+    """
+
+    prefetch_ahead: int
+    keep_bytes: int
+    peak_bytes: int
+    predicted_step: float
+    predicted_exposed: float
+
+
+@dataclass(frozen=True)
 class SavedPlan:
     """A plan with the recording that it was compiled from; see `penstock.Plan`.
 
@@ -149,6 +170,7 @@ class SavedPlan:
     predicted_step: float
     predicted_exposed: float
     hash: int
+    drafts: tuple[Draft, ...]
     groups: tuple[GroupForecast, ...]
     operations: tuple[Operation, ...]
 
@@ -186,6 +208,7 @@ def load(path: PathLike) -> SavedPlan:
 def _read_plan(saved: dict[str, Any]) -> SavedPlan:
     plain = {one.name: saved[one.name] for one in fields(SavedPlan)}
     plain["groups"] = tuple(_read_group(group) for group in saved["groups"])
+    plain["drafts"] = tuple(Draft(**draft) for draft in saved["drafts"])
     plain["operations"] = tuple(Operation(**operation) for operation in saved["operations"])
     return SavedPlan(**plain)
 
@@ -203,7 +226,8 @@ def _read_group(saved: dict[str, Any]) -> GroupForecast:
 
 def explain(plan: SavedPlan) -> str:
     """Say in words and tables what a plan does."""
-    return "\n".join([*_head(plan), *_table(plan, "forward"), *_table(plan, "backward")])
+    tables = (*_table(plan, "forward"), *_table(plan, "backward"), *_drafts(plan))
+    return "\n".join([*_head(plan), *tables])
 
 
 def _ms(seconds: float) -> str:
@@ -253,6 +277,27 @@ def _times(gather: Gather | None) -> str:
         return f"{'-':>11}" * 4
     times = (gather.start, gather.lands, gather.used)
     return "".join(f"{time * 1e3:>11.3f}" for time in times) + f"{gather.slack * 1e3:>+11.3f}"
+
+
+def _drafts(plan: SavedPlan) -> Iterator[str]:
+    """Say what other memory would cost and buy: those drafts that none of less memory beats."""
+    fastest = float("inf")
+    titles = f"{'step ms':>11}{'exposed ms':>11}{'ahead':>7}{'kept MiB':>11}"
+    for draft in sorted(
+        set(plan.drafts), key=lambda draft: (draft.peak_bytes, draft.predicted_step)
+    ):
+        is_plan = (draft.prefetch_ahead, draft.keep_bytes) == (plan.prefetch_ahead, plan.kept_bytes)
+        if not draft.predicted_step or (draft.predicted_step >= fastest and not is_plan):
+            continue
+        if titles:
+            yield f"\n{'memory MiB':>10}{titles}"
+            titles = ""
+        fastest = min(fastest, draft.predicted_step)
+        yield (
+            f"{draft.peak_bytes / 2**20:>10.3f}{draft.predicted_step * 1e3:>11.3f}"
+            f"{draft.predicted_exposed * 1e3:>11.3f}{draft.prefetch_ahead:>7}"
+            f"{draft.keep_bytes / 2**20:>11.3f}{'  this plan' if is_plan else ''}"
+        )
 
 
 # ---- comparing ----------------------------------------------------------------------------------

@@ -1,0 +1,24 @@
+/* How long passes take by the clock of compute, from begin_forward to end_backward. */
+#ifndef PST_OPS_ZERO_CLOCK_H
+#define PST_OPS_ZERO_CLOCK_H
+
+#include "ops/transfer/timings.h"
+
+#define PST__CLOCK_PASSES 4u /* that the device may be behind; of others nothing is known */
+
+typedef struct pst__clock {
+    pst__timings timings;
+    pst__timing *passes[PST__CLOCK_PASSES]; /* made at their first use */
+    size_t running;                         /* of them, which one is next */
+    int is_running;
+    uint64_t total_ns, count; /* of those that were read */
+} pst__clock;
+
+/* A forward begins; one that no backward came for is forgotten. */
+void pst__clock_begin(pst__clock *clock, pst_stream *compute);
+/* The backward ends, and with it the pass, if one has begun. */
+void pst__clock_end(pst__clock *clock, pst_stream *compute);
+/* Reads what the device has passed. */
+void pst__clock_read(pst__clock *clock);
+
+#endif
