@@ -433,6 +433,41 @@ pst_zero_compile_options Recording::options(bool grad, const Budgets &budgets) c
     return options;
 }
 
+pst_zero_forecast predict(bool grad, int stage, const Recording &recording,
+                          const std::vector<GroupBytes> &groups, const Budgets &budgets) {
+    const pst_zero_compile_options recorded = recording.options(grad, budgets);
+    std::vector<size_t> gathered, reduced;
+    std::vector<unsigned char> needed;
+    for (const auto &[gather_bytes, reduce_bytes, is_needed] : groups) {
+        gathered.push_back(gather_bytes);
+        reduced.push_back(reduce_bytes);
+        needed.push_back(is_needed);
+    }
+    pst_zero_predict_options options{};
+    options.size = sizeof options;
+    options.grad = grad;
+    options.stage = stage;
+    options.operations = recorded.operations;
+    options.times = recorded.times;
+    options.count = recorded.count;
+    options.group_count = groups.size();
+    options.gather_bytes = gathered.data();
+    options.reduce_bytes = reduced.data();
+    options.needed = needed.data();
+    options.prefetch_ahead = recorded.prefetch_ahead;
+    options.prefetch_bytes = recorded.prefetch_bytes;
+    options.keep_bytes = recorded.keep_bytes;
+    pst_runtime *runtime = nullptr;
+    pst_zero_forecast forecast{};
+    forecast.size = sizeof forecast;
+    pst_status status = pst_runtime_create(nullptr, &runtime);
+    if (status == PST_OK) status = pst_zero_predict(runtime, &options, &forecast);
+    pst_runtime_destroy(runtime);
+    if (status != PST_OK)
+        throw StatusError{status, std::string("no prediction: ") + pst_status_text(status)};
+    return forecast;
+}
+
 pst_zero_plan Engine::compile(bool grad, const Recording &recording, const Budgets &budgets) {
     const pst_zero_compile_options options = recording.options(grad, budgets);
     pst_zero_plan plan{};

@@ -46,6 +46,13 @@ class Recording {
     std::vector<pst_zero_op_time> times_;
 };
 
+// What a recorded pass would take if its collectives took the times that they have in the
+// recording: for that many bytes of each group, gathered and reduced, and whether a backward needs
+// its values.
+using GroupBytes = std::tuple<size_t, size_t, bool>;
+pst_zero_forecast predict(bool grad, int stage, const Recording &recording,
+                          const std::vector<GroupBytes> &groups, const Budgets &budgets);
+
 // Methods may be called without the interpreter's lock; one thread at a time.
 class Engine {
   public:

@@ -95,6 +95,7 @@ void bind_plans(py::module_ &module) {
     py::class_<pst_zero_forecast>(module, "Forecast")
         .def_readonly("step_ns", &pst_zero_forecast::step_ns)
         .def_readonly("exposed_ns", &pst_zero_forecast::exposed_ns)
+        .def_readonly("peak_bytes", &pst_zero_forecast::peak_bytes)
         .def_readonly("kept_bytes", &pst_zero_forecast::kept_bytes)
         .def_readonly("keep_bytes", &pst_zero_forecast::keep_bytes);
     py::class_<pst_zero_draft>(module, "Draft")
@@ -103,6 +104,7 @@ void bind_plans(py::module_ &module) {
         .def_readonly("peak_bytes", &pst_zero_draft::peak_bytes)
         .def_readonly("step_ns", &pst_zero_draft::step_ns)
         .def_readonly("exposed_ns", &pst_zero_draft::exposed_ns);
+    module.def("predict", &predict);
     py::class_<pst_zero_gather_forecast>(module, "GatherForecast")
         .def_readonly("start_ns", &pst_zero_gather_forecast::start_ns)
         .def_readonly("lands_ns", &pst_zero_gather_forecast::lands_ns)

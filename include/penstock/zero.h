@@ -419,6 +419,25 @@ typedef struct pst_zero_draft {
  * as pst_zero_compile_with, after which all ranks have the same ones; nothing is compiled. */
 PST_API pst_status pst_zero_make_drafts(pst_zero *engine, const pst_zero_compile_options *options,
                                         pst_zero_draft *drafts, size_t *count);
+/* A recorded pass, and what its groups are; by group `group_count` of each. */
+typedef struct pst_zero_predict_options {
+    size_t size; /* sizeof(pst_zero_predict_options) */
+    int grad;    /* a backward follows */
+    int stage;
+    const pst_zero_op *operations;
+    const pst_zero_op_time *times; /* what collectives are to take, and what compute took */
+    size_t count;                  /* of both */
+    size_t group_count;
+    const size_t *gather_bytes, *reduce_bytes;
+    const unsigned char *needed; /* 1: the backward needs its values */
+    uint32_t prefetch_ahead;     /* as in pst_zero_compile_options, as the next ones */
+    size_t prefetch_bytes, keep_bytes;
+} pst_zero_predict_options;
+
+/* What a plan of it would say, without an engine: for other links and other numbers of ranks, whose
+ * times the caller works out. PST_EINVAL: the operations are no pass. Any thread. */
+PST_API pst_status pst_zero_predict(pst_runtime *runtime, const pst_zero_predict_options *options,
+                                    pst_zero_forecast *forecast);
 /* 0: passes run eagerly, without gathering ahead; 1 (default): by plan, and once a pass has
  * followed it, as launches of a sealed graph (stats.replayed_passes), which says the same to other
  * ranks. From the next pass on. */

@@ -27,7 +27,7 @@ static pst_status add(drafting *of, uint32_t ahead, size_t keep_bytes) {
 
 static const uint32_t AHEADS[] = {1, 2, 3, 4, 6, 8};
 #define AHEAD_COUNT (sizeof AHEADS / sizeof AHEADS[0])
-#define PARTS 8u /* of the room, for groups that stay */
+#define PARTS       8u /* of the room, for groups that stay */
 _Static_assert(1 + AHEAD_COUNT + PARTS == PST_ZERO_MOST_DRAFTS, "each has a place");
 
 static int fits(const drafting *of, const pst_zero_draft *draft, size_t room) {

@@ -293,6 +293,61 @@ static void a_forecast_without_gathers_ahead_waits_for_each(void **unused) {
     teardown(&of);
 }
 
+/* Uses of 20 ns forward and 40 ns backward, gathers of 10 and reductions of 5. */
+static size_t record_chain(pst_zero_op *operations, pst_zero_op_time *times) {
+    size_t count = 0;
+    uint64_t at = 1;
+    for (uint32_t i = 0; i < 2 * GROUPS; i++) {
+        const int backward = i >= GROUPS;
+        const uint32_t group = backward ? 2 * GROUPS - 1 - i : i;
+        times[count] = (pst_zero_op_time){at, 0, 10};
+        operations[count++] =
+            (pst_zero_op){.kind = PST_ZERO_GATHER, .group = group, .backward = backward};
+        at += backward ? 40 : 20;
+        times[count] = (pst_zero_op_time){at, 0, backward ? 5 : 0};
+        operations[count++] = (pst_zero_op){.kind = backward ? PST_ZERO_REDUCE : PST_ZERO_RELEASE,
+                                            .group = group,
+                                            .backward = backward};
+    }
+    return count;
+}
+
+static void a_recording_is_predicted_without_an_engine(void **unused) {
+    (void)unused;
+    pst_zero_op operations[4 * GROUPS];
+    pst_zero_op_time times[4 * GROUPS];
+    size_t bytes[GROUPS];
+    unsigned char needed[GROUPS];
+    for (size_t g = 0; g < GROUPS; g++) {
+        bytes[g] = 1024;
+        needed[g] = 1;
+    }
+    pst_zero_predict_options options = {.size = sizeof options,
+                                        .grad = 1,
+                                        .stage = 3,
+                                        .operations = operations,
+                                        .times = times,
+                                        .count = record_chain(operations, times),
+                                        .group_count = GROUPS,
+                                        .gather_bytes = bytes,
+                                        .reduce_bytes = bytes,
+                                        .needed = needed,
+                                        .prefetch_ahead = 1};
+    pst_zero_forecast forecast = {.size = sizeof forecast};
+    assert_int_equal(pst_zero_predict(runtime, &options, &forecast), PST_OK);
+    assert_int_equal(forecast.exposed_ns, 10 + 5); /* as above */
+    assert_int_equal(forecast.step_ns, 6 * (20 + 40) + 15);
+    assert_int_equal(forecast.peak_bytes, 2 * 1024);
+    for (size_t i = 0; i < options.count; i++)
+        times[i].collective_ns *= 10;
+    assert_int_equal(pst_zero_predict(runtime, &options, &forecast), PST_OK);
+    assert_true(forecast.exposed_ns > 6 * 100 - 5 * 20);
+    operations[0].group = GROUPS;
+    assert_int_equal(pst_zero_predict(runtime, &options, &forecast), PST_EINVAL);
+    options.needed = NULL;
+    assert_int_equal(pst_zero_predict(runtime, &options, &forecast), PST_EINVAL);
+}
+
 static void without_times_there_is_no_forecast(void **unused) {
     (void)unused;
     plan_of of;
@@ -615,6 +670,7 @@ int main(void) {
         cmocka_unit_test(a_group_that_is_used_twice_stays_between),
         cmocka_unit_test(a_forecast_counts_what_compute_waits_for),
         cmocka_unit_test(a_forecast_without_gathers_ahead_waits_for_each),
+        cmocka_unit_test(a_recording_is_predicted_without_an_engine),
         cmocka_unit_test(without_times_there_is_no_forecast),
         cmocka_unit_test(a_kept_group_is_not_gathered_by_the_backward),
         cmocka_unit_test(the_smallest_of_all_ranks_is_kept),

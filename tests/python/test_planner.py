@@ -291,6 +291,40 @@ def test_diff_says_what_another_plan_does(saved):
     assert tool("diff", saved / "all0.json", saved / "all1.json").stdout == "the same\n"
 
 
+def predict(plan, *arguments):
+    command = [sys.executable, "-m", "penstock.plan", "predict", plan, *arguments]
+    ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    rows = [line.split() for line in ran.stdout.splitlines()[1:]]
+    return ran, [(float(step), float(exposed)) for _, _, step, exposed, _ in rows]
+
+
+def test_a_plan_predicts_for_other_ranks_and_links(saved):
+    plan = saved / "none0.json"
+    _, ((step, exposed),) = predict(plan, "--ranks", 2)
+    assert step > exposed > 0
+    ran, rows = predict(plan, "--ranks", 2, 16, 256, "--link", 1e-4)
+    assert ran.returncode == 0, ran.stderr
+    assert rows == sorted(rows) and rows[0] < rows[1] < rows[2]
+    compute = [step - exposed for step, exposed in rows]
+    assert max(compute) - min(compute) < 0.01  # as it was measured
+    _, fast = predict(plan, "--ranks", 16, "--link", 1e3)
+    _, slow = predict(plan, "--ranks", 16, "--nodes", 4, "--link", 1e3, "--node-link", 1e-4)
+    assert fast[0][1] < 0.01 < slow[0][1]
+    _, (alone,) = predict(plan, "--ranks", 1)
+    assert alone[1] == 0
+
+
+def test_what_cannot_be_predicted_is_named(saved):
+    plan = saved / "none0.json"
+    for arguments, text in (
+        (("--ranks", 6, "--nodes", 4), "6 ranks do not lie evenly on 4 nodes"),
+        (("--ranks", 8, "--nodes", 4), "several nodes want --node-link"),
+        (("--ranks", 0), "0 ranks do not lie evenly"),
+    ):
+        ran, _ = predict(plan, *arguments)
+        assert ran.returncode == 2 and text in ran.stderr
+
+
 def test_files_that_hold_no_plan_are_named(saved, tmp_path):
     bad = tmp_path / "bad.json"
     bad.write_text("{")

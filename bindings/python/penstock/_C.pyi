@@ -52,9 +52,18 @@ Budgets = tuple[int, int, int]  # prefetch_ahead, prefetch_bytes, keep_bytes
 class Recording:
     def __init__(self, taken: list[Operation]) -> None: ...
 
+def predict(
+    grad: bool,
+    stage: int,
+    recording: Recording,
+    groups: list[tuple[int, int, bool]],
+    budgets: Budgets,
+) -> Forecast: ...
+
 class Forecast:
     step_ns: int
     exposed_ns: int
+    peak_bytes: int
     kept_bytes: int
     keep_bytes: int
 

@@ -1,7 +1,7 @@
-"""Explain and compare saved plans: ``python -m penstock.plan explain|diff``.
+"""Explain, compare and predict by saved plans: ``python -m penstock.plan explain|diff|predict``.
 
 Works on the JSON that `penstock.Plan.save` writes, with the standard library alone; neither torch
-nor the package's compiled extension is needed.
+nor the package's compiled extension is needed, but for predictions.
 """
 
 from __future__ import annotations
@@ -362,7 +362,25 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("diff", help="what the second plan does otherwise")
     one.add_argument("first")
     one.add_argument("second")
+    one = commands.add_parser("predict", help="what a pass would take on other ranks and links")
+    one.add_argument("plan")
+    one.add_argument("--ranks", type=int, nargs="+", required=True)
+    one.add_argument("--nodes", type=int, default=1, help="that the ranks lie on, evenly")
+    one.add_argument(
+        "--link", type=float, help="GB/s that a rank receives within its node; else as measured"
+    )
+    one.add_argument("--node-link", type=float, help="GB/s that a node receives from others")
     return parser
+
+
+def _predict(options: argparse.Namespace) -> str:
+    from penstock import _predict as tool  # wants the extension, and with it torch
+
+    link, node_link = (
+        None if value is None else value * 1e9 for value in (options.link, options.node_link)
+    )
+    clusters = [tool.Cluster(ranks, options.nodes, link, node_link) for ranks in options.ranks]
+    return "\n".join(tool.table(load(options.plan), clusters))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -371,6 +389,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "explain":
             print(explain(load(options.plan)))
+        elif options.command == "predict":
+            print(_predict(options))
         else:
             print(diff(load(options.first), load(options.second)) or "the same")
     except (PlanError, OSError) as error:
@@ -380,4 +400,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from penstock.plan import main as run  # whose classes other modules know
+
+    sys.exit(run())

@@ -1,0 +1,113 @@
+"""What a saved plan's pass would take on other ranks, nodes and links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch  # noqa: F401 - whose libraries the extension wants
+
+from penstock import _C
+from penstock.plan import Operation, PlanError, SavedPlan
+
+_KINDS = ("gather", "release", "reduce")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Ranks that a pass is predicted for.
+
+    Attributes
+    ----------
+    ranks, nodes : int
+        How many; the ranks lie evenly on the nodes.
+    link : float, optional
+        Bytes a second that a rank receives from the others of its node; None: as measured.
+    node_link : float, optional
+        Bytes a second that a node receives from the others; only of use where there are several.
+    """
+
+    ranks: int
+    nodes: int = 1
+    link: float | None = None
+    node_link: float | None = None
+
+    def seconds(self, nbytes: int, link: float) -> float:
+        """Return what a gather takes: between the nodes first, then within them; or a reduction."""
+        local = self.ranks // self.nodes
+        between = nbytes * (self.nodes - 1) / self.nodes
+        within = nbytes * (local - 1) / local / (self.link or link)
+        return within + (between / self.node_link if self.node_link else 0.0)
+
+
+def check(plan: SavedPlan, cluster: Cluster) -> None:
+    """Raise PlanError for what nothing can be predicted for."""
+    if cluster.ranks < 1 or cluster.nodes < 1 or cluster.ranks % cluster.nodes:
+        raise PlanError(
+            f"{cluster.ranks} ranks do not lie evenly on {cluster.nodes} nodes: give --ranks and "
+            "--nodes that do"
+        )
+    if cluster.nodes > 1 and not cluster.node_link:
+        raise PlanError("several nodes want --node-link, in GB/s that a node receives")
+    if cluster.link is None and not any(op.took for op in plan.operations):
+        raise PlanError(
+            "the plan's recording has no times of collectives (of one rank alone nothing moves): "
+            "give --link, in GB/s that a rank receives"
+        )
+
+
+def predict(plan: SavedPlan, cluster: Cluster) -> _C.Forecast:
+    """Simulate the plan's pass on other ranks: compute as it was measured, collectives scaled.
+
+    A collective's time is in proportion to the bytes that a rank receives from others over the link
+    within a node, and behind them those that a node receives from other nodes.
+    """
+    check(plan, cluster)
+    names = {group.name: index for index, group in enumerate(plan.groups)}
+    operations = [
+        (
+            _KINDS.index(op.kind),
+            names[op.group],
+            op.backward,
+            op.nbytes,
+            round(op.reached * 1e9) + 1,  # counted from 1
+            round(op.waited * 1e9),
+            round(_scaled(op, plan, cluster) * 1e9),
+        )
+        for op in plan.operations
+    ]
+    groups = [(*_bytes_of(plan, group.name), group.keep != "no need") for group in plan.groups]
+    budgets = plan.prefetch_ahead, plan.prefetch_bytes, plan.keep_bytes
+    return _C.predict(plan.training, plan.stage, _C.Recording(operations), groups, budgets)
+
+
+def _bytes_of(plan: SavedPlan, group: str) -> tuple[int, int]:
+    """Return the bytes of a group that are gathered, and those that are reduced."""
+    gathered, reduced = (
+        max(
+            (op.nbytes for op in plan.operations if op.group == group and op.kind == kind),
+            default=0,
+        )
+        for kind in ("gather", "reduce")
+    )
+    return gathered, reduced
+
+
+def _scaled(op: Operation, plan: SavedPlan, cluster: Cluster) -> float:
+    """Return what a collective takes there; a gather that was none is none."""
+    if op.kind == "release" or (not op.took and plan.ranks > 1):
+        return 0.0
+    received = op.nbytes * (plan.ranks - 1) / plan.ranks
+    return cluster.seconds(op.nbytes, received / op.took if op.took else 1.0)
+
+
+def table(plan: SavedPlan, clusters: Iterable[Cluster]) -> Iterator[str]:
+    """Say in lines what a pass takes on each of them."""
+    yield f"{'ranks':>6}{'nodes':>6}{'step ms':>11}{'exposed ms':>11}{'':>8}"
+    for cluster in clusters:
+        found = predict(plan, cluster)
+        share = found.exposed_ns / found.step_ns if found.step_ns else 0.0
+        yield (
+            f"{cluster.ranks:>6}{cluster.nodes:>6}{found.step_ns / 1e6:>11.3f}"
+            f"{found.exposed_ns / 1e6:>11.3f}{share:>8.1%}"
+        )
