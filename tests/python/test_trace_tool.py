@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from random import Random
 from xml.etree import ElementTree
 
+import penstock.trace as tool
 import pytest
 from chrome_rules import check_file, violations
 
@@ -19,18 +19,6 @@ TOOL = ROOT / "bindings" / "python" / "penstock" / "trace.py"
 BUILD = Path(os.environ.get("PENSTOCK_BUILD", ROOT / "build"))
 BASE_NS = 1_700_000_000_123_456_789
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def load_tool():
-    """The module by its path: it needs no package around it."""
-    spec = importlib.util.spec_from_file_location("penstock_trace_tool", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = load_tool()
 
 
 class RankTrace:
