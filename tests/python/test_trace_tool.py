@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -32,7 +33,8 @@ class RankTrace:
             "penstock": {"records": 10 + overwritten, "overwritten": overwritten},
             "traceEvents": [],
         }
-        self.event(ph="M", name="process_name", tid=1, args={"name": f"rank {rank}"})
+        name = {"name": f"rank {rank}"}
+        self.event(ph="M", name="process_name", tid=self.pid + 1, args=name)
 
     def event(self, **fields):
         self.content["traceEvents"].append({"pid": self.pid, **fields})
@@ -40,7 +42,7 @@ class RankTrace:
 
     def tid(self, track):
         if track not in self.tracks:
-            tid = self.tracks[track] = len(self.tracks) + 1
+            tid = self.tracks[track] = self.pid + len(self.tracks) + 1
             self.event(ph="M", name="thread_name", tid=tid, args={"name": track})
             self.event(ph="M", name="thread_sort_index", tid=tid, args={"sort_index": tid})
         return self.tracks[track]
@@ -245,12 +247,56 @@ def test_a_profilers_file_is_merged_beside_its_rank_and_moved_with_it(tmp_path):
     assert tool.report(out)["ranks"] == dict(enumerate(before))
 
 
+def test_clocks_that_differed_are_told(tmp_path):
+    paths = [a_step(0).save(tmp_path), a_step(1, late=700).save(tmp_path)]
+    assert tool.merge(paths, tmp_path / "merged.json") == {1: -700}
+    assert "rank 1: its clock was 0.700 ms ahead" in run("merge", tmp_path / "out", *paths).stdout
+
+
+def test_a_merged_file_is_of_no_single_rank(tmp_path):
+    info = merged(tmp_path, a_step(0), a_step(1))["distributedInfo"]
+    assert info == {"backend": "penstock", "world_size": 2}
+
+
+def test_a_folder_is_merged_with_what_is_compressed_in_it(tmp_path):
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank in range(2):
+        profile(folder, rank, BASE_NS, 10)
+        path = a_step(rank).save(folder)
+        path.with_suffix(".json.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    (folder / "notes.txt").write_text("no trace")
+    out = folder / "merged.json.gz"
+    for _ in range(2):  # the second time it finds its own result there
+        tool.merge([folder], out)
+        content = json.loads(gzip.decompress(out.read_bytes()))
+        assert slices_of(content, "step").keys() == {0, 1}
+        assert sum(event["name"] == "aten::mm" for event in content["traceEvents"]) == 2
+    assert tool.report(out)["ranks"].keys() == {0, 1}
+    tool.draw(out, tmp_path / "step.svg")
+
+
+def test_threads_of_profilers_are_no_main_threads(tmp_path):
+    out = tmp_path / "merged.json"
+    tool.merge([a_step(0).save(tmp_path), profile(tmp_path, 0, BASE_NS, 10)], out)
+    events = json.loads(out.read_text())["traceEvents"]
+    assert not [event for event in events if event["pid"] == event.get("tid")]
+
+
 def test_a_profilers_file_alone_is_refused(tmp_path):
     path = profile(tmp_path, 0, BASE_NS, 10)
     with pytest.raises(tool.TraceError, match=r"profile0\.json: a profiler wrote it.*merge it"):
         tool.report(path)
     with pytest.raises(tool.TraceError, match="at least one trace of Penstock's"):
         tool.merge([path], tmp_path / "out.json")
+
+
+def test_a_compressed_file_that_was_cut_is_named(tmp_path):
+    path = tmp_path / "cut.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents":[]}')[:-9])
+    with pytest.raises(tool.TraceError, match=r"cut\.json\.gz: not a trace"):
+        tool.load(path)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +389,7 @@ def test_a_trace_without_slices_is_reported(tmp_path):
 
 def test_the_table_tells_what_was_overwritten(tmp_path):
     text = tool.format_report(reported(tmp_path, RankTrace(0, overwritten=12)))
-    assert "12 records were overwritten" in text
+    assert "oldest dropped, 12 records" in text
 
 
 # ---- draw -------------------------------------------------------------------------------------
@@ -433,9 +479,13 @@ def run(*arguments):
 def test_the_commands_work_with_the_standard_library_alone(tmp_path):
     paths = [a_step(rank).save(tmp_path) for rank in range(2)]
     out, picture = tmp_path / "out.json", tmp_path / "out.svg"
-    for arguments in (["merge", out, *paths], ["draw", out, picture, "--step", "0"]):
+    told = "rank 1: its clock was 0.000 ms ahead, and was set\n"
+    for arguments, output in (
+        (["merge", out, *paths], told),
+        (["draw", out, picture, "--step", "0"], ""),
+    ):
         done = run(*arguments)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, output, "")
     check_file(out)
     assert ElementTree.parse(picture).getroot().tag == f"{SVG}svg"
     done = run("report", out)
@@ -566,6 +616,7 @@ def rename_track(content, events):
         put("X", ts=BASE_NS / 1000),
         put("X", ts=float("nan")),
         put("X", tid=0),
+        put("X", tid=1),
         put("X", pid=0),
         put("X", dur=35, ts=20),
         put("X", name=None),
@@ -583,6 +634,8 @@ def rename_track(content, events):
         put("e", ts=4),
         rename_track,
         lambda content, events: content.pop("distributedInfo"),
+        lambda content, events: content["distributedInfo"].pop("rank"),
+        lambda content, events: content["distributedInfo"].pop("world_size"),
         lambda content, events: content.update(baseTimeNanoseconds=1.5),
         lambda content, events: content.pop("traceEvents"),
     ],

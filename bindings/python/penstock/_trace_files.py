@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -91,7 +93,8 @@ def load(path: PathLike) -> Trace:
     Parameters
     ----------
     path
-        Chrome trace JSON as Penstock, :func:`merge` or torch's profiler writes it.
+        Chrome trace JSON as Penstock, :func:`merge` or torch's profiler writes it; also
+        compressed by gzip.
 
     Returns
     -------
@@ -106,9 +109,9 @@ def load(path: PathLike) -> Trace:
         It cannot be read.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = _read(path).decode()
         content = json.loads(text, parse_float=_finite, parse_constant=_finite)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}: not a trace ({error}); was it written to its end?") from None
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
         raise TraceError(f"{path}: not a trace (no list traceEvents); give a file Penstock wrote")
@@ -116,6 +119,11 @@ def load(path: PathLike) -> Trace:
     _check(trace)
     trace.tracks = _tracks(trace.events) if trace.is_penstocks else {}
     return trace
+
+
+def _read(path: PathLike) -> bytes:
+    content = Path(path).read_bytes()
+    return gzip.decompress(content) if content.startswith(_GZIP) else content
 
 
 def load_own(path: PathLike) -> Trace:
@@ -131,6 +139,7 @@ def _finite(text: str) -> float:
     raise ValueError(f"{text} is no number that JSON has")
 
 
+_GZIP = b"\x1f\x8b"
 MOST = 2**53  # of any number here: whole numbers are exact in floats up to there
 FIRST_OTHER_PID = 2**20  # in merged files: processes that are no ranks
 
@@ -232,7 +241,8 @@ def _add_slice(track: Track, event: Event, end: float) -> None:
 
 
 def write(out: PathLike, fields: dict[str, Any], events: Iterable[Event]) -> None:
-    with Path(out).open("w", encoding="utf-8") as file:
+    is_compressed = str(out).endswith(".gz")
+    with gzip.open(out, "wt", 6) if is_compressed else open(out, "w", encoding="utf-8") as file:
         head = json.dumps(fields)
         file.write(head[:-1] + (",\n" if fields else "") + '"traceEvents":[')
         separator = "\n"

@@ -6,6 +6,7 @@ import bisect
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock._trace_files import (
@@ -20,7 +21,7 @@ from penstock._trace_files import (
 )
 
 
-def merge(paths: Sequence[PathLike], out: PathLike) -> None:
+def merge(paths: Sequence[PathLike], out: PathLike) -> dict[int, float]:
     """Write the traces of several ranks as one file.
 
     Clocks are aligned twice: by the real time at which each trace began, then by collectives, which
@@ -31,9 +32,16 @@ def merge(paths: Sequence[PathLike], out: PathLike) -> None:
     Parameters
     ----------
     paths
-        The ranks' files, each rank in one of them, and files of torch's profiler.
+        The ranks' files, each rank in one of them, and files of torch's profiler; of a folder all
+        files in it whose names end in ``.json`` or ``.json.gz``.
     out
-        The file to write.
+        The file to write; compressed if its name ends in ``.gz``.
+
+    Returns
+    -------
+    dict
+        For each rank that is not in the first file: by how many microseconds its clock was behind
+        that file's (negative: ahead of it).
 
     Raises
     ------
@@ -42,20 +50,22 @@ def merge(paths: Sequence[PathLike], out: PathLike) -> None:
     OSError
         A file cannot be read or written.
     """
-    loaded = [load(path) for path in paths]
+    loaded = [load(path) for path in _files_of(paths, out)]
     traces = [trace for trace in loaded if trace.is_penstocks]
     others = [trace for trace in loaded if not trace.is_penstocks]
     if not traces:
         raise TraceError("nothing to merge: name at least one trace of Penstock's")
     _refuse_repeated_ranks(traces)
     base_ns = traces[0].base_ns
-    moved: dict[int | None, float] = {}
+    moved: dict[int, float] = {}
     shifts = []
     for trace in traces + others:
         shift = (trace.base_ns - base_ns) / 1000
         if trace.is_penstocks:
             moved |= dict.fromkeys(trace.ranks, _correction(traces[0], trace, shift))
-        shifts.append(round(shift + moved.get(rank_of(trace), 0.0), 3))  # one rounding for all
+        rank = _rank_of(trace)
+        shift += 0.0 if rank is None else moved.get(rank, 0.0)
+        shifts.append(round(shift, 3))  # one rounding for all
     begins = [shift + trace.begin for shift, trace in zip(shifts, traces + others, strict=True)]
     lowest_ns = round(min(begins) * 1000)  # no time before 0
     shifts = [shift - lowest_ns / 1000 for shift in shifts]
@@ -63,9 +73,22 @@ def merge(paths: Sequence[PathLike], out: PathLike) -> None:
     renumbered = _Renumbered(3 * sum(len(trace.events) for trace in traces))
     events = [trace.events for trace in traces] + [renumbered.events(other) for other in others]
     write(out, _merged_fields(traces, base_ns + lowest_ns), _shifted(events, shifts))
+    return {rank: by for rank, by in sorted(moved.items()) if rank not in traces[0].ranks}
 
 
-def rank_of(trace: Trace) -> int | None:
+def _files_of(paths: Iterable[PathLike], out: PathLike) -> Iterator[PathLike]:
+    """Look into folders; what an earlier merge has left there is not merged again."""
+    for path in paths:
+        if not Path(path).is_dir():
+            yield path
+            continue
+        for inner in sorted(Path(path).iterdir()):
+            is_result = inner.resolve() == Path(out).resolve()
+            if inner.name.endswith((".json", ".json.gz")) and not is_result:
+                yield inner
+
+
+def _rank_of(trace: Trace) -> int | None:
     """Return the only rank, or the one that a profiler says it ran on."""
     if not trace.is_penstocks:
         return trace.fields.get("distributedInfo", {}).get("rank")
@@ -122,7 +145,7 @@ class _Renumbered:
 
     def events(self, trace: Trace) -> list[Event]:
         """Return the events of one file."""
-        rank = rank_of(trace)
+        rank = _rank_of(trace)
         where = "" if rank is None else f" of rank {rank}"
         return [self._event(trace.path, where, event) for event in trace.events]
 
@@ -130,7 +153,8 @@ class _Renumbered:
         process = (path, event["pid"])
         own = {"pid": FIRST_OTHER_PID + self._number(process)}
         if "tid" in event:
-            own["tid"] = 1 + self._number((process, event["tid"]))
+            # A viewer takes a thread that has its process's number for the main one.
+            own["tid"] = 2 * FIRST_OTHER_PID + self._number((process, event["tid"]))
         if "id" in event:
             own["id"] = MOST // 2 + self._number((path, event.get("cat"), "id", event["id"]))
         if event["ph"] == "M" and event["name"] == "process_name":
@@ -144,6 +168,9 @@ class _Renumbered:
 def _merged_fields(traces: list[Trace], base_ns: int) -> dict[str, Any]:
     counts = [trace.fields["penstock"] for trace in traces]
     fields = dict(traces[0].fields)
+    if len(traces) > 1 and "distributedInfo" in fields:  # of all ranks, not of the first one
+        info: dict[str, Any] = fields["distributedInfo"]
+        fields["distributedInfo"] = {key: info[key] for key in info if key != "rank"}
     fields["baseTimeNanoseconds"] = base_ns
     fields["penstock"] = {
         key: sum(count.get(key, 0) for count in counts) for key in ("records", "overwritten")

@@ -26,7 +26,7 @@ def report(path: PathLike) -> dict[str, Any]:
         ``exposed_step_us``, the median exposed time in one (None without steps); ``lanes``, for
         each lane ``busy_us``, ``busy_share`` of the span, ``count`` and ``bytes`` of its tasks.
         ``longest``: the ten longest slices of lanes. ``overwritten``: records that the rings could
-        not keep.
+        not keep, or the file.
 
     Raises
     ------
@@ -142,5 +142,5 @@ def format_report(result: dict[str, Any]) -> str:
         name = printable(row["name"])
         lines.append(f"  {row['duration_us'] / 1000:>10.3f} ms  {where:<24} {name}")
     if result["overwritten"]:
-        lines.append(f"{result['overwritten']} records were overwritten: record for a shorter time")
+        lines.append(f"oldest dropped, {result['overwritten']} records: record for a shorter time")
     return "\n".join(lines)

@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("merge", help="put the traces of several ranks into one file")
     one.add_argument("out")
-    one.add_argument("traces", nargs="+")
+    one.add_argument("traces", nargs="+", help="files, or folders of them")
     one = commands.add_parser("report", help="exposed communication, busy lanes, longest tasks")
     one.add_argument("trace")
     one.add_argument("--json", action="store_true", help="as JSON")
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.command == "merge":
-            merge(options.traces, options.out)
+            print(_format_skews(merge(options.traces, options.out)), end="")
         elif options.command == "draw":
             draw(options.trace, options.out, options.step)
         else:
@@ -54,6 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"penstock.trace: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _format_skews(behind: dict[int, float]) -> str:
+    lines = []
+    for rank, by in behind.items():
+        where = "behind" if by > 0 else "ahead"
+        lines.append(f"rank {rank}: its clock was {abs(by) / 1000:.3f} ms {where}, and was set\n")
+    return "".join(lines)
 
 
 class _CallableModule(types.ModuleType):
