@@ -237,6 +237,11 @@ def _add_slice(track: Track, event: Event, end: float) -> None:
     track.slices.append(Slice(event["name"], event["ts"], end, event.get("args", {})))
 
 
+def printable(text: str) -> str:
+    """Replace what would steer a terminal, or what XML cannot hold."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
 # ---- writing ----------------------------------------------------------------------------------
 
 

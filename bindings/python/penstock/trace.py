@@ -29,13 +29,14 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("merge", help="put the traces of several ranks into one file")
     one.add_argument("out")
     one.add_argument("traces", nargs="+", help="files, or folders of them")
-    one = commands.add_parser("report", help="exposed communication, busy lanes, longest tasks")
+    one = commands.add_parser("report", help="exposed communication, stragglers, busy lanes")
     one.add_argument("trace")
+    one.add_argument("--step", type=int, help="only this step, from 0 (default: all there is)")
     one.add_argument("--json", action="store_true", help="as JSON")
     one = commands.add_parser("draw", help="an SVG picture of a step")
     one.add_argument("trace")
     one.add_argument("out")
-    one.add_argument("--step", type=int, help="which step, from 0 (default: the last)")
+    one.add_argument("--step", type=int, help="which step, from 0 (default: the middle one)")
     return parser
 
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "draw":
             draw(options.trace, options.out, options.step)
         else:
-            result = report(options.trace)
+            result = report(options.trace, options.step)
             print(json.dumps(result, indent=2) if options.json else format_report(result))
     except (TraceError, OSError) as error:
         print(f"penstock.trace: {error}", file=sys.stderr)
