@@ -55,8 +55,10 @@ class Phases:
 
     def end(self, kind: str, unit: Unit | None = None) -> None:
         """End a slice, if it was begun."""
+        if self._runtime is None:
+            return
         began = self._began.pop((kind, unit), None)
-        if began is not None and self._runtime is not None:
+        if began is not None:
             name = kind if unit is None or unit is self._root else f"{kind} {unit.name}"
             self._runtime.trace_slice(name, began, monotonic_ns())
 
