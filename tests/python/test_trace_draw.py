@@ -166,6 +166,15 @@ def test_of_many_ranks_the_fastest_the_median_and_the_slowest_are_drawn(tmp_path
     ]
 
 
+def test_a_bar_too_short_for_its_name_has_all_of_it_but_the_first_word(tmp_path):
+    name = "gradients blocks.3 to blocks.0 (4 groups)"
+    for end, shown in ((40, name), (20, "blocks.3 to blocks.0 (4 groups)"), (5, None)):
+        trace = RankTrace(0).task("reduce", name, 0, end).task("copy", "copy", 0, 100)
+        (bar, _) = drawn(tmp_path, trace).iter(f"{SVG}g")
+        text = bar.find(f"{SVG}text")
+        assert (text if text is None else text.text) == shown
+
+
 def test_bars_too_narrow_to_be_seen_are_drawn_once(tmp_path):
     trace = RankTrace(0)
     for i in range(20_000):

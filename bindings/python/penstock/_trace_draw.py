@@ -237,7 +237,7 @@ def _bars(row: _Row, y: float, begin: float, scale: float) -> Iterator[str]:
 def _bar(one: Slice, kind: str, x: float, y: float, width: float) -> str:
     details = "".join(f", {key} {value}" for key, value in one.args.items())
     color = COLORS[kind]
-    names = (one.name, one.name.rpartition(" ")[2])
+    names = (one.name, one.name.partition(" ")[2] or one.name)  # the color has told the first word
     name = next((name for name in names if _LETTER * len(name) + 6 < width), None)
     text = "" if name is None else _text(x + 3, y + 13, name, f'fill="{text_color(color)}"')
     title = f"{one.name}: {one.duration:.3f} \u00b5s{details}"
