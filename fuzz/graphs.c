@@ -282,7 +282,7 @@ static void wait_for(fuzz_world *world) {
 }
 
 static void trace(fuzz_world *world) {
-    switch (fuzz_below(world, 5)) {
+    switch (fuzz_below(world, 6)) {
     case 0:
         (void)pst_trace_start(world->runtime);
         break;
@@ -294,6 +294,9 @@ static void trace(fuzz_world *world) {
         break;
     case 3:
         pst_trace_end(world->runtime);
+        break;
+    case 4:
+        pst_trace_slice(world->runtime, "fuzzed", 500, fuzz_below(world, 1000));
         break;
     default:
         pst_trace_counter(world->runtime, "fuzzed", 1);

@@ -70,7 +70,9 @@ static void write_trace(fuzz_world *world) {
     pst_trace_stats stats = {.size = sizeof stats};
     pst_trace_get_stats(world->runtime, &stats);
     fuzz_check(stats.overwritten <= stats.records, "wrong statistics");
-    (void)pst_trace_write(world->runtime, fuzz_below(world, 2) ? "/dev/null" : "/dev/full");
+    const unsigned most_bytes = fuzz_below(world, 10000);
+    (void)pst_trace_write_newest(world->runtime, fuzz_below(world, 2) ? "/dev/null" : "/dev/full",
+                                 most_bytes);
 }
 
 /* ---- the device ------------------------------------------------------------------------- */

@@ -156,8 +156,12 @@ pst_status pst_trace_stop(pst_runtime *runtime) {
 }
 
 pst_status pst_trace_write(pst_runtime *runtime, const char *path) {
+    return pst_trace_write_newest(runtime, path, 0);
+}
+
+pst_status pst_trace_write_newest(pst_runtime *runtime, const char *path, uint64_t most_bytes) {
     if (runtime == NULL || path == NULL) return PST_EINVAL;
-    return pst__trace_write(runtime->trace, path);
+    return pst__trace_write(runtime->trace, path, most_bytes);
 }
 
 void pst_trace_get_stats(const pst_runtime *runtime, pst_trace_stats *stats) {
@@ -183,6 +187,13 @@ void pst_trace_end(pst_runtime *runtime) {
     if (runtime == NULL || !pst__trace_on(runtime->trace)) return;
     pst__track *track = pst__track_of_thread_if_any(runtime->trace);
     if (track != NULL) pst__trace_mark_end(track);
+}
+
+void pst_trace_slice(pst_runtime *runtime, const char *name, uint64_t begin, uint64_t end) {
+    pst__track *track = track_of(runtime);
+    if (track == NULL) return;
+    const char *kept = name == NULL ? NULL : pst__trace_intern(runtime->trace, name);
+    pst__trace_slice(track, kept, begin, end, 0, 0);
 }
 
 void pst_trace_counter(pst_runtime *runtime, const char *name, int64_t value) {

@@ -2,6 +2,7 @@
 #include "tracing/json.h"
 #include "tracing/state.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define OPEN_SLICES 64
@@ -15,7 +16,8 @@
 /* Records stand by begin; an outer slice before the inner, slices before the rest. */
 typedef struct snapshot {
     const pst__heap *heap;
-    pst__copy *first; /* tracks that have ended, in that order, then the others by age */
+    pst__copy *first;  /* tracks that have ended, in that order, then the others by age */
+    uint64_t left_out; /* records that the file has no room for */
 } snapshot;
 
 static void sift_down(pst__record *records, size_t root, size_t count,
@@ -110,6 +112,10 @@ static void put_in_order(pst__copy *copy, uint64_t begin) {
     lay_out(copy->records, copy->count);
 }
 
+static unsigned process_of(const pst__trace *trace) {
+    return (unsigned)trace->rank + 1;
+}
+
 /* Returns the end of the list, which has grown by this copy; NULL when there was no memory for it.
  */
 static pst__copy **append(pst__copy **end, pst__copy *copy) {
@@ -136,14 +142,25 @@ static void free_snapshot(snapshot *snapshot) {
     }
 }
 
+/* Viewers put a thread whose number is its process's above all others, and the others in the order
+ * of their numbers: so lanes come first, and none has the process's. */
+static void number_tracks(const snapshot *snapshot, unsigned process) {
+    unsigned next = process + 1;
+    for (int kind = PST__TRACK_LANE; kind <= PST__TRACK_WORKER; ++kind)
+        for (pst__copy *copy = snapshot->first; copy != NULL; copy = copy->next)
+            if (copy->kind == (pst__track_kind)kind) copy->index = next++;
+}
+
 /* PST_ENOMEM leaves nothing to destroy. */
-static pst_status take_snapshot(pst__trace *trace, snapshot *taken) {
+static pst_status take_snapshot(pst__trace *trace, uint64_t most_bytes, snapshot *taken) {
     *taken = (snapshot){.heap = &trace->heap};
     (void)pthread_mutex_lock(&trace->lock);
     const pst_status status = copy_tracks(trace, taken);
-    const uint64_t begin = trace->begin;
+    uint64_t begin = trace->begin;
     (void)pthread_mutex_unlock(&trace->lock);
     if (status != PST_OK) free_snapshot(taken);
+    if (most_bytes != 0) taken->left_out = pst__newest(taken->first, most_bytes, &begin);
+    number_tracks(taken, process_of(trace));
     for (pst__copy *copy = taken->first; copy != NULL; copy = copy->next)
         put_in_order(copy, begin);
     return status;
@@ -234,7 +251,8 @@ typedef struct chrome {
     pst__trace *trace;
     pst__json json;
     uint64_t next_id;
-    const char *separator; /* before the next event */
+    uint64_t records, lost; /* all of the recording; those that are not in the file */
+    const char *separator;  /* before the next event */
 } chrome;
 
 static const char *const slice_category[] = {"task", "host"}; /* by pst__track_kind */
@@ -271,7 +289,7 @@ static void begin_event(chrome *chrome, const char *phase, const char *name, uns
     chrome->separator = ",\n";
     text(chrome, "{", "ph", phase);
     text(chrome, ",", "name", name);
-    number(chrome, ",", "pid", (uint64_t)chrome->trace->rank + 1);
+    number(chrome, ",", "pid", process_of(chrome->trace));
     number(chrome, ",", "tid", track);
 }
 
@@ -279,9 +297,10 @@ static void event_time(chrome *chrome, uint64_t time) {
     moment(chrome, "ts", time - chrome->trace->begin);
 }
 
-static void metadata_name(chrome *chrome, const char *kind, unsigned track, const char *name) {
+static void metadata(chrome *chrome, const char *kind, unsigned track, const char *name,
+                     const char *value) {
     begin_event(chrome, "M", kind, track);
-    text(chrome, ",\"args\":{", "name", name);
+    text(chrome, ",\"args\":{", name, value);
     raw(chrome, "}}");
 }
 
@@ -292,19 +311,20 @@ static void metadata_order(chrome *chrome, const char *kind, unsigned track, uin
 }
 
 static void put_process(chrome *chrome) {
-    uint64_t rank = (uint64_t)chrome->trace->rank;
-    begin_event(chrome, "M", "process_name", 1);
-    raw(chrome, ",\"args\":{\"name\":\"rank ");
-    pst__json_unsigned(&chrome->json, rank);
-    raw(chrome, "\"}}");
-    metadata_order(chrome, "process_sort_index", 1, rank);
+    const unsigned first = process_of(chrome->trace) + 1;
+    char text[64];
+    (void)snprintf(text, sizeof text, "rank %d", chrome->trace->rank);
+    metadata(chrome, "process_name", first, "name", text);
+    metadata_order(chrome, "process_sort_index", first, (uint64_t)chrome->trace->rank);
+    if (chrome->lost == 0) return;
+    (void)snprintf(text, sizeof text, "oldest dropped, %llu records",
+                   (unsigned long long)chrome->lost);
+    metadata(chrome, "process_labels", first, "labels", text);
 }
 
-/* Lanes stand above threads. */
 static void put_track(chrome *chrome, const pst__copy *track) {
-    metadata_name(chrome, "thread_name", track->index, track->name);
-    uint64_t order = (uint64_t)track->kind * 1000000 + track->index;
-    metadata_order(chrome, "thread_sort_index", track->index, order);
+    metadata(chrome, "thread_name", track->index, "name", track->name);
+    metadata_order(chrome, "thread_sort_index", track->index, track->index);
 }
 
 /* PyTorch's profiler's names for what a collective is. */
@@ -388,15 +408,14 @@ static void put_flow(chrome *chrome, const flow *flow) {
 
 static void put_header(chrome *chrome) {
     pst__trace *trace = chrome->trace;
-    uint64_t records, overwritten;
-    pst__trace_get_stats(trace, &records, &overwritten);
     number(chrome, "{", "schemaVersion", 1);
-    number(chrome, ",\n\"distributedInfo\":{\"backend\":\"penstock\",", "rank",
-           (uint64_t)trace->rank);
+    /* With a space, by which other tools find the rank. */
+    raw(chrome, ",\n\"distributedInfo\":{\"backend\":\"penstock\",\"rank\": ");
+    pst__json_unsigned(&chrome->json, (uint64_t)trace->rank);
     number(chrome, ",", "world_size", (uint64_t)trace->world_size);
     number(chrome, "},\n", "baseTimeNanoseconds", trace->begin_real);
-    number(chrome, ",\n\"penstock\":{", "records", records);
-    number(chrome, ",", "overwritten", overwritten);
+    number(chrome, ",\n\"penstock\":{", "records", chrome->records);
+    number(chrome, ",", "overwritten", chrome->lost);
     raw(chrome, "},\n\"displayTimeUnit\":\"ns\",\n\"traceEvents\":[\n");
 }
 
@@ -418,6 +437,8 @@ static pst_status write_file(pst__trace *trace, const snapshot *snapshot, const 
                              const char *path) {
     chrome chrome = {.trace = trace, .separator = ""};
     chrome.next_id = ((uint64_t)trace->rank << 32) + 1;
+    pst__trace_get_stats(trace, &chrome.records, &chrome.lost);
+    chrome.lost += snapshot->left_out;
     pst_status status = pst__json_open(&chrome.json, &trace->heap, path);
     if (status == PST_OK) {
         put_all(&chrome, snapshot, flows);
@@ -430,10 +451,10 @@ static pst_status write_file(pst__trace *trace, const snapshot *snapshot, const 
                      trace->rank, path, strerror_r(chrome.json.error, reason, sizeof reason));
 }
 
-pst_status pst__trace_write(pst__trace *trace, const char *path) {
+pst_status pst__trace_write(pst__trace *trace, const char *path, uint64_t most_bytes) {
     snapshot snapshot;
     flows flows;
-    pst_status status = take_snapshot(trace, &snapshot);
+    pst_status status = take_snapshot(trace, most_bytes, &snapshot);
     if (status != PST_OK) goto no_memory;
     status = pair_flows(&snapshot, &flows);
     if (status == PST_OK) {

@@ -33,7 +33,7 @@ typedef struct pst__copy {
     struct pst__copy *next; /* of the list that it is in */
     size_t bytes;           /* of the block */
     const char *name;       /* the track's, behind the records */
-    unsigned index;
+    unsigned index;         /* of the track; in an export its tid */
     pst__track_kind kind;
     size_t count;
     pst__record records[];
@@ -62,7 +62,7 @@ struct pst__track {
     pst__track *next; /* of the trace: the one made after this; under the trace's lock */
     pst__trace *trace;
     char *name;
-    unsigned index; /* from 1, in order of creation: the tid */
+    unsigned index; /* from 1, in order of creation */
     pst__track_kind kind;
     pst__ring ring; /* empty until the trace is first started */
     pst__mark marks[PST__TRACE_MARKS_MAX];
@@ -90,6 +90,12 @@ struct pst__trace {
     pst__heap heap;
     pst__error *error;
 };
+
+/* ---- newest.c --------------------------------------------------------------------------- */
+
+/* Moves `begin` to where what the copies hold of later is a file of about `most_bytes` at most, and
+ * returns how many of their records end before it. */
+uint64_t pst__newest(const pst__copy *first, uint64_t most_bytes, uint64_t *begin);
 
 /* ---- under the trace's lock ------------------------------------------------------------- */
 

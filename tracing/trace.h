@@ -23,10 +23,11 @@ pst_status pst__trace_create(const pst__heap *heap, pst__error *error, int rank,
 void pst__trace_destroy(pst__trace *trace);
 
 /* See pst_trace_start, pst_trace_stop, pst_trace_write. Writing copies the rings first and is safe
- * while threads still record: records that change under the copy are left out. */
+ * while threads still record: records that change under the copy are left out. `most_bytes`: see
+ * pst_trace_write_newest; 0: no limit. */
 pst_status pst__trace_start(pst__trace *trace);
 pst_status pst__trace_stop(pst__trace *trace);
-pst_status pst__trace_write(pst__trace *trace, const char *path);
+pst_status pst__trace_write(pst__trace *trace, const char *path, uint64_t most_bytes);
 /* `records` counts all since the start, `overwritten` those of them that are lost. Any thread. */
 void pst__trace_get_stats(pst__trace *trace, uint64_t *records, uint64_t *overwritten);
 

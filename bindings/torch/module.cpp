@@ -68,7 +68,8 @@ void bind_runtime(py::module_ &module) {
         .def("destroy", &Runtime::destroy, py::call_guard<py::gil_scoped_release>())
         .def("trace_start", &Runtime::trace_start)
         .def("trace_stop", &Runtime::trace_stop)
-        .def("trace_write", &Runtime::trace_write, py::call_guard<py::gil_scoped_release>());
+        .def("trace_write", &Runtime::trace_write, py::call_guard<py::gil_scoped_release>())
+        .def("trace_slice", &Runtime::trace_slice);
 }
 
 void bind_layouts(py::module_ &module) {

@@ -133,10 +133,14 @@ void Runtime::trace_stop() {
     check(pst_trace_stop(open()));
 }
 
-void Runtime::trace_write(const std::string &path) {
+void Runtime::trace_write(const std::string &path, uint64_t most_bytes) {
     if (path.find('\0') != std::string::npos)
         throw StatusError{PST_EINVAL, "trace: the path has a NUL in it: give another one"};
-    check(pst_trace_write(open(), path.c_str()));
+    check(pst_trace_write_newest(open(), path.c_str(), most_bytes));
+}
+
+void Runtime::trace_slice(const std::string &name, uint64_t begin_ns, uint64_t end_ns) {
+    pst_trace_slice(open(), name.c_str(), begin_ns, end_ns);
 }
 
 // ---- failing ----------------------------------------------------------------------------------

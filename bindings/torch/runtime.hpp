@@ -64,7 +64,8 @@ class Runtime {
     void check(pst_status status);
     void trace_start();
     void trace_stop();
-    void trace_write(const std::string &path);
+    void trace_write(const std::string &path, uint64_t most_bytes);
+    void trace_slice(const std::string &name, uint64_t begin_ns, uint64_t end_ns);
 
   private:
     void open_gpu(uintptr_t stream);

@@ -30,6 +30,11 @@ PST_API pst_status pst_trace_stop(pst_runtime *runtime);
  * writes what is whole. PST_EIO names the file and the reason, PST_ENOMEM. */
 PST_API pst_status pst_trace_write(pst_runtime *runtime, const char *path);
 
+/* The same, of the newest records: as many, from one moment on for all tracks, as make a file of
+ * about `most_bytes` at most; 0: all. What is left out counts as overwritten in the file. */
+PST_API pst_status pst_trace_write_newest(pst_runtime *runtime, const char *path,
+                                          uint64_t most_bytes);
+
 /* Since the last start, also while recording. Any thread. */
 typedef struct pst_trace_stats {
     size_t size;          /* sizeof(pst_trace_stats); where it is not set, nothing is written */
@@ -48,6 +53,11 @@ PST_API void pst_trace_get_stats(const pst_runtime *runtime, pst_trace_stats *st
 PST_API void pst_trace_begin(pst_runtime *runtime, const char *name);
 PST_API void pst_trace_end(pst_runtime *runtime);
 PST_API void pst_trace_counter(pst_runtime *runtime, const char *name, int64_t value);
+
+/* A slice whose times are known when it has ended, in nanoseconds of CLOCK_MONOTONIC, so that what
+ * fails half-way leaves none open; on the calling thread's track, whichever thread began it. `name`
+ * is copied: a lookup under a lock. Else as the marks. */
+PST_API void pst_trace_slice(pst_runtime *runtime, const char *name, uint64_t begin, uint64_t end);
 
 #ifdef __cplusplus
 }

@@ -51,8 +51,10 @@ typedef struct pst__queue {
 typedef struct pst__open_bucket {
     pst__operation *operation;
     size_t whole_bytes;
-    uint64_t number; /* of all buckets so far; 0: none is open */
-    int has_slots;   /* memory of the carrier's buckets that is filled */
+    uint64_t number;          /* of all buckets so far; 0: none is open */
+    int has_slots;            /* memory of the carrier's buckets that is filled */
+    const char *first, *last; /* of what it carries, by the executor's names */
+    unsigned names;           /* how many there are */
 } pst__open_bucket;
 
 /* Where gradients are copied into buckets. On an asynchronous device that is a stream of its own:

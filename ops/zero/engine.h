@@ -191,7 +191,6 @@ struct pst_zero {
     int is_broken;            /* this backward was broken off */
     pst_adamw_piece *updates; /* by parameter, of this backward; no coefficients: none */
     pst__updates own_updates; /* of one rank alone, for a launch */
-    char bucket_names[PST_DTYPE_COUNT][32];
     pst_cast *casts;
     size_t cast_capacity;
     pst__extra *extra;

@@ -3,6 +3,7 @@
 
 #include "sched/runtime.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- into buckets ---------------------------------------------------------------------------- */
@@ -16,12 +17,32 @@ static void note_written(pst_zero *engine, pst_dtype dtype) {
     }
 }
 
+static void note_carried(pst__open_bucket *open, const char *name) {
+    if (open->last == name) return; /* another part of it */
+    if (open->names++ == 0) open->first = name;
+    open->last = name;
+}
+
+/* After the groups in it, the same on all ranks. Interned: a trace may be written when the engine
+ * is gone, and a program knows its steps by the addresses of their names. */
+static const char *name_of_bucket(const pst_zero *engine, const pst__open_bucket *open) {
+    char name[256];
+    if (open->names == 1)
+        (void)snprintf(name, sizeof name, "gradients %s", open->first);
+    else
+        (void)snprintf(name, sizeof name, "gradients %s to %s (%u groups)", open->first, open->last,
+                       open->names);
+    const char *kept = pst__trace_intern(pst__runtime_trace(engine->carrier.runtime), name);
+    return kept == NULL ? "gradients" : kept;
+}
+
 static pst_status send_bucket(void *context, pst_dtype dtype) {
     pst_zero *engine = context;
-    const size_t bytes = engine->carrier.open[dtype].whole_bytes;
-    if (engine->carrier.open[dtype].operation == NULL) return PST_OK;
+    const pst__open_bucket *open = &engine->carrier.open[dtype];
+    const size_t bytes = open->whole_bytes;
+    if (open->operation == NULL) return PST_OK;
     const pst_status status =
-        pst__bucket_send(&engine->carrier, dtype, engine->bucket_names[dtype]);
+        pst__bucket_send(&engine->carrier, dtype, name_of_bucket(engine, open));
     if (status != PST_OK) return status;
     note_written(engine, dtype);
     engine->stats.reduces++;
@@ -46,6 +67,7 @@ static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
                             const pst_slot *slot, int accumulate) {
     pst__open_bucket *open = &engine->carrier.open[group->reduce_dtype];
     if (part.first == 0) open->whole_bytes += group->layout.gradient_bytes_whole;
+    note_carried(open, group->name);
     if (group->is_updated) return pst__update_add(engine, group, part, slot->offset);
     if (group->target == NULL) return PST_OK;
     group->is_filled = 1;

@@ -7,12 +7,6 @@
 
 /* ---- sealing --------------------------------------------------------------------------------- */
 
-static void name_buckets(pst_zero *engine) {
-    for (int i = 0; i < PST_DTYPE_COUNT; i++)
-        (void)snprintf(engine->bucket_names[i], sizeof engine->bucket_names[i], "gradients %s",
-                       pst_dtype_name((pst_dtype)i));
-}
-
 /* ---- how large parts are --------------------------------------------------------------------- */
 
 /* A step of the 8B shape holds less than FSDP2's with it. It holds more with whole layers (92 MiB),
@@ -194,7 +188,6 @@ static pst_status alloc_resident(pst_zero *engine) {
 }
 
 static pst_status alloc_all(pst_zero *engine) {
-    name_buckets(engine);
     pst_status status = alloc_tables(engine);
     if (status == PST_OK) status = pst__presence_alloc(engine);
     for (int grad = 0; status == PST_OK && grad < 2; grad++)

@@ -338,7 +338,7 @@ static void a_trace_counts_the_leased_bytes_under_the_arenas_name(void **state) 
     char path[] = "/tmp/pst_arena_trace_XXXXXX", text[16384] = {0};
     int descriptor = mkstemp(path);
     assert_true(descriptor >= 0);
-    assert_int_equal(pst__trace_write(trace, path), PST_OK);
+    assert_int_equal(pst__trace_write(trace, path, 0), PST_OK);
     assert_true(read(descriptor, text, sizeof text - 1) > 0);
     assert_non_null(strstr(text, "gather bytes"));
     assert_non_null(strstr(text, "1536"));

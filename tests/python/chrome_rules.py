@@ -57,8 +57,11 @@ def _check_head(content: dict[str, Any]) -> list[str]:
     info = content.get("distributedInfo", {})
     if not isinstance(info.get("backend"), str):
         found.append("distributedInfo.backend is missing")
-    if not _is_index(info.get("rank"), 0) or not _is_index(info.get("world_size"), 1):
-        found.append("distributedInfo lacks rank or world_size")
+    if not _is_index(info.get("world_size"), 1):
+        found.append("distributedInfo lacks world_size")
+    ranks = {event.get("pid") for event in content["traceEvents"] if isinstance(event, dict)}
+    if ("rank" in info) != (len(ranks) == 1) or not _is_index(info.get("rank", 0), 0):
+        found.append("distributedInfo has no rank, or one of several")
     if not isinstance(content.get("baseTimeNanoseconds"), int):
         found.append("baseTimeNanoseconds is no integer")
     return found
@@ -75,6 +78,8 @@ def _check_event(event: Event) -> list[str]:
         found.append("pid is no index from 1")
     if not _is_index(event.get("tid"), 1):
         found.append("tid is no index from 1")
+    elif event["tid"] == event.get("pid"):
+        found.append("tid is pid: a viewer makes it the main thread, above all others")
     if phase != "M":
         found += _check_time(event, "ts")
     if phase == "X":

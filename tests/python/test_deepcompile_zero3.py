@@ -454,7 +454,7 @@ def gathers_on_record(path):
             job.gather(i)
             job.release(i)
     job.close()
-    return own
+    return own.path
 
 
 def test_a_trace_has_the_gathers_of_all_ranks(worlds, tmp_path):

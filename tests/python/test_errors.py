@@ -160,7 +160,7 @@ def test_another_stream_is_refused_wherever_the_engine_and_the_caller_meet(monke
 def test_a_trace_goes_nowhere_else_than_it_was_told(tmp_path):
     model = penstock.shard(make(Net))
     path = f"{tmp_path}/a\0b.json"
-    refuses("EINVAL", "NUL", penstock._engine.engine_of(model).runtime.trace_write, path)
+    refuses("EINVAL", "NUL", penstock._engine.engine_of(model).runtime.trace_write, path, 0)
     assert not list(tmp_path.iterdir())
     penstock.close(model)
 

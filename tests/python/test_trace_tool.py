@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import gzip
 import json
 import os
 import subprocess
@@ -11,108 +11,17 @@ from pathlib import Path
 from random import Random
 from xml.etree import ElementTree
 
+import penstock.trace as tool
 import pytest
 from chrome_rules import check_file, violations
+from made_traces import BASE_NS, SVG, RankTrace, a_step, end_of, merged, slices_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "bindings" / "python" / "penstock" / "trace.py"
 BUILD = Path(os.environ.get("PENSTOCK_BUILD", ROOT / "build"))
-BASE_NS = 1_700_000_000_123_456_789
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def load_tool():
-    """The module by its path: it needs no package around it."""
-    spec = importlib.util.spec_from_file_location("penstock_trace_tool", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = load_tool()
-
-
-class RankTrace:
-    """A trace of one rank, written by hand; times are microseconds."""
-
-    def __init__(self, rank, base_ns=BASE_NS, world_size=2, overwritten=0):
-        self.pid, self.tracks = rank + 1, {}
-        self.content = {
-            "distributedInfo": {"backend": "penstock", "rank": rank, "world_size": world_size},
-            "baseTimeNanoseconds": base_ns,
-            "penstock": {"records": 10 + overwritten, "overwritten": overwritten},
-            "traceEvents": [],
-        }
-        self.event(ph="M", name="process_name", tid=1, args={"name": f"rank {rank}"})
-
-    def event(self, **fields):
-        self.content["traceEvents"].append({"pid": self.pid, **fields})
-        return self
-
-    def tid(self, track):
-        if track not in self.tracks:
-            tid = self.tracks[track] = len(self.tracks) + 1
-            self.event(ph="M", name="thread_name", tid=tid, args={"name": track})
-            self.event(ph="M", name="thread_sort_index", tid=tid, args={"sort_index": tid})
-        return self.tracks[track]
-
-    def slice(self, track, name, begin, end, cat, **args):
-        return self.event(
-            ph="X", name=name, tid=self.tid(track), cat=cat, ts=begin, dur=end - begin, args=args
-        )
-
-    def task(self, track, name, begin, end, **args):
-        return self.slice(track, name, begin, end, "task", **args)
-
-    def host(self, name, begin, end, track="main"):
-        return self.slice(track, name, begin, end, "host")
-
-    def overlap(self, track, name, begin, end, number):
-        common = {"name": name, "tid": self.tid(track), "cat": "task", "id": number}
-        return self.event(ph="b", ts=begin, **common).event(ph="e", ts=end, **common)
-
-    def flow(self, number, from_track, at, to_track, to):
-        common = {"name": "edge", "cat": "edge", "id": number}
-        self.event(ph="s", tid=self.tid(from_track), ts=at, **common)
-        return self.event(ph="f", tid=self.tid(to_track), ts=to, bp="e", **common)
-
-    def count(self, name, at, value):
-        return self.event(ph="C", name=name, tid=self.tid("main"), ts=at, args={"value": value})
-
-    def save(self, folder):
-        path = folder / f"rank{self.pid - 1}.json"
-        path.write_text(json.dumps(self.content), encoding="utf-8")
-        return path
-
-
-def a_step(rank, base_ns=BASE_NS, late=0.0):
-    """A step of which everything happens `late` microseconds later."""
-    trace = RankTrace(rank, base_ns)
-    trace.host("step", late, late + 100)
-    trace.host("launch", late + 1, late + 3)
-    trace.host("wait blocks.0", late + 10, late + 40)
-    trace.task("gather", "all_gather 0", late + 5, late + 38, ticket=1, bytes=1000)
-    trace.task("reduce", "reduce_scatter 0", late + 50, late + 90, ticket=2, bytes=500)
-    trace.flow(rank * 2**32 + 1, "main", late + 2, "gather", late + 5)
-    return trace.count("arena bytes", late + 5, 4096)
-
-
-def slices_of(content, name):
-    return {e["pid"] - 1: e for e in content["traceEvents"] if e["ph"] == "X" and e["name"] == name}
-
-
-def end_of(event):
-    return event["ts"] + event["dur"]
 
 
 # ---- merge ------------------------------------------------------------------------------------
-
-
-def merged(tmp_path, *traces):
-    out = tmp_path / "merged.json"
-    tool.merge([trace.save(tmp_path) for trace in traces], out)
-    return check_file(out)
 
 
 def test_merged_ranks_keep_all_their_events(tmp_path):
@@ -257,12 +166,56 @@ def test_a_profilers_file_is_merged_beside_its_rank_and_moved_with_it(tmp_path):
     assert tool.report(out)["ranks"] == dict(enumerate(before))
 
 
+def test_clocks_that_differed_are_told(tmp_path):
+    paths = [a_step(0).save(tmp_path), a_step(1, late=700).save(tmp_path)]
+    assert tool.merge(paths, tmp_path / "merged.json") == {1: -700}
+    assert "rank 1: its clock was 0.700 ms ahead" in run("merge", tmp_path / "out", *paths).stdout
+
+
+def test_a_merged_file_is_of_no_single_rank(tmp_path):
+    info = merged(tmp_path, a_step(0), a_step(1))["distributedInfo"]
+    assert info == {"backend": "penstock", "world_size": 2}
+
+
+def test_a_folder_is_merged_with_what_is_compressed_in_it(tmp_path):
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank in range(2):
+        profile(folder, rank, BASE_NS, 10)
+        path = a_step(rank).save(folder)
+        path.with_suffix(".json.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    (folder / "notes.txt").write_text("no trace")
+    out = folder / "merged.json.gz"
+    for _ in range(2):  # the second time it finds its own result there
+        tool.merge([folder], out)
+        content = json.loads(gzip.decompress(out.read_bytes()))
+        assert slices_of(content, "step").keys() == {0, 1}
+        assert sum(event["name"] == "aten::mm" for event in content["traceEvents"]) == 2
+    assert tool.report(out)["ranks"].keys() == {0, 1}
+    tool.draw(out, tmp_path / "step.svg")
+
+
+def test_threads_of_profilers_are_no_main_threads(tmp_path):
+    out = tmp_path / "merged.json"
+    tool.merge([a_step(0).save(tmp_path), profile(tmp_path, 0, BASE_NS, 10)], out)
+    events = json.loads(out.read_text())["traceEvents"]
+    assert not [event for event in events if event["pid"] == event.get("tid")]
+
+
 def test_a_profilers_file_alone_is_refused(tmp_path):
     path = profile(tmp_path, 0, BASE_NS, 10)
     with pytest.raises(tool.TraceError, match=r"profile0\.json: a profiler wrote it.*merge it"):
         tool.report(path)
     with pytest.raises(tool.TraceError, match="at least one trace of Penstock's"):
         tool.merge([path], tmp_path / "out.json")
+
+
+def test_a_compressed_file_that_was_cut_is_named(tmp_path):
+    path = tmp_path / "cut.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents":[]}')[:-9])
+    with pytest.raises(tool.TraceError, match=r"cut\.json\.gz: not a trace"):
+        tool.load(path)
 
 
 @pytest.mark.parametrize(
@@ -323,6 +276,74 @@ def test_exposed_time_of_steps_is_their_median(tmp_path):
     assert (rank["steps"], rank["exposed_step_us"]) == (3, 20)
 
 
+def test_a_report_of_one_step_leaves_the_others_out(tmp_path):
+    trace = RankTrace(0)
+    for step, wait in enumerate((90, 10, 20)):
+        trace.host("step", step * 100, step * 100 + 95)
+        trace.host("wait gradients", step * 100, step * 100 + wait)
+        trace.task("gather", "g", step * 100 + 50, step * 100 + 110, ticket=1, bytes=7)
+    rank = tool.report(trace.save(tmp_path), step=1)["ranks"][0]
+    assert (rank["steps"], rank["span_us"], rank["step_us"]) == (1, 95, 95)
+    assert (rank["exposed_us"], rank["exposed_reduce_us"], rank["exposed_gather_us"]) == (10, 10, 0)
+    assert rank["lanes"]["gather"]["busy_us"] == 10 + 45  # the rest of the step before, and its own
+    told = run("report", tmp_path / "rank0.json", "--step", "1").stdout
+    assert "1 steps, each 0.095 ms (median), exposed 0.010 ms" in told
+    with pytest.raises(tool.TraceError, match="no step 3; it has 3"):
+        tool.report(tmp_path / "rank0.json", step=3)
+
+
+def with_a_straggler(rank, lane, wait):
+    """Ten replays of a collective, to which rank 2 comes 60 us late, and rank 0 10."""
+    trace = RankTrace(rank, world_size=3)
+    for step in range(10):
+        begin = step * 200 + {0: 10, 1: 0, 2: 60}[rank]
+        trace.task(lane, "blocks.0", begin, step * 200 + 100, ticket=3)
+        trace.host(wait, begin, step * 200 + 100)
+    return trace
+
+
+def test_waiting_for_the_last_rank_is_told_from_moving(tmp_path):
+    merged(tmp_path, *(with_a_straggler(rank, "gather", "wait blocks.0") for rank in range(3)))
+    result = tool.report(tmp_path / "merged.json")
+    lane = result["arrivals"]["lanes"]["gather"]
+    assert lane["count"] == 10
+    assert lane["waiting_us"] == pytest.approx(10 * (50 + 60) / 3)
+    assert lane["moving_us"] == pytest.approx(10 * 40)
+    assert {r: last["count"] for r, last in result["arrivals"]["last"].items()} == {
+        0: 0,
+        1: 0,
+        2: 10,
+    }
+    assert result["arrivals"]["last"][2]["behind_us"] == pytest.approx(50)
+    text = tool.format_report(result)
+    assert "waiting for the last rank 0.367 ms, moving 0.400 ms" in text
+    assert "rank 2 came last to 10 of 10, 0.050 ms (median) behind the one before it" in text
+
+
+def test_one_rank_has_nobody_to_wait_for(tmp_path):
+    arrivals = reported(tmp_path, with_a_straggler(0, "gather", "wait"))["arrivals"]
+    assert arrivals == {"lanes": {}, "last": {}}
+
+
+def test_hints_name_what_to_change(tmp_path):
+    (hint,) = reported(tmp_path, with_a_straggler(0, "gather", "wait blocks.0"))["hints"]
+    assert "prefetch_ahead=" in hint and "in 47.6% of the time" in hint
+    (hint,) = reported(tmp_path, with_a_straggler(0, "reduce", "wait gradients"))["hints"]
+    assert "bucket_bytes=" in hint
+    assert reported(tmp_path, with_a_straggler(0, "gather", "no wait"))["hints"] == []
+
+
+def test_a_hint_blames_the_rank_that_others_wait_for(tmp_path):
+    traces = [with_a_straggler(rank, "reduce", "wait gradients") for rank in range(3)]
+    for trace in traces:  # hardly any time is left for moving
+        for event in trace.content["traceEvents"]:
+            if event["ph"] == "X":
+                event["dur"] -= 35
+    merged(tmp_path, *traces)
+    (hint,) = tool.report(tmp_path / "merged.json")["hints"]
+    assert "mostly waits for rank 2" in hint and "bucket_bytes" not in hint
+
+
 def test_lanes_report_busy_time_tasks_and_bytes(tmp_path):
     trace = RankTrace(0).host("step", 0, 100)
     trace.task("copy", "a", 0, 20, bytes=10).task("copy", "b", 50, 60, bytes=5)
@@ -355,76 +376,7 @@ def test_a_trace_without_slices_is_reported(tmp_path):
 
 def test_the_table_tells_what_was_overwritten(tmp_path):
     text = tool.format_report(reported(tmp_path, RankTrace(0, overwritten=12)))
-    assert "12 records were overwritten" in text
-
-
-# ---- draw -------------------------------------------------------------------------------------
-
-
-def drawn(tmp_path, trace, step=None):
-    out = tmp_path / "step.svg"
-    tool.draw(trace.save(tmp_path), out, step)
-    return ElementTree.parse(out).getroot()
-
-
-def titles(root):
-    return [title.text for title in root.iter(f"{SVG}title")]
-
-
-def test_a_picture_has_a_bar_a_slice_and_a_row_a_track(tmp_path):
-    root = drawn(tmp_path, a_step(0))
-    assert len(titles(root)) == 5
-    labels = [text.text for text in root.iter(f"{SVG}text")]
-    assert {"rank 0 main", "rank 0 gather", "rank 0 reduce"} <= set(labels)
-
-
-def test_a_picture_shows_the_asked_step_and_else_the_last(tmp_path):
-    trace = RankTrace(0)
-    for step in range(3):
-        trace.host("step", step * 100, step * 100 + 90)
-        trace.task("gather", f"task of {step}", step * 100 + 5, step * 100 + 10)
-    assert any("task of 2" in title for title in titles(drawn(tmp_path, trace)))
-    shown = titles(drawn(tmp_path, trace, step=1))
-    assert any("task of 1" in title for title in shown)
-    assert not any("task of 2" in title for title in shown)
-
-
-def test_bars_stay_inside_the_picture(tmp_path):
-    trace = RankTrace(0).host("step", 100, 200).task("copy", "long", 0, 1000)
-    root = drawn(tmp_path, trace)
-    width = float(root.get("width"))
-    for rect in root.iter(f"{SVG}rect"):
-        x = float(rect.get("x", 0))
-        assert x >= 0 and x + float(rect.get("width")) <= width + 0.01
-
-
-def test_slices_that_share_time_do_not_cover_each_other(tmp_path):
-    trace = RankTrace(0).host("outer", 0, 100).host("inner", 10, 20)
-    trace.task("copy", "a", 0, 50).overlap("copy", "b", 40, 60, 1)
-    rects = [
-        tuple(float(rect.get(key)) for key in ("x", "y", "width", "height"))
-        for group in drawn(tmp_path, trace).iter(f"{SVG}g")
-        for rect in group.iter(f"{SVG}rect")
-    ]
-    assert len(rects) == 4
-    for i, (x, y, width, height) in enumerate(rects):
-        for u, v, other_width, other_height in rects[:i]:
-            apart = x >= u + other_width or u >= x + width
-            assert apart or y >= v + other_height or v >= y + height
-
-
-def test_names_may_hold_markup_and_control_characters(tmp_path):
-    root = drawn(tmp_path, RankTrace(0).task("<lane>", 'a<b>&"c"\x01\n', 0, 10))
-    assert any('a<b>&"c"\ufffd\ufffd' in title for title in titles(root))
-
-
-def test_a_step_that_is_not_there_is_an_error_with_their_number(tmp_path):
-    with pytest.raises(tool.TraceError, match="no step 7; it has 1"):
-        drawn(tmp_path, a_step(0), step=7)
-
-
-def test_a_trace_without_slices_is_drawn(tmp_path):
-    assert titles(drawn(tmp_path, RankTrace(0))) == []
+    assert "oldest dropped, 12 records" in text
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -445,9 +397,13 @@ def run(*arguments):
 def test_the_commands_work_with_the_standard_library_alone(tmp_path):
     paths = [a_step(rank).save(tmp_path) for rank in range(2)]
     out, picture = tmp_path / "out.json", tmp_path / "out.svg"
-    for arguments in (["merge", out, *paths], ["draw", out, picture, "--step", "0"]):
+    told = "rank 1: its clock was 0.000 ms ahead, and was set\n"
+    for arguments, output in (
+        (["merge", out, *paths], told),
+        (["draw", out, picture, "--step", "0"], ""),
+    ):
         done = run(*arguments)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, output, "")
     check_file(out)
     assert ElementTree.parse(picture).getroot().tag == f"{SVG}svg"
     done = run("report", out)
@@ -578,6 +534,7 @@ def rename_track(content, events):
         put("X", ts=BASE_NS / 1000),
         put("X", ts=float("nan")),
         put("X", tid=0),
+        put("X", tid=1),
         put("X", pid=0),
         put("X", dur=35, ts=20),
         put("X", name=None),
@@ -595,6 +552,8 @@ def rename_track(content, events):
         put("e", ts=4),
         rename_track,
         lambda content, events: content.pop("distributedInfo"),
+        lambda content, events: content["distributedInfo"].pop("rank"),
+        lambda content, events: content["distributedInfo"].pop("world_size"),
         lambda content, events: content.update(baseTimeNanoseconds=1.5),
         lambda content, events: content.pop("traceEvents"),
     ],

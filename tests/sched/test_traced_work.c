@@ -1,4 +1,5 @@
 /* What the scheduler tells the trace: lane and worker slices, arrows between lanes, marks. */
+#include "base/clock.h"
 #include "tests/base/counting_heap.h"
 #include "tests/sched/harness.h"
 
@@ -68,11 +69,16 @@ static void lanes_workers_and_arrows_are_recorded(void **state) {
         run(runtime, (pst_graph_kind)kind, lanes);
         pst_trace_counter(runtime, "arena bytes", 42);
         pst_trace_end(runtime);
+        char name[] = "phase";
+        const uint64_t begin = pst__now();
+        pst_trace_slice(runtime, name, begin, pst__now());
+        memset(name, 'x', sizeof name - 1); /* the trace has a copy */
         char *text = trace_of(runtime);
         /* A slice on the lane and one on the thread that launched it. */
         assert_int_equal(count_of(text, "\"all gather\""), 2);
         assert_int_equal(count_of(text, "\"reduce scatter\""), 2);
         assert_int_equal(count_of(text, "\"step 1\""), 1);
+        assert_int_equal(count_of(text, "\"phase\""), 1);
         assert_int_equal(count_of(text, "\"arena bytes\""), 1);
         assert_int_equal(count_of(text, "\"ph\":\"s\""), 2);
         assert_int_equal(count_of(text, "\"ph\":\"f\""), 2);

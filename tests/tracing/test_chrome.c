@@ -58,17 +58,29 @@ static void slice(pst__track *track, const char *name, uint64_t begin, uint64_t 
 
 static void a_rank_is_a_process_and_tracks_are_named(void **state) {
     const char *text = written(*state);
-    assert_has(text, "\"name\":\"process_name\",\"pid\":3,\"tid\":1,\"args\":{\"name\":\"rank 2\"}",
+    assert_has(text, "\"name\":\"process_name\",\"pid\":3,\"tid\":4,\"args\":{\"name\":\"rank 2\"}",
                1);
-    assert_has(text, "\"name\":\"thread_name\",\"pid\":3,\"tid\":1,\"args\":{\"name\":\"gather\"}",
+    assert_has(text, "\"name\":\"thread_name\",\"pid\":3,\"tid\":4,\"args\":{\"name\":\"gather\"}",
                1);
-    assert_has(text, "\"tid\":2,\"args\":{\"name\":\"worker gather\"}", 1);
+    assert_has(text, "\"tid\":5,\"args\":{\"name\":\"worker gather\"}", 1);
     assert_has(text, "\"name\":\"thread_sort_index\"", 2);
+}
+
+static void lanes_come_first_and_no_track_has_the_number_of_its_process(void **state) {
+    scene *scene = *state;
+    pst__track *lane;
+    assert_int_equal(pst__track_create(scene->traced.trace, PST__TRACK_LANE, "reduce", &lane),
+                     PST_OK);
+    const char *text = written(scene);
+    assert_has(text, "\"tid\":4,\"args\":{\"name\":\"gather\"}", 1);
+    assert_has(text, "\"tid\":5,\"args\":{\"name\":\"reduce\"}", 1);
+    assert_has(text, "\"tid\":6,\"args\":{\"name\":\"worker gather\"}", 1);
+    assert_has(text, "\"tid\":3,", 0);
 }
 
 static void the_file_says_which_rank_it_is_and_when_it_began(void **state) {
     const char *text = written(*state);
-    assert_has(text, "\"distributedInfo\":{\"backend\":\"penstock\",\"rank\":2,\"world_size\":4}",
+    assert_has(text, "\"distributedInfo\":{\"backend\":\"penstock\",\"rank\": 2,\"world_size\":4}",
                1);
     const char *base = strstr(text, "\"baseTimeNanoseconds\":");
     assert_non_null(base);
@@ -81,13 +93,45 @@ static void lost_records_are_told(void **state) {
     scene *scene = *state;
     for (int i = 0; i < 100; ++i)
         slice(scene->lane, "task", scene->t, scene->t + 1);
-    assert_has(written(scene), "\"penstock\":{\"records\":100,\"overwritten\":37}", 1);
+    const char *text = written(scene);
+    assert_has(text, "\"penstock\":{\"records\":100,\"overwritten\":37}", 1);
+    assert_has(text, "\"process_labels\"", 1);
+    assert_has(text, "\"oldest dropped, 37 records\"", 1);
+}
+
+/* Tasks of 10 ns on the lane, and a slice over them on the thread. */
+static void record_many(scene *scene) {
+    for (uint64_t i = 0; i < 50; ++i)
+        slice(scene->lane, i < 25 ? "early" : "later", scene->t + i * 10, scene->t + i * 10 + 10);
+    slice(scene->thread, "all", scene->t, scene->t + 500);
+}
+
+static void a_file_of_limited_size_holds_what_is_newest_on_all_tracks(void **state) {
+    enum { MOST_BYTES = 5000 };
+    scene *scene = *state;
+    record_many(scene);
+    char path[] = "/tmp/penstock-trace-XXXXXX";
+    int descriptor = mkstemp(path);
+    const pst_status status = pst__trace_write(scene->traced.trace, path, MOST_BYTES);
+    char text[2 * MOST_BYTES] = "";
+    const ssize_t bytes = pread(descriptor, text, sizeof text - 1, 0);
+    (void)close(descriptor);
+    (void)unlink(path);
+    assert_int_equal(status, PST_OK);
+    assert_true(bytes > MOST_BYTES / 4 && bytes <= MOST_BYTES);
+    const size_t kept = occurrences(text, "\"later\"");
+    assert_has(text, "\"early\"", 0);
+    assert_has(text, "\"all\"", 1);
+    assert_true(kept > 5 && kept < 25);
+    char lost[64];
+    (void)snprintf(lost, sizeof lost, "\"overwritten\":%zu}", 50 - kept);
+    assert_has(text, lost, 1);
 }
 
 static void a_path_that_cannot_be_opened_is_named_with_the_reason(void **state) {
     scene *scene = *state;
     const char *path = "/nonexistent/penstock.json";
-    assert_int_equal(pst__trace_write(scene->traced.trace, path), PST_EIO);
+    assert_int_equal(pst__trace_write(scene->traced.trace, path, 0), PST_EIO);
     const char *text = traced_error(&scene->traced);
     assert_non_null(strstr(text, path));
     assert_non_null(strstr(text, strerror(ENOENT)));
@@ -95,7 +139,7 @@ static void a_path_that_cannot_be_opened_is_named_with_the_reason(void **state) 
 
 static void a_full_disk_is_an_error_and_not_a_short_file(void **state) {
     scene *scene = *state;
-    assert_int_equal(pst__trace_write(scene->traced.trace, "/dev/full"), PST_EIO);
+    assert_int_equal(pst__trace_write(scene->traced.trace, "/dev/full", 0), PST_EIO);
     assert_non_null(strstr(traced_error(&scene->traced), strerror(ENOSPC)));
 }
 
@@ -104,7 +148,7 @@ static void writing_over_a_longer_file_leaves_nothing_of_it(void **state) {
     char path[] = "/tmp/penstock-trace-XXXXXX";
     int descriptor = mkstemp(path);
     assert_int_equal(posix_fallocate(descriptor, 0, 100000), 0);
-    pst_status status = pst__trace_write(scene->traced.trace, path);
+    pst_status status = pst__trace_write(scene->traced.trace, path, 0);
     off_t bytes = lseek(descriptor, 0, SEEK_END);
     (void)close(descriptor);
     (void)unlink(path);
@@ -250,8 +294,8 @@ static void both_ends_of_an_arrow_are_written_with_one_id(void **state) {
     pst__trace_flow(scene->thread, 77, scene->t + 15, 0);
     pst__trace_flow(scene->lane, 77, scene->t + 30, 1);
     const char *text = written(scene);
-    assert_has(text, "\"ph\":\"s\",\"name\":\"edge\",\"pid\":3,\"tid\":2,", 1);
-    assert_has(text, "\"ph\":\"f\",\"name\":\"edge\",\"pid\":3,\"tid\":1,", 1);
+    assert_has(text, "\"ph\":\"s\",\"name\":\"edge\",\"pid\":3,\"tid\":5,", 1);
+    assert_has(text, "\"ph\":\"f\",\"name\":\"edge\",\"pid\":3,\"tid\":4,", 1);
     assert_has(text, "\"bp\":\"e\"", 1);
     assert_has(text, "\"cat\":\"edge\",\"id\":8589934593,", 2);
 }
@@ -346,7 +390,7 @@ static void a_sample_of_all_events_is_written_for_each_rank(void **state) {
             slice(full, "task", scene.t + i * 10, scene.t + i * 10 + 10);
         (void)snprintf(path, sizeof path, "%s/rank%d.json", folder == NULL ? "/tmp" : folder, rank);
         if (folder == NULL) (void)snprintf(path, sizeof path, "/dev/null");
-        assert_int_equal(pst__trace_write(trace, path), PST_OK);
+        assert_int_equal(pst__trace_write(trace, path, 0), PST_OK);
         assert_int_equal(traced_close(&scene.traced), 0);
     }
 }
@@ -356,8 +400,10 @@ static void a_sample_of_all_events_is_written_for_each_rank(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         IN_SCENE(a_rank_is_a_process_and_tracks_are_named),
+        IN_SCENE(lanes_come_first_and_no_track_has_the_number_of_its_process),
         IN_SCENE(the_file_says_which_rank_it_is_and_when_it_began),
         IN_SCENE(lost_records_are_told),
+        IN_SCENE(a_file_of_limited_size_holds_what_is_newest_on_all_tracks),
         IN_SCENE(a_path_that_cannot_be_opened_is_named_with_the_reason),
         IN_SCENE(a_full_disk_is_an_error_and_not_a_short_file),
         IN_SCENE(writing_over_a_longer_file_leaves_nothing_of_it),

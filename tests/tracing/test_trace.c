@@ -533,7 +533,7 @@ static pst_status whole_life(traced *traced, long fail_at) {
     pst__trace_flow(track, 1, pst__now() + 5, 0);
     pst__trace_flow(track, 1, pst__now() + 6, 1);
     slice_now(track, "task");
-    return pst__trace_write(traced->trace, "/dev/null");
+    return pst__trace_write(traced->trace, "/dev/null", 0);
 }
 
 static void each_failed_allocation_is_reported_and_loses_nothing(void **state) {

@@ -43,7 +43,7 @@ static inline char *traced_text(traced *traced) {
     int descriptor = mkstemp(path);
     if (descriptor < 0) return NULL;
     char *text = NULL;
-    if (pst__trace_write(traced->trace, path) == PST_OK) {
+    if (pst__trace_write(traced->trace, path, 0) == PST_OK) {
         off_t bytes = lseek(descriptor, 0, SEEK_END);
         text = calloc((size_t)bytes + 1, 1);
         if (text != NULL && pread(descriptor, text, (size_t)bytes, 0) != bytes) text[0] = '\0';

@@ -30,6 +30,7 @@ from penstock._gradients import (
 )
 from penstock._keeping import Keeping
 from penstock._native import move_shard, open_native
+from penstock._phases import Phases
 from penstock._structure import Structure
 from penstock._units import Group, Parameter, Unit, Use
 from penstock._updates import Updater, begin_updates
@@ -109,7 +110,7 @@ class Engine:
         self.read: list[Unit] = []  # held because the root's forward, which runs, has read them
         self.sync = True  # whether backwards reduce
         self.broken_backwards = 0
-        self.is_traced = False
+        self.phases = Phases(self.root)
         self.is_captured = False  # what runs becomes a part of a CUDA graph
         self.gradients_before: dict[int, bool] = {}  # by address: whether it may add to them
         self.has_added = False  # to one of them, in the latest capture
@@ -271,7 +272,7 @@ class Engine:
 
         All ranks come here alike: they have the same parameters to train.
         """
-        if self.is_traced:
+        if self.phases.is_on:
             raise PenstockError(
                 "ESTATE",
                 f"parameter {thawed[0].name!r} was unfrozen within penstock.trace, and another "
@@ -416,6 +417,7 @@ class Backward:
             self._check_running()
             return
         self._engine.refuse_stream("runs a backward")
+        self._engine.phases.begin("backward")
         self._running = True
         self._refuse_in_forward()
         if self._engine.is_captured:
@@ -519,6 +521,7 @@ class Backward:
         self.begin()
         if unit.in_backward:
             return
+        self._engine.phases.begin_backward(unit)
         unit.in_backward = True
         unit.backward_task = torch._C._current_graph_task_id()
         self._held.append(unit)
@@ -586,6 +589,7 @@ class Backward:
         unit.in_backward = False
         self._held.remove(unit)
         unit.drop()
+        self._engine.phases.end("backward", unit)
 
     def _report(self, group: Group) -> None:
         group.arrived.indices.clear()
@@ -600,6 +604,7 @@ class Backward:
             self._finish()
         if self._reduces:
             call_hooks(self._engine.native, self._engine.parameters())
+        self._engine.phases.end("backward")
 
     def _finish(self) -> None:
         self._engine.refuse_stream("ends a backward")

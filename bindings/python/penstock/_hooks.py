@@ -117,6 +117,7 @@ def _before_forward(
 ) -> Arguments | None:
     engine.refuse_capture()
     use = Use(unit, recomputed=torch._C._current_graph_task_id() != -1)
+    engine.phases.begin_forward(unit, use.recomputed)
     if use.recomputed and engine.depth > 0:
         engine.hold_for_root(unit)
     elif use.recomputed:
@@ -201,6 +202,7 @@ def _after_forward(
     use.begin = None
     if not use.recomputed:
         _end_forward(engine, unit, output)
+    engine.phases.end("recompute" if use.recomputed else "forward", unit)
     return output if gives else None
 
 

@@ -114,6 +114,7 @@ class _Step:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_eager:
             return self._function(*args, **kwargs)
+        self._engine.phases.begin_step()
         leaves, structure = pytree.tree_flatten((args, kwargs))
         for rates in self._rates:
             rates.refresh()
@@ -123,7 +124,10 @@ class _Step:
         if graph is None and self._may_capture(signature, makers):
             graph = self._capture(leaves, structure, signature, makers)
         if graph is not None:
-            return self._launch(graph, leaves)
+            result = self._launch(graph, leaves)
+            if self._optimizers:
+                self._engine.phases.end_optimizer()
+            return result
         self._note((signature, makers))
         return self._function(*args, **kwargs)
 

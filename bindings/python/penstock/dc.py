@@ -27,7 +27,7 @@ import torch
 
 from penstock import _operators
 from penstock._errors import PenstockError
-from penstock._tracing import own_path, recorded
+from penstock._tracing import Recording, own_path, recorded
 
 _DEFAULTS: dict[str, Any] = {
     "double_buffer": True,
@@ -98,7 +98,7 @@ def reset() -> None:
     _operators.load().reset()
 
 
-def trace(path: str | os.PathLike[str]) -> AbstractContextManager[str]:
+def trace(path: str | os.PathLike[str]) -> AbstractContextManager[Recording]:
     """Record what the current runtime does inside, as `penstock.trace` does for a sharded model.
 
     Parameters
@@ -109,10 +109,11 @@ def trace(path: str | os.PathLike[str]) -> AbstractContextManager[str]:
     Returns
     -------
     context manager
-        Of the path of this rank's file.
+        Of the recording, with methods ``start`` and ``stop``; it is the path of this rank's file.
     """
     native = _operators.load()
-    return recorded(native, own_path(path, native.rank(), native.world_size()), _synchronize)
+    own = own_path(path, native.rank(), native.world_size())
+    return recorded(Recording(native, own, _synchronize, None))
 
 
 def _synchronize() -> None:

@@ -116,8 +116,10 @@ void bind_tracing(py::module_ &module) {
     module.def("trace_stop", [] { current_context()->ranks->runtime->trace_stop(); });
     module.def(
         "trace_write",
-        [](const std::string &path) { current_context()->ranks->runtime->trace_write(path); },
-        py::arg("path"), Unlocked());
+        [](const std::string &path, uint64_t most_bytes) {
+            current_context()->ranks->runtime->trace_write(path, most_bytes);
+        },
+        py::arg("path"), py::arg("most_bytes"), Unlocked());
 }
 
 void bind_profiling(py::module_ &module) {

@@ -1,0 +1,101 @@
+"""Steps, forwards, backwards and the parts that blocks have in them, as slices of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic_ns
+
+import torch
+
+from penstock import _C
+from penstock._units import Unit
+
+
+class Phases:
+    """What the training thread does: told to a runtime's trace, to nobody while there is none.
+
+    A slice is written when it ends, so that a pass that fails leaves none open.
+
+    Parameters
+    ----------
+    root : Unit
+        Its forward is the model's.
+    """
+
+    def __init__(self, root: Unit) -> None:
+        self._root = root
+        self._runtime: _C.Runtime | None = None
+        self._began: dict[tuple[str, Unit | None], int] = {}
+        self._steps = 0
+        self._step_began: int | None = None
+        self._step_ended: int | None = None  # when an optimizer has stepped last
+        self._call_before_step: Callable[[int], None]
+
+    @property
+    def is_on(self) -> bool:
+        """Whether somebody is told."""
+        return self._runtime is not None
+
+    def start(self, runtime: _C.Runtime, call_before_step: Callable[[int], None]) -> None:
+        """Tell a runtime from here on, and call with the number of each step before it begins."""
+        self._runtime = runtime
+        self._call_before_step = call_before_step
+        self._steps = 0
+        self._step_began = self._step_ended = None
+
+    def stop(self) -> None:
+        """Tell nobody any more."""
+        self._runtime = None
+        self._began.clear()
+
+    def begin(self, kind: str, unit: Unit | None = None) -> None:
+        """Begin a slice; one of the same kind and unit that has not ended is forgotten."""
+        if self._runtime is not None:
+            self._began[kind, unit] = monotonic_ns()
+
+    def end(self, kind: str, unit: Unit | None = None) -> None:
+        """End a slice, if it was begun."""
+        if self._runtime is None:
+            return
+        began = self._began.pop((kind, unit), None)
+        if began is not None:
+            name = kind if unit is None or unit is self._root else f"{kind} {unit.name}"
+            self._runtime.trace_slice(name, began, monotonic_ns())
+
+    # ---- passes -------------------------------------------------------------------------------
+
+    def begin_forward(self, unit: Unit, recomputed: bool) -> None:
+        """Begin a unit's forward, and a step if it trains and the last step has ended."""
+        if self._runtime is None:
+            return
+        if not recomputed and torch.is_grad_enabled():
+            self.begin_step()
+        self.begin("recompute" if recomputed else "forward", unit)
+
+    def begin_backward(self, unit: Unit) -> None:
+        """Begin a block's part of a backward; what the root uses is used all along."""
+        if unit is not self._root and not unit.read_by_root:
+            self.begin("backward", unit)
+
+    # ---- steps --------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Begin a step, unless one has begun in which no optimizer has stepped yet."""
+        if self._runtime is None or (self._step_began is not None and self._step_ended is None):
+            return
+        self.end_step()
+        self._call_before_step(self._steps)
+        self._steps += 1
+        self._step_began = monotonic_ns()
+
+    def end_optimizer(self) -> None:
+        """Note that an optimizer has stepped: the step ends here, unless another one follows."""
+        self.end("optimizer")
+        self._step_ended = monotonic_ns()
+
+    def end_step(self) -> None:
+        """Write the step that has ended, if any: the next one begins, or the trace ends."""
+        if self._runtime is None or self._step_began is None or self._step_ended is None:
+            return
+        self._runtime.trace_slice("step", self._step_began, self._step_ended)
+        self._step_began = self._step_ended = None
