@@ -1,6 +1,7 @@
 // The extension module penstock._C.
 #include "adamw.hpp"
 #include "engine.hpp"
+#include "hooks.hpp"
 #include "outside_python.hpp"
 #include "storage.hpp"
 
@@ -229,6 +230,17 @@ void bind_adamw(py::module_ &module) {
         });
 }
 
+void bind_hooks(py::module_ &module) {
+    module.def("call_before", &call_before);
+    module.def("call_after", &call_after);
+    py::class_<Arrived, std::shared_ptr<Arrived>>(module, "Arrived")
+        .def(py::init<py::object>())
+        .def("watch", &Arrived::watch)
+        .def("clear", &Arrived::clear)
+        .def_property_readonly("count", &Arrived::count)
+        .def_readwrite("expected", &Arrived::expected);
+}
+
 } // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -240,6 +252,7 @@ PYBIND11_MODULE(_C, module) {
     bind_forecasts(module);
     bind_engine(module);
     bind_adamw(module);
+    bind_hooks(module);
     module.def(
         "make_released_tensor", &make_released_tensor,
         "A tensor with a shape and no memory: the engine gives it some while it is gathered.");

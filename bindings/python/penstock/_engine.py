@@ -522,7 +522,7 @@ class Backward:
     def got_gradients(self, group: Group) -> None:
         """Take a group's gradients, which autograd has finished, once all of them are there."""
         self.begin()
-        if len(group.arrived.indices) < group.arrived.expected:
+        if group.arrived.count < group.arrived.expected:
             return
         if self._is_nested(group.unit):
             return
@@ -539,7 +539,7 @@ class Backward:
             return
         if not unit.pending:
             for group in unit.groups:
-                if group.arrived.indices:
+                if group.arrived.count:
                     self._report(group)
         if unit.in_backward and not unit.read_by_root:
             self._release(unit)
@@ -552,7 +552,7 @@ class Backward:
         self._held.clear()
         for group in self._engine.groups():
             group.old.clear()
-            group.arrived.indices.clear()
+            group.arrived.clear()
             group.arrived.expected = 0
             group.drop_gradients()
 
@@ -581,7 +581,7 @@ class Backward:
         unit.drop()
 
     def _report(self, group: Group) -> None:
-        group.arrived.indices.clear()
+        group.arrived.clear()
         if not self._reduces:
             return
         self._engine.native.gradients(group.index)
