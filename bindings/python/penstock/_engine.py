@@ -93,6 +93,7 @@ class Engine:
         self.world = world
         self.runtime = runtime
         self.native = native
+        self.on_gpu = world.device.type == "cuda"
         self.stream = stream_of(world.device)
         self.closed = False
         self.units = units
@@ -152,9 +153,7 @@ class Engine:
 
     def refuse_capture(self) -> None:
         """Raise an error inside a CUDA-graph capture of somebody else's."""
-        if self.is_captured or self.world.device.type != "cuda":
-            return
-        if torch.cuda.is_current_stream_capturing():
+        if self.on_gpu and not self.is_captured and torch.cuda.is_current_stream_capturing():
             raise PenstockError(
                 "ESTATE",
                 f"a sharded unit of {self.name} runs under CUDA-graph capture, which does not know "
@@ -247,11 +246,9 @@ class Engine:
         self.native.begin_forward(trains)
 
     def _check_shards(self) -> None:
-        changed = []
         for parameter in self._parameters:
             parameter.refuse_changed()
-            if parameter.sharded.requires_grad != parameter.full.requires_grad:
-                changed.append(parameter)
+        changed = [p for p in self._parameters if p.sharded.requires_grad != p.full.requires_grad]
         if changed:
             self._follow_requires_grad(changed)
         # The shards of a process alone are plain tensors, whose .data nobody counts writes to.
@@ -307,7 +304,7 @@ class Engine:
 
     def _versions(self) -> int:
         """Return a number that grows with every in-place operation that torch counts."""
-        return sum([tensor._version for tensor in self._counted])
+        return _C.sum_versions(self._counted)
 
     def drop_graphs(self) -> None:
         """Destroy the graphs that passes were captured into: NCCL ends only behind them."""
@@ -406,7 +403,8 @@ class Backward:
         """Begin a backward, unless one runs; it ends with autograd's outermost graph."""
         self._engine.refuse_capture()
         if self._running:
-            self._check_running()
+            if self._ending is None or self._ending() is None:
+                self._refuse_broken()
             return
         self._engine.refuse_stream("runs a backward")
         self._running = True
@@ -417,7 +415,7 @@ class Backward:
         groups = self._engine.groups()
         with self._breaking_off(), _outside_transforms():
             for group in groups:
-                group.arrived.expected = sum(p.full.requires_grad for p in group.trainable)
+                group.arrived.expected = sum([p.full.requires_grad for p in group.trainable])
                 if not self._reduces:
                     group.keep_gradients()
             if self._reduces:
@@ -488,13 +486,12 @@ class Backward:
                 "call zero_grad() in the step",
             )
 
-    def _check_running(self) -> None:
-        if self._ending is None or self._ending() is None:
-            raise PenstockError(
-                "ESTATE",
-                f"a backward of the sharded model {self._engine.name} was broken off: "
-                "run a forward before the next backward",
-            )
+    def _refuse_broken(self) -> NoReturn:
+        raise PenstockError(
+            "ESTATE",
+            f"a backward of the sharded model {self._engine.name} was broken off: "
+            "run a forward before the next backward",
+        )
 
     def reach(self, unit: Unit) -> None:
         """Note that the backward gets to a unit: hold it, if it needs its parameters."""
@@ -599,8 +596,8 @@ class Backward:
         groups = self._engine.groups()
         for group in groups:
             group.arrived.expected = 0
-            if any(parameter.full.grad is not None for parameter in group.trainable):
-                self._report(group)
+        for index in self._engine.native.unreported():
+            self._report(groups[index])
         for unit in list(self._held):
             unit.active.clear()
             self._release(unit)
