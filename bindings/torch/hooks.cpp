@@ -1,5 +1,6 @@
 #include "hooks.hpp"
 
+#include <ATen/ops/alias.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -45,10 +46,12 @@ void call_before(const at::Tensor &tensor, pybind11::object function) {
     tensor.grad_fn()->add_tensor_pre_hook(std::make_unique<Before>(std::move(function)));
 }
 
-uint64_t call_after(const at::Tensor &tensor, pybind11::object function) {
-    const std::shared_ptr<torch::autograd::Node> node = tensor.grad_fn();
+// The node of an alias is cheaper than that of any other view.
+std::pair<at::Tensor, uint64_t> mark(const at::Tensor &tensor, pybind11::object function) {
+    at::Tensor marked = at::alias(tensor);
+    const std::shared_ptr<torch::autograd::Node> node = marked.grad_fn();
     node->add_post_hook(std::make_unique<After>(std::move(function)));
-    return node->sequence_nr();
+    return {std::move(marked), node->sequence_nr()};
 }
 
 // ---- gradients of parameters ------------------------------------------------------------------

@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -22,10 +23,11 @@ class Callback {
     c10::SafePyObject function_;
 };
 
-// Calls the function before, or after, each run of the node that has made the tensor.
+// Calls the function before each run of the node that has made the tensor.
 void call_before(const at::Tensor &tensor, pybind11::object function);
-// Returns the node's number, which is greater than those of older nodes.
-uint64_t call_after(const at::Tensor &tensor, pybind11::object function);
+// A view of all of a tensor that gets a gradient, whose own node calls the function after each run,
+// and that node's number, which is greater than those of older ones.
+std::pair<at::Tensor, uint64_t> mark(const at::Tensor &tensor, pybind11::object function);
 
 // Which gradients of a group are computed. It holds no tensors, so that their hooks may hold it.
 class Arrived : public std::enable_shared_from_this<Arrived> {

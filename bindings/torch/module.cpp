@@ -239,7 +239,7 @@ int64_t sum_versions(const std::vector<at::Tensor> &tensors) {
 
 void bind_hooks(py::module_ &module) {
     module.def("call_before", &call_before);
-    module.def("call_after", &call_after);
+    module.def("mark", &mark);
     py::class_<Arrived, std::shared_ptr<Arrived>>(module, "Arrived")
         .def(py::init<py::object>())
         .def("watch", &Arrived::watch)

@@ -145,7 +145,7 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -
 def _mark_inputs(engine: Engine, use: Use, leaves: list[Any], is_plain: bool) -> bool:
     """Put the inputs that get gradients behind nodes that report when the backward reaches them."""
     where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
-    if is_plain and len(where) == 1:
+    if is_plain and len(where) == 1 and type(leaves[where[0]]) is torch.Tensor:
         leaves[where[0]] = _mark_input(engine, use, leaves[where[0]])
         return True
     if not where or torch._C._functorch.peek_interpreter_stack() is not None:
@@ -161,8 +161,7 @@ def _mark_inputs(engine: Engine, use: Use, leaves: list[Any], is_plain: bool) ->
 def _mark_input(engine: Engine, use: Use, tensor: torch.Tensor) -> torch.Tensor:
     """Mark the only input that gets a gradient: the node of a view is cheaper than `_Inputs`."""
     use.has_inputs = True
-    marked = tensor.view_as(tensor)
-    use.begin = _C.call_after(marked, partial(_reached_inputs, engine.reference, use))
+    marked, use.begin = _C.mark(tensor, partial(_reached_inputs, engine.reference, use))
     use.marked = weakref.ref(marked), marked._version
     return marked
 
