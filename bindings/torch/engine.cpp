@@ -279,30 +279,41 @@ void Engine::gradients(uint32_t index) {
     for (size_t i = 0; i < taken.size(); i++) {
         if (!group.wholes[i].tensor.grad().defined()) continue;
         taken[i] = std::exchange(group.wholes[i].tensor.mutable_grad(), at::Tensor());
+        if (taken[i].requires_grad()) taken[i] = taken[i].detach();
         if (taken[i].layout() != at::kStrided) taken[i] = taken[i].to_dense();
         dtype = c10::promoteTypes(dtype, taken[i].scalar_type());
     }
     for (size_t i = 0; i < taken.size(); i++) {
         if (!taken[i].defined()) continue;
-        taken[i] = taken[i].detach().to(dtype).contiguous();
+        if (taken[i].scalar_type() != dtype) taken[i] = taken[i].to(dtype);
+        taken[i] = taken[i].contiguous();
         pointers[i] = taken[i].const_data_ptr();
     }
     group.sources.push_back(std::move(taken));
     check(pst_zero_gradients(engine(), index, pointers.data(), dtype_of(dtype)));
 }
 
+std::vector<uint32_t> Engine::unreported() const {
+    const auto has_gradient = [](const Whole &whole) { return whole.tensor.grad().defined(); };
+    std::vector<uint32_t> found;
+    for (uint32_t i = 0; i < groups_.size(); i++)
+        if (std::any_of(groups_[i].wholes.begin(), groups_[i].wholes.end(), has_gradient))
+            found.push_back(i);
+    return found;
+}
+
 void Engine::set_gradient(uint32_t group, at::Tensor flat) {
     groups_.at(group).gradient = std::move(flat);
 }
 
-std::optional<at::Tensor> Engine::take_gradient(uint32_t index) {
-    Group &group = groups_.at(index);
-    if (!group.gradient.defined()) return std::nullopt;
-    return std::exchange(group.gradient, at::Tensor());
-}
-
-std::vector<at::Tensor> Engine::take_kept(uint32_t group) {
-    return std::exchange(groups_.at(group).kept, {});
+std::vector<Reduced> Engine::take_gradients() {
+    std::vector<Reduced> reduced(groups_.size());
+    for (size_t i = 0; i < groups_.size(); i++) {
+        if (groups_[i].gradient.defined()) reduced[i].first = std::move(groups_[i].gradient);
+        groups_[i].gradient.reset();
+        reduced[i].second = std::exchange(groups_[i].kept, {});
+    }
+    return reduced;
 }
 
 // What was kept moves to memory that a further report can be added to.
@@ -357,8 +368,11 @@ void Engine::end_backward() {
     check(pst_zero_end_backward(engine()));
 }
 
-bool Engine::has_gradient(uint32_t parameter) const {
-    return pst_zero_has_gradient(engine(), parameter) != 0;
+std::vector<bool> Engine::have_gradients() const {
+    std::vector<bool> have(parameter_count_);
+    for (uint32_t i = 0; i < have.size(); i++)
+        have[i] = pst_zero_has_gradient(engine(), i) != 0;
+    return have;
 }
 
 bool Engine::has_written(uint32_t group) const {

@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -31,6 +32,8 @@ struct EngineOptions {
 
 // Kind, group, in backward, bytes; nanoseconds: reached, waited, collective.
 using Operation = std::tuple<int, uint32_t, bool, size_t, uint64_t, uint64_t, uint64_t>;
+
+using Reduced = std::pair<std::optional<at::Tensor>, std::vector<at::Tensor>>;
 
 // What a plan may take: prefetch_ahead, prefetch_bytes, keep_bytes.
 using Budgets = std::tuple<uint32_t, size_t, size_t>;
@@ -111,15 +114,16 @@ class Engine {
     // Takes what the attached tensors of the group have as .grad, which may be nothing, and keeps
     // it until it is read. It counts in the widest of the dtypes.
     void gradients(uint32_t group);
+    // The groups some of whose attached tensors have a .grad.
+    std::vector<uint32_t> unreported() const;
     // The flat gradient to add to in this backward; without it the backward makes a new one.
     void set_gradient(uint32_t group, at::Tensor flat);
-    // The flat gradient that the last backward wrote, if any; the engine lets go of it.
-    std::optional<at::Tensor> take_gradient(uint32_t group);
-    // Of one rank alone: the gradients of the group's parameters, where the last backward has left
-    // them as they were; empty if it has written a flat one.
-    std::vector<at::Tensor> take_kept(uint32_t group);
+    // By group: the flat gradient that the last backward wrote, if any; of one rank alone the
+    // gradients of the group's parameters, where it has left them as they were. The engine lets go
+    // of them.
+    std::vector<Reduced> take_gradients();
     void end_backward();
-    bool has_gradient(uint32_t parameter) const;
+    std::vector<bool> have_gradients() const; // by parameter
     bool has_written(uint32_t group) const;
     void updated();
 

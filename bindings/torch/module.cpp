@@ -1,6 +1,7 @@
 // The extension module penstock._C.
 #include "adamw.hpp"
 #include "engine.hpp"
+#include "hooks.hpp"
 #include "outside_python.hpp"
 #include "storage.hpp"
 
@@ -175,11 +176,11 @@ void bind_engine(py::module_ &module) {
         .def("update", &Engine::update, Unlocked())
         .def("is_updated", &Engine::is_updated)
         .def("gradients", &Engine::gradients, Unlocked())
+        .def("unreported", &Engine::unreported)
         .def("set_gradient", &Engine::set_gradient)
-        .def("take_gradient", &Engine::take_gradient)
-        .def("take_kept", &Engine::take_kept)
+        .def("take_gradients", &Engine::take_gradients)
         .def("end_backward", &Engine::end_backward, Unlocked())
-        .def("has_gradient", &Engine::has_gradient)
+        .def("have_gradients", &Engine::have_gradients)
         .def("has_written", &Engine::has_written)
         .def("updated", &Engine::updated)
         .def("is_steady", &Engine::is_steady)
@@ -243,6 +244,24 @@ void bind_adamw(py::module_ &module) {
         });
 }
 
+int64_t sum_versions(const std::vector<at::Tensor> &tensors) {
+    int64_t sum = 0;
+    for (const at::Tensor &tensor : tensors)
+        sum += tensor._version();
+    return sum;
+}
+
+void bind_hooks(py::module_ &module) {
+    module.def("call_before", &call_before);
+    module.def("mark", &mark);
+    py::class_<Arrived, std::shared_ptr<Arrived>>(module, "Arrived")
+        .def(py::init<py::object>())
+        .def("watch", &Arrived::watch)
+        .def("clear", &Arrived::clear)
+        .def_property_readonly("count", &Arrived::count)
+        .def_readwrite("expected", &Arrived::expected);
+}
+
 } // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -254,9 +273,12 @@ PYBIND11_MODULE(_C, module) {
     bind_plans(module);
     bind_engine(module);
     bind_adamw(module);
+    bind_hooks(module);
     module.def(
         "make_released_tensor", &make_released_tensor,
         "A tensor with a shape and no memory: the engine gives it some while it is gathered.");
+    module.def("sum_versions", &sum_versions,
+               "A number that grows with every in-place operation on one of the tensors.");
     module.def("make_view", &make_view, "A part of a flat tensor, in a storage of its own.");
     module.def("release", &release_storage, "Takes the memory away from all tensors on a storage.");
 }

@@ -5,6 +5,7 @@ import pytest
 import torch
 from equality import train_both
 from models import DEVICE, CheckpointedInside, Net, make
+from penstock._compile import not_compiled
 
 
 class CompiledBlocks(Net):
@@ -97,3 +98,22 @@ def train_compiled_whole():
 
 def test_a_compiled_model_runs_with_breaks_at_the_hooks(worlds):
     worlds(2).run(train_compiled_whole)
+
+
+def test_neither_a_hook_nor_what_it_calls_is_compiled():
+    torch._dynamo.reset()
+    names = []
+
+    def backend(graph, inputs):
+        names.extend(node.name for node in graph.graph.nodes if node.op == "call_method")
+        return graph.forward
+
+    def called(x):
+        return x.sin()
+
+    @not_compiled
+    def hook(x):
+        return called(x)
+
+    torch.compile(lambda x: hook(x.exp()).cos(), backend=backend)(torch.ones(2))
+    assert names == ["exp", "cos"]

@@ -94,6 +94,7 @@ class Engine:
         self.world = world
         self.runtime = runtime
         self.native = native
+        self.on_gpu = world.device.type == "cuda"
         self.stream = stream_of(world.device)
         self.closed = False
         self.units = units
@@ -154,9 +155,7 @@ class Engine:
 
     def refuse_capture(self) -> None:
         """Raise an error inside a CUDA-graph capture of somebody else's."""
-        if self.is_captured or self.world.device.type != "cuda":
-            return
-        if torch.cuda.is_current_stream_capturing():
+        if self.on_gpu and not self.is_captured and torch.cuda.is_current_stream_capturing():
             raise PenstockError(
                 "ESTATE",
                 f"a sharded unit of {self.name} runs under CUDA-graph capture, which does not know "
@@ -249,11 +248,9 @@ class Engine:
         self.native.begin_forward(trains)
 
     def _check_shards(self) -> None:
-        changed = []
         for parameter in self._parameters:
             parameter.refuse_changed()
-            if parameter.sharded.requires_grad != parameter.full.requires_grad:
-                changed.append(parameter)
+        changed = [p for p in self._parameters if p.sharded.requires_grad != p.full.requires_grad]
         if changed:
             self._follow_requires_grad(changed)
         # The shards of a process alone are plain tensors, whose .data nobody counts writes to.
@@ -310,7 +307,7 @@ class Engine:
 
     def _versions(self) -> int:
         """Return a number that grows with every in-place operation that torch counts."""
-        return sum([tensor._version for tensor in self._counted])
+        return _C.sum_versions(self._counted)
 
     def run_eagerly(self, why: object, is_on: bool) -> None:
         """Have passes run without a plan, or no longer, for that reason."""
@@ -414,7 +411,8 @@ class Backward:
         """Begin a backward, unless one runs; it ends with autograd's outermost graph."""
         self._engine.refuse_capture()
         if self._running:
-            self._check_running()
+            if self._ending is None or self._ending() is None:
+                self._refuse_broken()
             return
         self._engine.refuse_stream("runs a backward")
         self._engine.phases.begin("backward")
@@ -426,7 +424,7 @@ class Backward:
         groups = self._engine.groups()
         with self._breaking_off(), _outside_transforms():
             for group in groups:
-                group.arrived.expected = sum(p.full.requires_grad for p in group.trainable)
+                group.arrived.expected = sum([p.full.requires_grad for p in group.trainable])
                 if not self._reduces:
                     group.keep_gradients()
             if self._reduces:
@@ -497,13 +495,12 @@ class Backward:
                 "call zero_grad() in the step",
             )
 
-    def _check_running(self) -> None:
-        if self._ending is None or self._ending() is None:
-            raise PenstockError(
-                "ESTATE",
-                f"a backward of the sharded model {self._engine.name} was broken off: "
-                "run a forward before the next backward",
-            )
+    def _refuse_broken(self) -> NoReturn:
+        raise PenstockError(
+            "ESTATE",
+            f"a backward of the sharded model {self._engine.name} was broken off: "
+            "run a forward before the next backward",
+        )
 
     def reach(self, unit: Unit) -> None:
         """Note that the backward gets to a unit: hold it, if it needs its parameters."""
@@ -532,7 +529,7 @@ class Backward:
     def got_gradients(self, group: Group) -> None:
         """Take a group's gradients, which autograd has finished, once all of them are there."""
         self.begin()
-        if len(group.arrived.indices) < group.arrived.expected:
+        if group.arrived.count < group.arrived.expected:
             return
         if self._is_nested(group.unit):
             return
@@ -549,7 +546,7 @@ class Backward:
             return
         if not unit.pending:
             for group in unit.groups:
-                if group.arrived.indices:
+                if group.arrived.count:
                     self._report(group)
         if unit.in_backward and not unit.read_by_root:
             self._release(unit)
@@ -562,7 +559,7 @@ class Backward:
         self._held.clear()
         for group in self._engine.groups():
             group.old.clear()
-            group.arrived.indices.clear()
+            group.arrived.clear()
             group.arrived.expected = 0
             group.drop_gradients()
 
@@ -592,7 +589,7 @@ class Backward:
         self._engine.phases.end("backward", unit)
 
     def _report(self, group: Group) -> None:
-        group.arrived.indices.clear()
+        group.arrived.clear()
         if not self._reduces:
             return
         self._engine.native.gradients(group.index)
@@ -611,8 +608,8 @@ class Backward:
         groups = self._engine.groups()
         for group in groups:
             group.arrived.expected = 0
-            if any(parameter.full.grad is not None for parameter in group.trainable):
-                self._report(group)
+        for index in self._engine.native.unreported():
+            self._report(groups[index])
         for unit in list(self._held):
             unit.active.clear()
             self._release(unit)

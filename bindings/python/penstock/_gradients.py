@@ -26,7 +26,7 @@ from penstock._world import as_sharded, local_of
 def offer_old_gradients(native: _C.Engine, groups: Iterable[Group]) -> None:
     """Let the next reductions add to the gradients that the parameters have, if any."""
     for group in groups:
-        group.old = {p: p.sharded.grad for p in group.trainable if p.sharded.grad is not None}
+        group.old = {p: g for p in group.trainable if (g := p.sharded.grad) is not None}
         if group.old:
             _add_to(native, group, [(p, local_of(gradient)) for p, gradient in group.old.items()])
         for parameter in group.old:
@@ -67,38 +67,30 @@ def _flat_of(group: Group, gradients: list[torch.Tensor]) -> torch.Tensor | None
 @torch.no_grad()
 def show_gradients(native: _C.Engine, groups: Iterable[Group]) -> None:
     """Make each parameter's .grad its part of what the backward has reduced."""
-    for group in groups:
-        _show_gradient(native, group)
+    have = native.have_gradients()
+    for group, (flat, kept) in zip(groups, native.take_gradients(), strict=True):
+        rows_of = dict(zip(group.parameters, kept, strict=False))  # none: updated behind reductions
+        if flat is not None:
+            group.gradient = StorageWeakRef(flat.untyped_storage())
+            rows_of = {p: flat.as_strided(*p.rows) for p in group.trainable}
+        for parameter, rows in rows_of.items():
+            if have[parameter.index] and parameter.sharded.requires_grad:
+                group.old.pop(parameter, None)  # is in it
+                _add_and_set(parameter, _as_gradient(parameter, rows))
         _restore(group)
 
 
-def _show_gradient(native: _C.Engine, group: Group) -> None:
-    flat = native.take_gradient(group.index)
-    if flat is not None:
-        group.gradient = StorageWeakRef(flat.untyped_storage())
-        for parameter in group.trainable:
-            _set_reduced(native, parameter, flat.as_strided(*parameter.rows))
-    for parameter, kept in zip(group.parameters, native.take_kept(group.index), strict=False):
-        _set_reduced(native, parameter, kept)
-
-
-def _set_reduced(native: _C.Engine, parameter: Parameter, rows: torch.Tensor) -> None:
-    if parameter.sharded.requires_grad and native.has_gradient(parameter.index):
-        parameter.group.old.pop(parameter, None)  # is in it
-        _add_and_set(parameter, _as_gradient(parameter, rows))
-
-
 def _as_gradient(parameter: Parameter, rows: torch.Tensor) -> torch.Tensor:
-    return as_sharded(rows, parameter.layout, local_of(parameter.sharded))
+    return as_sharded(rows, parameter.layout, parameter.local)
 
 
 @torch.no_grad()
 def call_hooks(native: _C.Engine, parameters: Iterable[Parameter]) -> None:
     """Call the users' hooks of the parameters that have got a gradient."""
+    have = native.have_gradients()
     for parameter in parameters:
         hooks = parameter.sharded._post_accumulate_grad_hooks
-        is_wanted = hooks and parameter.sharded.requires_grad
-        if is_wanted and native.has_gradient(parameter.index):
+        if hooks and have[parameter.index] and parameter.sharded.requires_grad:
             for hook in list(hooks.values()):
                 hook(parameter.sharded)
 

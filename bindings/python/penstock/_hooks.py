@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._compile import _disable_dynamo
 
+from penstock import _C
+from penstock._compile import not_compiled
 from penstock._engine import Engine
 from penstock._errors import PenstockError
-from penstock._units import Arrived, Group, Parameter, Unit, Use
+from penstock._units import Group, Unit, Use
 from penstock._values import tree_flatten, tree_leaves
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -68,11 +69,9 @@ def install(engine: Engine) -> None:
     _watch_reads(engine)
     for group in engine.groups():
         # Weakly: the garbage collector does not see what such a hook holds.
-        all_are_there = partial(_got_gradients, weakref.ref(engine), weakref.ref(group))
+        group.arrived = _C.Arrived(partial(_got_gradients, engine.reference, weakref.ref(group)))
         for parameter in group.parameters:
-            if group.dtype.is_floating_point:
-                hook = partial(_got_gradient, group.arrived, parameter.index, all_are_there)
-                _call_when_there(parameter, hook)
+            group.arrived.watch(parameter.full)
 
 
 def _watch_root(engine: Engine) -> None:
@@ -97,17 +96,10 @@ def _refuse_outside(root: Unit, module: nn.Module, args: Any) -> None:
         )
 
 
-def _call_when_there(parameter: Parameter, hook: Callable[[torch.Tensor], None]) -> None:
-    """Call the hook for each gradient, also where it is frozen now and will not always be."""
-    parameter.full.requires_grad_(True)  # no hook can be registered without
-    parameter.full.register_post_accumulate_grad_hook(hook)
-    parameter.full.requires_grad_(parameter.trainable)
-
-
 # ---- forward ------------------------------------------------------------------------------------
 
 
-@_disable_dynamo
+@not_compiled
 def _before_forward(
     engine: Engine,
     unit: Unit,
@@ -154,7 +146,7 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -
 def _mark_inputs(engine: Engine, use: Use, leaves: list[Any], is_plain: bool) -> bool:
     """Put the inputs that get gradients behind nodes that report when the backward reaches them."""
     where = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
-    if is_plain and len(where) == 1:
+    if is_plain and len(where) == 1 and type(leaves[where[0]]) is torch.Tensor:
         leaves[where[0]] = _mark_input(engine, use, leaves[where[0]])
         return True
     if not where or torch._C._functorch.peek_interpreter_stack() is not None:
@@ -163,21 +155,19 @@ def _mark_inputs(engine: Engine, use: Use, leaves: list[Any], is_plain: bool) ->
     marked = _Inputs.apply(engine.reference, use, *(leaves[i] for i in where))
     for i, tensor in zip(where, marked, strict=True):
         leaves[i] = tensor
-    use.begin = leaves[where[0]].grad_fn
+    use.begin = leaves[where[0]].grad_fn._sequence_nr()
     return True
 
 
 def _mark_input(engine: Engine, use: Use, tensor: torch.Tensor) -> torch.Tensor:
     """Mark the only input that gets a gradient: the node of a view is cheaper than `_Inputs`."""
     use.has_inputs = True
-    marked = tensor.view_as(tensor)
-    use.begin = marked.grad_fn
-    use.begin.register_hook(partial(_reached_input, engine.reference, use))
+    marked, use.begin = _C.mark(tensor, partial(_reached_inputs, engine.reference, use))
     use.marked = weakref.ref(marked), marked._version
     return marked
 
 
-@_disable_dynamo
+@not_compiled
 def _after_forward(
     engine: Engine, unit: Unit, module: nn.Module, args: tuple[Any, ...], output: Any
 ) -> Any:
@@ -199,7 +189,6 @@ def _after_forward(
         use.marked = None
     if torch.is_grad_enabled():
         _watch_outputs(engine, unit, use, tensors)
-    use.begin = None
     if not use.recomputed:
         _end_forward(engine, unit, output)
     engine.phases.end("recompute" if use.recomputed else "forward", unit)
@@ -258,7 +247,7 @@ def _watch_outputs(engine: Engine, unit: Unit, use: Use, outputs: list[torch.Ten
     for output in outputs:
         if output.requires_grad and not output.is_leaf:  # hooks on a leaf would pile up
             shown = output if output._base is None else _behind_view(use, output)
-            shown.register_hook(partial(_before_backward, engine.reference, use))
+            _C.call_before(shown, partial(_before_backward, engine.reference, use))
             watched = True
     if watched and use.has_inputs and not use.recomputed:
         unit.pending.add(use)
@@ -272,7 +261,7 @@ def _behind_view(use: Use, output: Any) -> torch.Tensor:
     base = output._base
     if base.grad_fn is None:
         return output
-    is_older = use.begin is not None and base.grad_fn._sequence_nr() <= use.begin._sequence_nr()
+    is_older = base.grad_fn._sequence_nr() <= use.begin
     return output if is_older else base
 
 
@@ -310,7 +299,7 @@ def _holders(unit: Unit) -> set[nn.Module]:
     return {module for parameter in parameters for module, _ in parameter.places}
 
 
-@_disable_dynamo
+@not_compiled
 def _read(engine: Engine, unit: Unit) -> None:
     if engine.root.in_backward:  # the model's forward is run anew
         unit.read_by_root = True
@@ -337,8 +326,8 @@ def _parts_of(reference: weakref.ref[Engine], use: Use) -> tuple[Engine, Unit]:
     return engine, unit
 
 
-@_disable_dynamo
-def _before_backward(reference: weakref.ref[Engine], use: Use, gradient: torch.Tensor) -> None:
+@not_compiled
+def _before_backward(reference: weakref.ref[Engine], use: Use) -> None:
     engine, unit = _parts_of(reference, use)
     if engine.depth > 0:  # autograd.grad in a forward
         engine.hold_for_root(unit)
@@ -348,27 +337,14 @@ def _before_backward(reference: weakref.ref[Engine], use: Use, gradient: torch.T
     engine.backward.reach(unit)
 
 
-def _reached_input(reference: weakref.ref[Engine], use: Use, inputs: Any, outputs: Any) -> None:
-    _reached_inputs(reference, use)
-
-
-@_disable_dynamo
+@not_compiled
 def _reached_inputs(reference: weakref.ref[Engine], use: Use) -> None:
     engine, unit = _parts_of(reference, use)
     if engine.depth == 0:
         engine.backward.reached_inputs(unit, use)
 
 
-# Once a parameter, and all others once a unit: so it does no more than it must.
-def _got_gradient(
-    arrived: Arrived, index: int, all_are_there: Callable[[], None], full: torch.Tensor
-) -> None:
-    arrived.indices.add(index)
-    if len(arrived.indices) >= arrived.expected:
-        all_are_there()
-
-
-@_disable_dynamo
+@not_compiled
 def _got_gradients(
     engine_reference: weakref.ref[Engine], group_reference: weakref.ref[Group]
 ) -> None:

@@ -143,24 +143,6 @@ class Parameter:
             module._parameters[attribute] = tensor
 
 
-class Arrived:
-    """The computed gradients of a group; without tensors, so that hooks of tensors may hold it.
-
-    Attributes
-    ----------
-    indices : set of int
-        The parameters whose gradients are computed.
-    expected : int
-        How many there will be; 0 while no backward runs.
-    """
-
-    __slots__ = ("expected", "indices")
-
-    def __init__(self) -> None:
-        self.indices: set[int] = set()
-        self.expected = 0
-
-
 class Group:
     """Parameters of one unit and of the same dtypes, which the engine gathers and reduces as one.
 
@@ -179,7 +161,8 @@ class Group:
     gradient : StorageWeakRef or None
         The storage of the flat gradient that ``parameter.grad`` shows.
     arrived : Arrived
-        Which of its gradients have been computed and not been reported, in this backward.
+        Which of its gradients have been computed and not been reported, in this backward, and how
+        many there will be.
     complete : bool
         Whether all gradients of this use in the backward were reported.
     old : dict of Parameter and torch.Tensor
@@ -207,7 +190,7 @@ class Group:
         self.shard: torch.Tensor
         self.gradient_elements = 0
         self.gradient: Any = None
-        self.arrived = Arrived()
+        self.arrived: _C.Arrived  # once there are hooks
         self.complete = False
         self.old: dict[Parameter, torch.Tensor] = {}
         self.keeps = False
@@ -247,8 +230,8 @@ class Use:
         Whether some input gets a gradient, so that the end of the backward can be seen there.
     marked : (weakref to torch.Tensor, int), optional
         While the forward runs: the only such input, whose node holds the use, and its version.
-    begin : Node, optional
-        While the forward runs: the oldest node of its graph, where inputs get gradients.
+    begin : int
+        The number of the oldest node of its graph, where inputs get gradients; else -1.
     """
 
     __slots__ = ("__weakref__", "begin", "has_inputs", "marked", "recomputed", "unit")
@@ -258,7 +241,7 @@ class Use:
         self.recomputed = recomputed
         self.has_inputs = False
         self.marked: tuple[weakref.ref[torch.Tensor], int] | None = None
-        self.begin: Any = None
+        self.begin = -1
 
 
 class Unit:
