@@ -110,14 +110,13 @@ class Quantized(torch.Tensor):
     [
         (torch.tensor(1.0), "parameter 'odd' .* is a scalar.*shape \\[1\\]"),
         (torch.zeros(3, dtype=torch.complex64), "parameter 'odd' .* complex"),
-        (torch.zeros(3, device="meta"), "parameter 'odd' .* meta device.*to_empty"),
         (
             torch.zeros(3).as_subclass(Quantized),
             "parameter 'odd' .* is a Quantized.*plain nn.Parameter",
         ),
         (nn.UninitializedParameter(), "parameter 'odd' .* lazy.*run a forward before shard"),
     ],
-    ids=["scalar", "complex", "meta", "subclass", "lazy"],
+    ids=["scalar", "complex", "subclass", "lazy"],
 )
 def test_a_parameter_that_cannot_be_sharded_is_named(tensor, text):
     model = make(Net)

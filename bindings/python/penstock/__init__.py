@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock._C import __version__
     from penstock._clipping import clip_grad_norm_
     from penstock._errors import PenstockError
+    from penstock._load import load
     from penstock._plan import Plan, compile, get_recorded_ops, record
     from penstock._shard import close, invalidate, no_sync, shard
     from penstock._stats import Stats, stats
@@ -38,6 +39,7 @@ __all__ = [
     "compile",
     "get_recorded_ops",
     "invalidate",
+    "load",
     "no_sync",
     "record",
     "shard",
@@ -58,6 +60,7 @@ _HOME = {
     "compile": "_plan",
     "get_recorded_ops": "_plan",
     "invalidate": "_shard",
+    "load": "_load",
     "no_sync": "_shard",
     "record": "_plan",
     "shard": "_shard",

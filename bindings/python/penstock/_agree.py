@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -59,6 +60,25 @@ def _checksum(values: torch.Tensor) -> torch.Tensor:
     return (sums * places).sum()
 
 
+def check_meta(world: World, is_meta: bool) -> None:
+    """Raise EMISMATCH on all ranks where some have the model on the meta device, and some not.
+
+    Parameters
+    ----------
+    world : World
+        The ranks; all of them call this alike.
+    is_meta : bool
+        Whether it is there on this rank.
+    """
+    everyones = world.all_gather(torch.tensor([is_meta], dtype=torch.uint8)).flatten()
+    if (everyones != everyones[0]).any():
+        raise PenstockError(
+            "EMISMATCH",
+            f"the model is on the meta device on rank {int(everyones.argmax())} and has values on "
+            f"rank {int(everyones.argmin())}: build it alike on all ranks",
+        )
+
+
 def broadcast(world: World, model: nn.Module) -> None:
     """Give all ranks the parameters and buffers that rank 0 has.
 
@@ -96,8 +116,15 @@ def _check_buffers(world: World, model: nn.Module) -> None:
 # ---- failures -----------------------------------------------------------------------------------
 
 
-def fail_together(world: World, failure: Exception | None) -> None:
-    """Raise on all ranks where something failed on one of them.
+class Failure(NamedTuple):
+    """What failed on a rank."""
+
+    rank: int
+    text: str
+
+
+def find_failure(world: World, failure: Exception | None) -> Failure | None:
+    """Return what failed on the first rank where something did, the same on all ranks.
 
     Parameters
     ----------
@@ -106,14 +133,10 @@ def fail_together(world: World, failure: Exception | None) -> None:
     failure : Exception, optional
         What failed on this rank.
     """
-    what = f"{type(failure).__name__}: {failure}" if failure else ""
-    text = what.encode()[:_TEXT_BYTES]
+    kind = "" if isinstance(failure, PenstockError) else f"{type(failure).__name__}: "
+    text = f"{kind}{failure}".encode()[:_TEXT_BYTES] if failure else b""
     mine = torch.frombuffer(bytearray(text.ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
     for rank, everyones in enumerate(world.all_gather(mine)):
         if everyones.any():
-            why = bytes(everyones.tolist()).rstrip(b"\0").decode(errors="replace")
-            raise PenstockError(
-                "ENOMEM",
-                f"rank {rank} has no memory for its shards; the models of all ranks are as they "
-                f"were: {why}",
-            ) from failure
+            return Failure(rank, bytes(everyones.tolist()).rstrip(b"\0").decode(errors="replace"))
+    return None

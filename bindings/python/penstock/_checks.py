@@ -51,12 +51,9 @@ _PROBLEMS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
         "after penstock.shard(model)",
     ),
     (
-        lambda p: p.is_meta,
-        "is on the meta device: give it memory (model.to_empty, then initialise) before shard",
-    ),
-    (
-        lambda p: p.device.type not in ("cpu", "cuda"),
-        "is on {p.device}: only CPU and CUDA tensors can be sharded",
+        lambda p: p.device.type not in ("cpu", "cuda", "meta"),
+        "is on {p.device}: only CPU and CUDA tensors can be sharded, and those without values on "
+        "the meta device",
     ),
     (
         lambda p: p.dim() == 0,
@@ -83,10 +80,15 @@ def check_device(model: nn.Module) -> torch.device:
     first_name, first = next(model.named_parameters())
     for name, parameter in model.named_parameters():
         if parameter.device != first.device:
+            what_to_do = (
+                "give all of them values before shard, or none: build the whole model on meta"
+                if parameter.is_meta or first.is_meta
+                else "move the model to one device before shard"
+            )
             raise PenstockError(
                 "EINVAL",
                 f"parameter {name!r} is on {parameter.device} and {first_name!r} on "
-                f"{first.device}: move the model to one device before shard",
+                f"{first.device}: {what_to_do}",
             )
     return first.device
 

@@ -29,6 +29,7 @@ from penstock._gradients import (
     show_gradients,
 )
 from penstock._keeping import Keeping
+from penstock._meta import Awaited
 from penstock._native import move_shard, open_native
 from penstock._phases import Phases
 from penstock._structure import Structure
@@ -102,6 +103,7 @@ class Engine:
         self.options = options
         self.checkpointed = checkpointed
         self.keeping = keeping
+        self.awaited: Awaited | None = None  # of a model that was sharded without values
         self.optimizer_steps = 0
         self.stage = options.stage
         self.input_dtype = options.param_dtype
@@ -241,6 +243,9 @@ class Engine:
             unit.refuse_replaced()
         self.native.refuse_written()
         self._structure.refuse_added()
+        if self.awaited is not None:
+            self.awaited.refuse_missing(self.native)
+            self.awaited = None
         self._check_shards()
         trains = torch.is_grad_enabled()
         if trains and self.keeping is not None:

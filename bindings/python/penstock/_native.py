@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import torch
 
 from penstock import _C
-from penstock._agree import fail_together
+from penstock._agree import find_failure
 from penstock._arguments import Options
+from penstock._errors import PenstockError
 from penstock._memory import segment_maker
+from penstock._meta import unset
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World, stream_of
 
@@ -95,7 +97,7 @@ def make_shards(native: _C.Engine, world: World, groups: list[Group]) -> None:
 
     Raises on all ranks where one has no memory left.
     """
-    failure = None
+    error = None
     try:
         for group in groups:
             group.shard = native.make_shard(group.index)
@@ -103,17 +105,26 @@ def make_shards(native: _C.Engine, world: World, groups: list[Group]) -> None:
                 parameter.make_sharded(rows, world)
                 parameter.make_full(group.gather_dtype, world.device)
             _bind(native, group)
-    except Exception as error:
-        failure = error
-    fail_together(world, failure)
+    except Exception as caught:
+        error = caught
+    failure = find_failure(world, error)
+    if failure is not None:
+        raise PenstockError(
+            "ENOMEM",
+            f"rank {failure.rank} has no memory for its shards; the models of all ranks are as "
+            f"they were: {failure.text}",
+        ) from error
 
 
 @torch.no_grad()
 def fill_shard(world: World, group: Group) -> None:
-    """Replace the original parameters of a group by this rank's rows of them."""
+    """Replace the original parameters of a group by this rank's rows of them, if they have any."""
     group.shard.zero_()
     for parameter in group.parameters:
-        parameter.local.copy_(parameter.rows_of(parameter.original))
+        if parameter.original.is_meta:
+            unset(parameter.local)
+        else:
+            parameter.local.copy_(parameter.rows_of(parameter.original))
         parameter.show(parameter.sharded)
         parameter.drop_original(world)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from penstock import _agree, _checkpoint, _checks, _hooks, _state
+from penstock import _agree, _checkpoint, _checks, _hooks, _meta, _state
 from penstock._arguments import Options, check_model, refuse
 from penstock._blocks import Blocks, Named, find_beside, find_blocks, select_blocks
 from penstock._checkpoint import Checkpointed
@@ -34,6 +34,7 @@ def shard(
     *,
     stage: int = 3,
     blocks: Blocks = None,
+    device: torch.device | str | int | None = None,
     process_group: Any = None,
     communicator: str = "auto",
     ranks_per_node: int | None = None,
@@ -59,6 +60,14 @@ def shard(
     has started this process as one of several; where it is not, this process is the only rank, and
     parameters are plain tensors.
 
+    A model larger than the memory is built on the meta device (``with torch.device("meta")``). Its
+    shards are allocated here, and get values before the first forward: from files, by
+    `penstock.load`, ``load_state_dict`` or ``torch.distributed.checkpoint``; or by
+    ``model.to_empty(device=...)``, which allocates buffers and leaves shards as they are, and then
+    by what initialises its modules. Each rank then draws its own rows: on GPUs torch makes them
+    differ where ranks have one seed, on CPUs give each rank another seed. Optimizers may be built
+    before that. No values are there to compare, or to take from rank 0.
+
     A backward that fails leaves each ``.grad`` as it was before, or None where reductions had added
     to it by then: the log names those, and ``penstock.stats(model).broken_backwards`` counts such
     backwards. Gradients that `no_sync` kept are lost, too. Call ``zero_grad()`` and begin the
@@ -70,7 +79,7 @@ def shard(
     Parameters
     ----------
     model : nn.Module
-        On the CPU or on one GPU, with values, not sharded yet. Blocks may not change inputs in
+        On the CPU, a GPU or the meta device, not sharded yet. Blocks may not change inputs in
         place where several of them get gradients, and lists and dicts among their arguments may be
         copies to them. On a GPU the stream that is current now is the
         one to train on; one of priority -1 is best, as sums and copies of gradients then take what
@@ -82,6 +91,9 @@ def shard(
         What is gathered as one: names or patterns of modules, classes, modules, or a predicate over
         (name, module). Left out: elements of ``nn.ModuleList``, or the layers that repeat. Large
         modules beside them (an embedding, a head) are gathered each by itself.
+    device : torch.device or str, optional
+        Where the shards of a model on the meta device lie; left out: on the current GPU, or on the
+        CPU where torch finds none.
     process_group : ProcessGroup, optional
         The ranks; left out: all.
     communicator : str
@@ -121,7 +133,8 @@ def shard(
         communication, which costs two events a wait. In a `penstock.trace` they are taken anyway.
     broadcast : bool
         Whether all ranks begin with the parameters and buffers of rank 0. Without it parameters
-        that are not equal are an error, and buffers are each rank's own.
+        that are not equal are an error, and buffers are each rank's own. On the meta device
+        nothing is compared or broadcast.
     checkpoint : str, class, module, iterable of these, or callable, optional
         Which blocks recompute their activations in the backward instead of keeping them, by
         ``torch.utils.checkpoint`` around each: named as by ``blocks=``; left out: none. "auto":
@@ -175,7 +188,9 @@ def shard(
         memory=memory,
     )
     _check(model)
-    device = _checks.check_device(model)
+    lies_on = _checks.check_device(model)
+    device = _meta.choose_device(device, lies_on)
+    is_meta = lies_on.type == "meta"
     options.check(device)
     found = find_blocks(model, blocks)
     units = _make_units(model, found, options)
@@ -184,12 +199,13 @@ def shard(
     with ExitStack() as undo:
         world = World(process_group, device, options.seconds, communicator, ranks_per_node)
         undo.callback(world.close)
+        _agree.check_meta(world, is_meta)
         runtime, native = open_native(type(model).__name__, options, world, units)
         undo.callback(runtime.destroy)
         undo.callback(native.destroy)
-        if options.broadcast:
+        if options.broadcast and not is_meta:
             _agree.broadcast(world, model)
-        else:
+        elif not is_meta:
             _agree.check_equal(world, dict(model.named_parameters()))
         make_shards(native, world, groups)
         _fill_shards(world, groups)
@@ -209,6 +225,8 @@ def shard(
     _hooks.install(engine)
     _checkpoint.install(checkpointed)
     _state.install(engine)
+    if is_meta:
+        engine.awaited = _meta.Awaited(world, model, engine.parameters())
     reason = native.why_not_ce() or world.why_no_nodes
     because = f", as copy engines cannot serve: {reason}" if reason else ""
     _logger.info("%s: %d ranks, by %s%s", engine.name, world.size, native.communicator(), because)

@@ -98,7 +98,8 @@ def _refuse_conversion(parameter: Parameter, function: Function) -> None:
         raise PenstockError(
             "ESTATE",
             f"parameter {parameter.name!r} is sharded and cannot be moved or converted (here to "
-            f"{after.dtype} on {after.device}): do that before penstock.shard(model)",
+            f"{after.dtype} on {after.device}): do that before penstock.shard(model), or say there "
+            "on which device= a model from the meta device is to lie",
         )
 
 
