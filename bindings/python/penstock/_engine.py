@@ -343,18 +343,6 @@ class Engine:
         """Whether the optimizer holds parameters of this model."""
         return any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"])
 
-    @torch.no_grad()
-    def take_loaded(self, module: nn.Module) -> None:
-        """After a load with ``assign=True``: copy the module's new tensors into the shards."""
-        for parameter in self.parameters():
-            for holder, attribute in parameter.places:
-                loaded = module._parameters.get(attribute) if holder is module else None
-                if loaded is None or loaded is parameter.sharded or loaded is parameter.full:
-                    continue
-                _copy_rows(parameter, loaded)
-                parameter.show(parameter.sharded)
-        self.updated()
-
     def __deepcopy__(self, memo: Any) -> NoReturn:
         refuse_copy(self.name)
 
@@ -635,14 +623,6 @@ def _warn_of_lost(name: str, parameters: list[str]) -> None:
         ", ".join(parameters[:5]),
         more,
     )
-
-
-def _copy_rows(parameter: Parameter, loaded: torch.Tensor) -> None:
-    target = local_of(parameter.sharded)
-    source = local_of(loaded)
-    if source.shape == parameter.shape and source.shape != target.shape:
-        source = parameter.rows_of(source)
-    target.copy_(source)
 
 
 # ---- the engines that live ----------------------------------------------------------------------

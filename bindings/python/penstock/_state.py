@@ -59,8 +59,25 @@ def _before_load(
             state[prefix + attribute] = as_sharded(rows, parameter.layout)
 
 
+@torch.no_grad()
 def _after_load(engine: Engine, module: nn.Module, incompatible_keys: Any) -> None:
-    engine.take_loaded(module)
+    """After a load with ``assign=True``: copy the module's new tensors into the shards."""
+    for parameter in engine.parameters():
+        for holder, attribute in parameter.places:
+            loaded = module._parameters.get(attribute) if holder is module else None
+            if loaded is None or loaded is parameter.sharded or loaded is parameter.full:
+                continue
+            _copy_rows(parameter, loaded)
+            parameter.show(parameter.sharded)
+    engine.updated()
+
+
+def _copy_rows(parameter: Parameter, loaded: torch.Tensor) -> None:
+    target = local_of(parameter.sharded)
+    source = local_of(loaded)
+    if source.shape == parameter.shape and source.shape != target.shape:
+        source = parameter.rows_of(source)
+    target.copy_(source)
 
 
 # ---- moves and conversions ----------------------------------------------------------------------
