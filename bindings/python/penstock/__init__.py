@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock._stats import Stats, stats
     from penstock._step import step
     from penstock._tracing import trace
-    from penstock.plan import Operation
+    from penstock._plans import Operation
 
 __all__ = [
     "AdamW",
@@ -50,7 +50,7 @@ __all__ = [
 
 _HOME = {
     "AdamW": "_adamw",
-    "Operation": "plan",
+    "Operation": "_plans",
     "PenstockError": "_errors",
     "Plan": "_plan",
     "Stats": "_stats",

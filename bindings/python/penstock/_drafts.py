@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock import _C
 from penstock._budget import Offer, choose, readable
-from penstock.plan import Draft
+from penstock._plans import Draft
 
 _LEAST = 1e-3  # of a pass: what memory has to save
 

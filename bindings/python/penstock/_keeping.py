@@ -25,9 +25,9 @@ from penstock._arguments import Options
 from penstock._budget import Memory, Offer, readable
 from penstock._checkpoint import Checkpointed, Contexts
 from penstock._drafts import choose_draft, cost, describe, make_drafts
+from penstock._plans import Draft
 from penstock._units import Unit
 from penstock._world import World
-from penstock.plan import Draft
 
 _WARM_STEPS = 2  # in which blocks are compiled, and the optimizer makes its states
 _INTERVAL = 16  # passes after which the ranks ask each other whether they have grown

@@ -13,7 +13,7 @@ from penstock._arguments import check_bytes, check_count, check_flag, check_stag
 from penstock._drafts import make_drafts
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
-from penstock.plan import (
+from penstock._plans import (
     KEEPS,
     Draft,
     Gather,

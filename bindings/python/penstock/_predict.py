@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch  # noqa: F401 - whose libraries the extension wants
 
 from penstock import _C
-from penstock.plan import Operation, PlanError, SavedPlan
+from penstock._plans import Operation, PlanError, SavedPlan
 
 _KINDS = ("gather", "release", "reduce")
 
