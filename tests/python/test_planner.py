@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import penstock
 import penstock.plan
@@ -323,6 +324,23 @@ def test_what_cannot_be_predicted_is_named(saved):
     ):
         ran, _ = predict(plan, *arguments)
         assert ran.returncode == 2 and text in ran.stderr
+
+
+def test_a_plan_is_drawn(saved, tmp_path):
+    out = tmp_path / "plan.svg"
+    ran = tool("draw", saved / "none0.json", out)
+    assert ran.returncode == 0, ran.stderr
+    texts = [
+        element.text for element in ElementTree.fromstring(out.read_text()).iter() if element.text
+    ]
+    titles = [text for text in texts if text.startswith("blocks.0:")]
+    assert len(titles) == 6  # two gathers, two uses, which both wait
+    assert "link" in texts and "exposed communication" in texts
+    plan = json.loads((saved / "none0.json").read_text())
+    plan["predicted_step"] = 0.0
+    out.with_suffix(".json").write_text(json.dumps(plan))
+    ran = tool("draw", out.with_suffix(".json"), out)
+    assert ran.returncode == 2 and "made without times" in ran.stderr
 
 
 def test_files_that_hold_no_plan_are_named(saved, tmp_path):

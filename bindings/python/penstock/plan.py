@@ -1,4 +1,4 @@
-"""Explain, compare and predict by saved plans: ``python -m penstock.plan explain|diff|predict``.
+"""Look at saved plans: ``python -m penstock.plan explain|diff|draw|predict``.
 
 Works on the JSON that `penstock.Plan.save` writes, with the standard library alone; neither torch
 nor the package's compiled extension is needed, but for predictions.
@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
+from penstock._plan_draw import draw
 from penstock._plans import (
     REASONS,
     Draft,
@@ -30,6 +31,7 @@ __all__ = [
     "PlanError",
     "SavedPlan",
     "diff",
+    "draw",
     "explain",
     "load",
     "main",
@@ -177,6 +179,9 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("diff", help="what the second plan does otherwise")
     one.add_argument("first")
     one.add_argument("second")
+    one = commands.add_parser("draw", help="the pass that it predicts, as an SVG picture")
+    one.add_argument("plan")
+    one.add_argument("out")
     one = commands.add_parser("predict", help="what a pass would take on other ranks and links")
     one.add_argument("plan")
     one.add_argument("--ranks", type=int, nargs="+", required=True)
@@ -204,6 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "explain":
             print(explain(load(options.plan)))
+        elif options.command == "draw":
+            draw(load(options.plan), options.out)
         elif options.command == "predict":
             print(_predict(options))
         else:
