@@ -521,6 +521,10 @@ void Engine::set_replay(bool enabled) {
     pst_zero_set_replay(engine(), enabled);
 }
 
+void Engine::set_timing(bool enabled) {
+    pst_zero_set_timing(engine(), enabled);
+}
+
 pst_zero_stats Engine::stats() const {
     pst_zero_stats stats{};
     stats.size = sizeof stats;

@@ -143,6 +143,7 @@ class Engine {
     pst_zero_forecast forecast(bool grad) const;
     pst_zero_group_forecast group_forecast(bool grad, uint32_t group) const;
     void set_replay(bool enabled);
+    void set_timing(bool enabled);
     pst_zero_stats stats() const;
     void reset_stats();
 

@@ -196,6 +196,7 @@ void bind_engine(py::module_ &module) {
         .def("forecast", &Engine::forecast)
         .def("group_forecast", &Engine::group_forecast)
         .def("set_replay", &Engine::set_replay)
+        .def("set_timing", &Engine::set_timing)
         .def("stats", [](const Engine &engine) { return stats_dict(engine.stats()); })
         .def("reset_stats", &Engine::reset_stats);
 }

@@ -319,7 +319,8 @@ typedef struct pst_zero_op_time {
 } pst_zero_op_time;
 
 /* The times of these operations. A pass that runs eagerly has them (the first one on a path, and
- * those without replay), as far as the device has come; *count is 0 for others. */
+ * those without replay), and any with pst_zero_set_timing, as far as the device has come; *count is
+ * 0 for others. */
 PST_API pst_status pst_zero_recorded_times(pst_zero *engine, int grad, pst_zero_op_time *times,
                                            size_t capacity, size_t *count);
 
@@ -442,6 +443,9 @@ PST_API pst_status pst_zero_predict(pst_runtime *runtime, const pst_zero_predict
  * followed it, as launches of a sealed graph (stats.replayed_passes), which says the same to other
  * ranks. From the next pass on. */
 PST_API void pst_zero_set_replay(pst_zero *engine, int enabled);
+/* 1: passes that begin from now on and follow a plan have times as well, and are no launches of a
+ * sealed graph; 0 (default): those without a plan alone have them. A rank's own choice. */
+PST_API void pst_zero_set_timing(pst_zero *engine, int enabled);
 
 typedef struct pst_zero_stats {
     size_t size; /* sizeof(pst_zero_stats); where it is not set, nothing is written */

@@ -165,6 +165,7 @@ struct pst_zero {
     pst__clock clock;
     pst__history history[2];
     int replay;
+    int is_timed; /* passes that follow a plan are, too */
     size_t keep_bytes;
     pst__program **replayed; /* where the program is that this pass has begun with; NULL: none */
     pst__program **retired;  /* of no use, and not idle when that was seen */

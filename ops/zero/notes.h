@@ -15,7 +15,7 @@ typedef struct pst__share {
 } pst__share;
 
 typedef struct pst__notes {
-    int is_on;       /* this pass is eager, and timed */
+    int is_on;       /* this pass is timed */
     int is_complete; /* and has ended: what is left of it can be read */
     pst__timings timings;
     pst__timing **reached; /* by operation: from compute's coming to what it waits for there */

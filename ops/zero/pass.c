@@ -166,7 +166,7 @@ pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
     pass->path = engine->replay ? pst__path_expected(engine, pass->grad) : NULL;
     pass->position = 0;
     pst__notes_begin(&engine->history[pass->grad].notes,
-                     pass->path == NULL && engine->carrier.outside == NULL);
+                     (pass->path == NULL || engine->is_timed) && engine->carrier.outside == NULL);
     if (pass->grad && engine->carrier.outside == NULL)
         pst__clock_begin(&engine->clock, engine->carrier.compute);
     pst__replay_begin(engine, pass->path, PST__PROGRAM_FORWARD);

@@ -146,6 +146,10 @@ void pst_zero_set_replay(pst_zero *engine, int enabled) {
     engine->replay = enabled != 0;
 }
 
+void pst_zero_set_timing(pst_zero *engine, int enabled) {
+    engine->is_timed = enabled != 0;
+}
+
 void pst__record_free(pst_zero *engine) {
     for (int grad = 0; grad < 2; grad++) {
         pst__history *history = &engine->history[grad];

@@ -58,7 +58,7 @@ void pst__replay_begin(pst_zero *engine, pst__path *path, pst__program_kind kind
     pst__carrier *carrier = &engine->carrier;
     free_retired(engine);
     engine->replayed = NULL;
-    if (path == NULL || !engine->replay || carrier->outside != NULL) return;
+    if (path == NULL || !engine->replay || engine->is_timed || carrier->outside != NULL) return;
     pst__program *program = path->programs[kind];
     if (program == NULL) {
         carrier->script.count = 0;

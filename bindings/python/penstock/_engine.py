@@ -120,7 +120,6 @@ class Engine:
         self.graph_owners: weakref.WeakSet[GraphOwner] = weakref.WeakSet()
         self.updaters: weakref.WeakSet[Updater] = weakref.WeakSet()  # of its parameters
         self.plans: dict[bool, object] = {}  # in force, for training and for evaluation
-        self._eager: set[object] = set()  # reasons to run without a plan
         self.backward = Backward(self)
         self._parameters = [p for group in self.groups() for p in group.parameters]
         self._note_shards()
@@ -293,7 +292,6 @@ class Engine:
             self.native.destroy()
             self.runtime.destroy()
             self.runtime, self.native = open_native(self.name, self.options, self.world, self.units)
-            self.native.set_replay(not self._eager)
             for group in self.groups():
                 move_shard(self.native, group)
             for unit in self.units:
@@ -313,11 +311,6 @@ class Engine:
     def _versions(self) -> int:
         """Return a number that grows with every in-place operation that torch counts."""
         return _C.sum_versions(self._counted)
-
-    def run_eagerly(self, why: object, is_on: bool) -> None:
-        """Have passes run without a plan, or no longer, for that reason."""
-        (self._eager.add if is_on else self._eager.discard)(why)
-        self.native.set_replay(not self._eager)
 
     def drop_graphs(self) -> None:
         """Destroy the graphs that passes were captured into: NCCL ends only behind them."""

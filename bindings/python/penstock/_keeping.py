@@ -51,9 +51,6 @@ class Passes(Protocol):
     def drop_graphs(self) -> None:
         """Destroy CUDA graphs of its passes: they hold another decision."""
 
-    def run_eagerly(self, why: object, is_on: bool) -> None:
-        """Have passes run without a plan, or no longer, for that reason."""
-
 
 @dataclass
 class Figures:
@@ -203,7 +200,7 @@ class Keeping:
             self._decide()
         elif self.is_decided:
             self._look_for_growth()
-        self._engine.run_eagerly(self, self._is_measured_step)  # which takes its times
+        self._engine.native.set_timing(self._is_measured_step)
         self._span = Span(is_metered=self._is_measured_step or self._measures_next)
         if self._measures_next:
             self._measures_next = False
@@ -214,7 +211,6 @@ class Keeping:
         for block in self.blocks:
             block.recomputes = True
         self.is_decided = False
-        self._engine.run_eagerly(self, False)
         self._begin_anew()
 
     def _end_span(self) -> None:
@@ -244,7 +240,8 @@ class Keeping:
             self._note_left()
 
     def _note_left(self) -> None:
-        left = _budget.left_at_peak(self._memory, self._engine.world.device)
+        """Note what a pass that recomputes all has left: beside it stands what the plan takes."""
+        left = _budget.left_at_peak(self._memory, self._engine.world.device) + self._cost()
         self._left = left if self._left is None else min(self._left, left)
 
     def _look_for_growth(self) -> None:
@@ -257,7 +254,7 @@ class Keeping:
         over = -_budget.left_at_peak(self._memory, self._engine.world.device)
         if over > 0:
             self._grown_passes = _GROWN
-            self._left = min(self._left or 0, self._spent() - over)
+            self._left = min(self._left or 0, self.saved().kept + self._cost() - over)
         grown = int(self._gather([self._grown_passes]).max())
         self._passes = self._grown_passes = 0
         if grown >= _GROWN:
@@ -337,9 +334,9 @@ class Keeping:
             sum(figures.nanoseconds for figures in kept),
         )
 
-    def _spent(self) -> int:
-        """Return the bytes that the decision takes."""
-        return self.saved().kept + (cost(self._draft, self._drafts[0]) if self._draft else 0)
+    def _cost(self) -> int:
+        """Return the bytes that the plan takes more than one by the options."""
+        return 0 if self._draft is None else cost(self._draft, self._drafts[0])
 
     def describe(self, left: int) -> Iterator[str]:
         """Say in lines what is kept, and by which plan."""

@@ -80,7 +80,7 @@ class Plan:
         engine = self._engine
         if engine.plans.get(self.training) != self:
             _compile(engine, self)
-        engine.run_eagerly(record, False)
+        engine.native.set_replay(True)
         yield self
 
     def save(self, path: PathLike) -> None:
@@ -124,11 +124,11 @@ def record(model: nn.Module | None = None) -> Iterator[None]:
         The sharded model; may be left out while only one lives.
     """
     engine = engine_of(model)
-    engine.run_eagerly(record, True)
+    engine.native.set_replay(False)
     try:
         yield
     finally:
-        engine.run_eagerly(record, False)
+        engine.native.set_replay(True)
 
 
 def get_recorded_ops(model: nn.Module | None = None, *, training: bool = True) -> list[Operation]:
