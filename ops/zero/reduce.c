@@ -24,7 +24,7 @@ static void note_carried(pst__open_bucket *open, const char *name) {
 }
 
 /* After the groups in it, the same on all ranks. Interned: a trace may be written when the engine
- * is gone, and a program knows its steps by the addresses of their names. */
+ * is gone, and a program knows its steps by the addresses of their names. NULL: no memory. */
 static const char *name_of_bucket(const pst_zero *engine, const pst__open_bucket *open) {
     char name[256];
     if (open->names == 1)
@@ -32,8 +32,7 @@ static const char *name_of_bucket(const pst_zero *engine, const pst__open_bucket
     else
         (void)snprintf(name, sizeof name, "gradients %s to %s (%u groups)", open->first, open->last,
                        open->names);
-    const char *kept = pst__trace_intern(pst__runtime_trace(engine->carrier.runtime), name);
-    return kept == NULL ? "gradients" : kept;
+    return pst__trace_intern(pst__runtime_trace(engine->carrier.runtime), name);
 }
 
 static pst_status send_bucket(void *context, pst_dtype dtype) {
@@ -41,8 +40,9 @@ static pst_status send_bucket(void *context, pst_dtype dtype) {
     const pst__open_bucket *open = &engine->carrier.open[dtype];
     const size_t bytes = open->whole_bytes;
     if (open->operation == NULL) return PST_OK;
-    const pst_status status =
-        pst__bucket_send(&engine->carrier, dtype, name_of_bucket(engine, open));
+    const char *name = name_of_bucket(engine, open);
+    if (name == NULL) return pst__zero_fail(engine, PST_ENOMEM, "%s", "no memory to reduce");
+    const pst_status status = pst__bucket_send(&engine->carrier, dtype, name);
     if (status != PST_OK) return status;
     note_written(engine, dtype);
     engine->stats.reduces++;
