@@ -349,7 +349,7 @@ def test_an_exception_that_ends_a_rank_is_named_by_the_others(tmp_path):
     told = [process.communicate(timeout=120) for process in ranks]
     assert [out for out, _ in told] == ["child 7\n"] * 2, told
     assert [process.returncode for process in ranks] == [1, 1]
-    assert "rank 1 failed: ValueError: boom" in told[0][1], told[0][1]
+    assert "rank 1 failed: ValueError: boom, behind the backward (step 0)" in told[0][1], told[0][1]
 
 
 def test_the_end_of_the_process_closes_all_engines_also_where_one_fails(monkeypatch):

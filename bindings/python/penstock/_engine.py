@@ -14,7 +14,10 @@ import torch
 from torch import nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.variable import Variable
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from penstock import _C
 from penstock._arguments import Options, check_model
@@ -129,6 +132,7 @@ class Engine:
         )
         self._ids = {id(p.sharded) for p in self._parameters}
         self.whole_ids = {id(p.full) for p in self._parameters}
+        world.roll.follow(self.phases.where)
         model.__dict__[_ATTRIBUTE] = self
         if keeping is not None:
             keeping.attach(self)
@@ -671,9 +675,15 @@ def engines_of(optimizer: torch.optim.Optimizer) -> list[Engine]:
     return [engine for engine in _live if engine.owns_any(optimizer)]
 
 
+def _before_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for engine in engines_of(optimizer):
+        engine.phases.begin("optimizer")
+
+
 def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for engine in engines_of(optimizer):
         engine.stepped()
+        engine.phases.end_optimizer()
 
 
 def _close_all() -> None:
@@ -682,5 +692,6 @@ def _close_all() -> None:
             engines.callback(engine.close)
 
 
+register_optimizer_step_pre_hook(_before_optimizer_step)
 register_optimizer_step_post_hook(_after_optimizer_step)
 atexit.register(_close_all)
