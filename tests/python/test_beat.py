@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 from equality import sgd, world
 from models import Net, loss_of, make
+from penstock._page import Page, open_page
 from test_processes import listen, store
 from torch import nn
 
@@ -116,6 +117,23 @@ def test_a_beat_keeps_no_model(worlds):
     assert worlds(2).run(drop_a_model) == [False, False]
 
 
+def read_a_page():
+    """Read this process's page as another one does; it has no descriptor left when it ends."""
+    gc.collect()
+    before = sorted(os.listdir("/proc/self/fd"))
+    page = Page(is_shared=True)
+    seen = open_page(os.getpid(), page.descriptor)
+    page.words[1] = 5
+    found = seen[1], open_page(os.getpid(), -1)
+    del page, seen
+    gc.collect()
+    return found, sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_page_shows_what_is_written_later_and_leaves_nothing():
+    assert read_a_page() == ((5, None), True)
+
+
 # ---- what the others say ------------------------------------------------------------------------
 
 
@@ -131,10 +149,10 @@ def fail_in_a_step(phase, number):
     lines, stop = listen()
 
     def fail():
-        time.sleep(1.5)  # longer than a beat
         if number:
-            os.kill(os.getpid(), number)
-        time.sleep(4)
+            os.kill(os.getpid(), number)  # before the next beat
+        else:
+            time.sleep(5.5)
 
     if rank == size - 1:
         setattr(calls, f"in_{phase}", fail)

@@ -116,7 +116,7 @@ class Engine:
         self.read: list[Unit] = []  # held because the root's forward, which runs, has read them
         self.sync = True  # whether backwards reduce
         self.broken_backwards = 0
-        self.phases = Phases(self.root)
+        self.phases = Phases(units, world.roll.page.words)
         self.is_captured = False  # what runs becomes a part of a CUDA graph
         self.gradients_before: dict[int, bool] = {}  # by address: whether it may add to them
         self.has_added = False  # to one of them, in the latest capture
@@ -132,7 +132,7 @@ class Engine:
         )
         self._ids = {id(p.sharded) for p in self._parameters}
         self.whole_ids = {id(p.full) for p in self._parameters}
-        world.roll.follow(self.phases.where)
+        world.roll.follow(self.phases.where, self.phases.describe)
         model.__dict__[_ATTRIBUTE] = self
         if keeping is not None:
             keeping.attach(self)

@@ -10,6 +10,9 @@ import torch
 from penstock import _C
 from penstock._units import Unit
 
+_KINDS = ("", "forward", "recompute", "backward", "optimizer", "captured step")
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+
 
 class Phases:
     """What the training thread does: known to whoever asks, and told to a runtime's trace, if any.
@@ -18,14 +21,18 @@ class Phases:
 
     Parameters
     ----------
-    root : Unit
-        Its forward is the model's.
+    units : list of Unit
+        The root first, whose forward is the model's.
+    words : memoryview
+        Two numbers, which say how many places the training has been at, and which one it is at.
     """
 
-    def __init__(self, root: Unit) -> None:
-        self._root = root
-        self._place: tuple[str, Unit | None, bool] = ("", None, True)  # kind, part, is behind it
-        self._places = 0
+    def __init__(self, units: list[Unit], words: memoryview) -> None:
+        self._root = units[0]
+        self._units = units
+        self._numbers: dict[Unit | None, int] = {unit: i for i, unit in enumerate(units)}
+        self._words = words
+        self._unit: Unit | None = None  # of the place
         self._number = 0  # of the step
         self._has_stepped = False  # an optimizer, in it
         self._runtime: _C.Runtime | None = None
@@ -42,20 +49,24 @@ class Phases:
 
     def where(self) -> tuple[int, str]:
         """Return how many places the training has been at, and describe the present one."""
-        kind, unit, is_behind = self._place
-        where = "behind" if is_behind else "in"
+        return self._words[0], self.describe(self._words[1])
+
+    def describe(self, place: int) -> str:
+        """Describe a place of this rank, or of another one with the same model."""
+        step, unit, kind = place >> 32, place >> 8 & 0xFFFFFF, _KINDS[place >> 1 & 0x7F]
+        where = "behind" if place & 1 else "in"
         if not kind:
-            place = "before the first forward"
-        elif unit is None or unit is self._root:
-            place = f"{where} the {kind} (step {self._number})"
-        else:
-            place = f"{where} {unit.name!r} (step {self._number}, {kind})"
-        return self._places, place
+            return "before the first forward"
+        if unit == 0:
+            return f"{where} the {kind} (step {step})"
+        return f"{where} {self._units[unit].name!r} (step {step}, {kind})"
 
     def reach(self, kind: str, unit: Unit | None = None, is_behind: bool = False) -> None:
         """Note that the training is in, or behind, something of this kind, or a unit's part."""
-        self._place = (kind, unit, is_behind)
-        self._places += 1
+        self._unit = unit
+        part = self._numbers.get(unit, 0)
+        self._words[1] = self._number << 32 | part << 8 | _NUMBERS[kind] << 1 | is_behind
+        self._words[0] += 1
 
     def start(self, runtime: _C.Runtime, call_before_step: Callable[[int], None]) -> None:
         """Tell a runtime from here on, and call with the number of each step before it begins."""
@@ -77,7 +88,7 @@ class Phases:
 
     def end(self, kind: str, unit: Unit | None = None, *, stays: bool = False) -> None:
         """End a slice, if it was begun; whether the training stays in it all the same."""
-        has_left = kind == "backward" and unit is not None and unit is not self._place[1]
+        has_left = kind == "backward" and unit is not None and unit is not self._unit
         if not stays and not has_left:
             self.reach(kind, unit, is_behind=True)
         if self._runtime is None:

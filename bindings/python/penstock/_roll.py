@@ -29,6 +29,7 @@ from typing import Any, Generic, TypeVar
 from penstock import _beat
 from penstock._beat import Beat, Posted
 from penstock._errors import PenstockError
+from penstock._page import Page, open_page
 
 Place = tuple[str, str, int]  # lane, task, ticket
 Answer = TypeVar("Answer")
@@ -59,6 +60,8 @@ class Roll:
         As given.
     hosts : list of str
         An identifier of each rank's machine; empty before the ranks have met.
+    page : Page
+        Where this rank is, for those of its machine.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
@@ -68,6 +71,8 @@ class Roll:
         self._store = store
         self._pid = os.getpid()
         self._pids: dict[int, int] = {}  # of the other ranks on this machine
+        self._pages: dict[int, memoryview] = {}  # of those whose is to be read
+        self.page = Page(is_shared=size > 1)
         self._line: Any = None  # what the others can read of this rank
         self._looked = 0.0  # seconds after the beginning of this wait
         self._is_logged = False  # this wait
@@ -77,6 +82,7 @@ class Roll:
         self._before: Place | None = None
         self._beat: Beat | None = None
         self._where: Callable[[], Callable[[], tuple[int, str]] | None] = lambda: None
+        self._describe: Callable[[], Callable[[int], str] | None] = lambda: None
         if not _rolls:
             atexit.unregister(_leave_all)
             atexit.register(_leave_all)  # last, so that it runs before engines are closed
@@ -109,7 +115,7 @@ class Roll:
 
     def _meet(self, over: threading.Event) -> str:
         """Wait for the others until it is over; say who has not come."""
-        self._store.set(f"here/{self.rank}", f"{_this_host()} {_namespace()} {os.getpid()}")
+        self._store.set(f"here/{self.rank}", self._record())
         if self._store.add("come", 1) > len(self._others):
             self._store.set("all", "here")
         pause = 0.001
@@ -119,10 +125,17 @@ class Roll:
             pause = min(2 * pause, 0.1)
         ranks = range(self.size)
         records = [self._store.get(f"here/{rank}").decode().split() for rank in ranks]
-        self.hosts = [host for host, _, _ in records]
+        self.hosts = [host for host, *_ in records]
         mine = records[self.rank][:2]
-        self._pids = {r: int(records[r][2]) for r in self._others if records[r][:2] == mine}
+        near = [rank for rank in self._others if records[rank][:2] == mine]
+        self._pids = {rank: int(records[rank][2]) for rank in near}
+        pages = {rank: open_page(self._pids[rank], int(records[rank][3])) for rank in near}
+        self._pages = {rank: words for rank, words in pages.items() if words is not None}
         return ""
+
+    def _record(self) -> str:
+        """Return what the others identify this process by."""
+        return f"{_this_host()} {_namespace()} {os.getpid()} {self.page.descriptor}"
 
     def _withdraw(self) -> str:
         """Be ready to come again."""
@@ -158,17 +171,18 @@ class Roll:
 
     # ---- the beat -------------------------------------------------------------------------------
 
-    def follow(self, where: Callable[[], tuple[int, str]]) -> None:
+    def follow(self, where: Callable[[], tuple[int, str]], describe: Callable[[int], str]) -> None:
         """Post once a second where this rank is, for the others to read.
 
         Parameters
         ----------
         where : callable
-            A method that returns how many places this rank has been at, and which one it is at. It
-            is held weakly.
+            A method that returns how many places this rank has been at, and which one it is at.
+        describe : callable
+            A method that describes a place in words. They are held weakly.
         """
         if self._others:
-            self._where = weakref.WeakMethod(where)
+            self._where, self._describe = weakref.WeakMethod(where), weakref.WeakMethod(describe)
             self._beat = Beat(self._store, self.rank, self._where)
 
     def stop(self) -> None:
@@ -319,6 +333,7 @@ class Roll:
 
     def _inspect_others(self) -> _Found:
         lines, posted = self._ask(self._read_lines) or ({}, {})
+        self._read_pages(posted)
         found = _Found(posted=posted, waiting=[self.rank])
         for rank in self._others:
             line, state = lines.get(rank, {}), _state_of(self._pids.get(rank))
@@ -348,6 +363,15 @@ class Roll:
             {rank: self._line_of(rank) for rank in self._others},
             {rank: place for rank, place in posted.items() if place is not None},
         )
+
+    def _read_pages(self, posted: dict[int, Posted]) -> None:
+        """Put what pages say in the place of what was posted up to a beat before."""
+        describe = self._describe()
+        if describe is None:
+            return
+        for rank, words in self._pages.items():
+            old, place = posted.get(rank, Posted(-1, "", 0.0)), describe(words[1])
+            posted[rank] = old if old.place == place else Posted(old.beat, place, 0.0)
 
     # ---- the log --------------------------------------------------------------------------------
 
