@@ -14,7 +14,10 @@ import torch
 from torch import nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.variable import Variable
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from penstock import _C
 from penstock._arguments import Options, check_model
@@ -113,7 +116,7 @@ class Engine:
         self.read: list[Unit] = []  # held because the root's forward, which runs, has read them
         self.sync = True  # whether backwards reduce
         self.broken_backwards = 0
-        self.phases = Phases(self.root)
+        self.phases = Phases(units, world.roll.page.words)
         self.is_captured = False  # what runs becomes a part of a CUDA graph
         self.gradients_before: dict[int, bool] = {}  # by address: whether it may add to them
         self.has_added = False  # to one of them, in the latest capture
@@ -128,6 +131,7 @@ class Engine:
         )
         self._ids = {id(p.sharded) for p in self._parameters}
         self.whole_ids = {id(p.full) for p in self._parameters}
+        world.roll.follow(self.phases.where, self.phases.describe)
         model.__dict__[_ATTRIBUTE] = self
         if keeping is not None:
             keeping.attach(self)
@@ -664,9 +668,15 @@ def engines_of(optimizer: torch.optim.Optimizer) -> list[Engine]:
     return [engine for engine in _live if engine.owns_any(optimizer)]
 
 
+def _before_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for engine in engines_of(optimizer):
+        engine.phases.begin("optimizer")
+
+
 def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for engine in engines_of(optimizer):
         engine.stepped()
+        engine.phases.end_optimizer()
 
 
 def _close_all() -> None:
@@ -675,5 +685,6 @@ def _close_all() -> None:
             engines.callback(engine.close)
 
 
+register_optimizer_step_pre_hook(_before_optimizer_step)
 register_optimizer_step_post_hook(_after_optimizer_step)
 atexit.register(_close_all)

@@ -191,7 +191,8 @@ def _after_forward(
         _watch_outputs(engine, unit, use, tensors)
     if not use.recomputed:
         _end_forward(engine, unit, output)
-    engine.phases.end("recompute" if use.recomputed else "forward", unit)
+    kind = "recompute" if use.recomputed else "forward"
+    engine.phases.end(kind, unit, stays=output is None)  # None: it has failed, or been stopped
     return output if gives else None
 
 

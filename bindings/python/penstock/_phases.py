@@ -1,4 +1,4 @@
-"""Steps, forwards, backwards and the parts that blocks have in them, as slices of a trace."""
+"""Steps, forwards, backwards and the parts that blocks have in them: where the training is."""
 
 from __future__ import annotations
 
@@ -10,20 +10,31 @@ import torch
 from penstock import _C
 from penstock._units import Unit
 
+_KINDS = ("", "forward", "recompute", "backward", "optimizer", "captured step")
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+
 
 class Phases:
-    """What the training thread does: told to a runtime's trace, to nobody while there is none.
+    """What the training thread does: known to whoever asks, and told to a runtime's trace, if any.
 
     A slice is written when it ends, so that a pass that fails leaves none open.
 
     Parameters
     ----------
-    root : Unit
-        Its forward is the model's.
+    units : list of Unit
+        The root first, whose forward is the model's.
+    words : memoryview
+        Two numbers, which say how many places the training has been at, and which one it is at.
     """
 
-    def __init__(self, root: Unit) -> None:
-        self._root = root
+    def __init__(self, units: list[Unit], words: memoryview) -> None:
+        self._root = units[0]
+        self._units = units
+        self._numbers: dict[Unit | None, int] = {unit: i for i, unit in enumerate(units)}
+        self._words = words
+        self._unit: Unit | None = None  # of the place
+        self._number = 0  # of the step
+        self._has_stepped = False  # an optimizer, in it
         self._runtime: _C.Runtime | None = None
         self._began: dict[tuple[str, Unit | None], int] = {}
         self._steps = 0
@@ -35,6 +46,27 @@ class Phases:
     def is_on(self) -> bool:
         """Whether somebody is told."""
         return self._runtime is not None
+
+    def where(self) -> tuple[int, str]:
+        """Return how many places the training has been at, and describe the present one."""
+        return self._words[0], self.describe(self._words[1])
+
+    def describe(self, place: int) -> str:
+        """Describe a place of this rank, or of another one with the same model."""
+        step, unit, kind = place >> 32, place >> 8 & 0xFFFFFF, _KINDS[place >> 1 & 0x7F]
+        where = "behind" if place & 1 else "in"
+        if not kind:
+            return "before the first forward"
+        if unit == 0:
+            return f"{where} the {kind} (step {step})"
+        return f"{where} {self._units[unit].name!r} (step {step}, {kind})"
+
+    def reach(self, kind: str, unit: Unit | None = None, is_behind: bool = False) -> None:
+        """Note that the training is in, or behind, something of this kind, or a unit's part."""
+        self._unit = unit
+        part = self._numbers.get(unit, 0)
+        self._words[1] = self._number << 32 | part << 8 | _NUMBERS[kind] << 1 | is_behind
+        self._words[0] += 1
 
     def start(self, runtime: _C.Runtime, call_before_step: Callable[[int], None]) -> None:
         """Tell a runtime from here on, and call with the number of each step before it begins."""
@@ -50,11 +82,15 @@ class Phases:
 
     def begin(self, kind: str, unit: Unit | None = None) -> None:
         """Begin a slice; one of the same kind and unit that has not ended is forgotten."""
+        self.reach(kind, unit)
         if self._runtime is not None:
             self._began[kind, unit] = monotonic_ns()
 
-    def end(self, kind: str, unit: Unit | None = None) -> None:
-        """End a slice, if it was begun."""
+    def end(self, kind: str, unit: Unit | None = None, *, stays: bool = False) -> None:
+        """End a slice, if it was begun; whether the training stays in it all the same."""
+        has_left = kind == "backward" and unit is not None and unit is not self._unit
+        if not stays and not has_left:
+            self.reach(kind, unit, is_behind=True)
         if self._runtime is None:
             return
         began = self._began.pop((kind, unit), None)
@@ -66,8 +102,6 @@ class Phases:
 
     def begin_forward(self, unit: Unit, recomputed: bool) -> None:
         """Begin a unit's forward, and a step if it trains and the last step has ended."""
-        if self._runtime is None:
-            return
         if not recomputed and torch.is_grad_enabled():
             self.begin_step()
         self.begin("recompute" if recomputed else "forward", unit)
@@ -81,6 +115,9 @@ class Phases:
 
     def begin_step(self) -> None:
         """Begin a step, unless one has begun in which no optimizer has stepped yet."""
+        if self._has_stepped:
+            self._number += 1
+            self._has_stepped = False
         if self._runtime is None or (self._step_began is not None and self._step_ended is None):
             return
         self.end_step()
@@ -91,6 +128,7 @@ class Phases:
     def end_optimizer(self) -> None:
         """Note that an optimizer has stepped: the step ends here, unless another one follows."""
         self.end("optimizer")
+        self._has_stepped = True
         self._step_ended = monotonic_ns()
 
     def end_step(self) -> None:

@@ -2,8 +2,9 @@
 
 A rank that does not come to a collective cannot say so, and the collective does not know who it is.
 So the ranks meet in the store of ``torch.distributed`` when an engine is made; who waits for long
-leaves a line there of where it is, and who fails, of why. Whoever gives up reads the lines of the
-others, and asks the system after those on the same machine.
+leaves a line there of the tickets it has come to, and who fails, of why; and each has a beat that
+posts where it is. Whoever gives up reads what the others have left, and asks the system after those
+on the same machine.
 """
 
 from __future__ import annotations
@@ -18,18 +19,23 @@ import sys
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from penstock import _beat
+from penstock._beat import Beat, Posted
 from penstock._errors import PenstockError
+from penstock._page import Page, open_page
 
 Place = tuple[str, str, int]  # lane, task, ticket
 Answer = TypeVar("Answer")
 
 _PATIENCE = 2.0  # seconds to wait for the store, and for lines of other ranks
+_SILENCE = 2 * _beat.INTERVAL  # without a beat: a rank is not heard of any more
 _MOST = 8  # named in one text
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO)  # by the library's numbers
 _logger = logging.getLogger("penstock")
@@ -54,6 +60,8 @@ class Roll:
         As given.
     hosts : list of str
         An identifier of each rank's machine; empty before the ranks have met.
+    page : Page
+        Where this rank is, for those of its machine.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
@@ -63,12 +71,18 @@ class Roll:
         self._store = store
         self._pid = os.getpid()
         self._pids: dict[int, int] = {}  # of the other ranks on this machine
+        self._pages: dict[int, memoryview] = {}  # of those whose is to be read
+        self.page = Page(is_shared=size > 1)
         self._line: Any = None  # what the others can read of this rank
         self._looked = 0.0  # seconds after the beginning of this wait
         self._is_logged = False  # this wait
+        self._seen: _Found | None = None  # some beats before it is
         self._knows = False  # that another rank has failed
         self._place: Place | None = None  # where this rank waits
         self._before: Place | None = None
+        self._beat: Beat | None = None
+        self._where: Callable[[], Callable[[], tuple[int, str]] | None] = lambda: None
+        self._describe: Callable[[], Callable[[int], str] | None] = lambda: None
         if not _rolls:
             atexit.unregister(_leave_all)
             atexit.register(_leave_all)  # last, so that it runs before engines are closed
@@ -101,7 +115,7 @@ class Roll:
 
     def _meet(self, over: threading.Event) -> str:
         """Wait for the others until it is over; say who has not come."""
-        self._store.set(f"here/{self.rank}", f"{_this_host()} {_namespace()} {os.getpid()}")
+        self._store.set(f"here/{self.rank}", self._record())
         if self._store.add("come", 1) > len(self._others):
             self._store.set("all", "here")
         pause = 0.001
@@ -111,10 +125,17 @@ class Roll:
             pause = min(2 * pause, 0.1)
         ranks = range(self.size)
         records = [self._store.get(f"here/{rank}").decode().split() for rank in ranks]
-        self.hosts = [host for host, _, _ in records]
+        self.hosts = [host for host, *_ in records]
         mine = records[self.rank][:2]
-        self._pids = {r: int(records[r][2]) for r in self._others if records[r][:2] == mine}
+        near = [rank for rank in self._others if records[rank][:2] == mine]
+        self._pids = {rank: int(records[rank][2]) for rank in near}
+        pages = {rank: open_page(self._pids[rank], int(records[rank][3])) for rank in near}
+        self._pages = {rank: words for rank, words in pages.items() if words is not None}
         return ""
+
+    def _record(self) -> str:
+        """Return what the others identify this process by."""
+        return f"{_this_host()} {_namespace()} {os.getpid()} {self.page.descriptor}"
 
     def _withdraw(self) -> str:
         """Be ready to come again."""
@@ -148,6 +169,27 @@ class Roll:
             status = "ETIMEDOUT" if "imeout" in first or "imed out" in first else "ESYSTEM"
             raise PenstockError(status, self.lost(status, text)) from error
 
+    # ---- the beat -------------------------------------------------------------------------------
+
+    def follow(self, where: Callable[[], tuple[int, str]], describe: Callable[[int], str]) -> None:
+        """Post once a second where this rank is, for the others to read.
+
+        Parameters
+        ----------
+        where : callable
+            A method that returns how many places this rank has been at, and which one it is at.
+        describe : callable
+            A method that describes a place in words. They are held weakly.
+        """
+        if self._others:
+            self._where, self._describe = weakref.WeakMethod(where), weakref.WeakMethod(describe)
+            self._beat = Beat(self._store, self.rank, self._where)
+
+    def stop(self) -> None:
+        """Post no more."""
+        if self._beat is not None:
+            self._beat.stop()
+
     # ---- waiting --------------------------------------------------------------------------------
 
     def waits(self, seconds: float, lane: str, ticket: int, launches: list[Place]) -> str:
@@ -168,17 +210,25 @@ class Roll:
             Why to give up: another rank has failed. Empty: go on.
         """
         if seconds < self._looked:
-            self._looked, self._is_logged = 0.0, False
+            self._looked, self._is_logged, self._seen = 0.0, False, None
         if not self._others or seconds - self._looked < min(1.0, self.timeout / 4):
             return ""
         self._looked = seconds
         own = [place for place in launches if place[0] == lane and 0 < place[2] <= ticket]
         self._place, self._before = [*own, None, None][:2]
         failure = self._ask(self._report, {"tickets": _latest(launches)}) or ""
-        if seconds >= min(30.0, self.timeout / 2) and not self._is_logged and not failure:
+        if not failure and not self._is_logged:
+            self._log_wait(seconds)
+        return failure
+
+    def _log_wait(self, seconds: float) -> None:
+        """Log once that a wait is long, and look at the others some beats before."""
+        limit = min(30.0, self.timeout / 2)
+        if seconds >= limit:
             self._is_logged = True
             _logger.warning("%s", self._describe_wait(seconds))
-        return failure
+        elif seconds >= limit - _SILENCE and self._seen is None:
+            self._seen = self._inspect_others()
 
     def _describe_wait(self, seconds: float) -> str:
         what = "" if self._place is None else f" for {self._place[1]!r} (ticket {self._place[2]})"
@@ -243,7 +293,9 @@ class Roll:
 
     def _report_failure(self, text: str, is_theirs: bool) -> bool:
         """Leave why this rank fails; `is_theirs`: because of another one."""
-        self._line = {"failed": text[:600], "is_theirs": is_theirs}
+        where = None if is_theirs else self._where()
+        place = "" if where is None else f", {where()[1]}"
+        self._line = {"failed": text[:600] + place, "is_theirs": is_theirs}
         self._store.set(f"rank/{self.rank}", json.dumps(self._line))
         if not self._store.check(["failed"]):
             self._store.set("failed", str(self.rank))
@@ -261,12 +313,15 @@ class Roll:
         """
         until = time.monotonic() + patience
         found = self._inspect_others()
+        before = found if patience > 0 or self._seen is None else self._seen
         while found.missing and not (until_one and found.to_blame) and time.monotonic() < until:
             time.sleep(0.1)
             found = self._inspect_others()
         texts = list(found.to_blame)
         if found.missing and not (until_one and found.to_blame):
-            texts.append(f"{_ranks(found.missing)} did not come")
+            texts += found.describe_missing(before)
+        if texts and not until_one:
+            texts += found.describe_waiting()
         texts = texts or found.victims
         if len(texts) > _MOST:
             texts[_MOST:] = [f"{len(texts) - _MOST} more"]
@@ -277,16 +332,21 @@ class Roll:
         return "".join(f"; {text}" for text in texts)
 
     def _inspect_others(self) -> _Found:
-        lines = self._ask(self._read_lines) or {}
-        found = _Found()
+        lines, posted = self._ask(self._read_lines) or ({}, {})
+        self._read_pages(posted)
+        found = _Found(posted=posted, waiting=[self.rank])
         for rank in self._others:
             line, state = lines.get(rank, {}), _state_of(self._pids.get(rank))
             if "failed" in line:
                 texts = found.victims if line["is_theirs"] else found.to_blame
                 texts.append(f"rank {rank} failed: {line['failed']}")
             elif state:
-                found.to_blame.append(f"the process of rank {rank} ({self._pids[rank]}) {state}")
-            elif not self._is_here(line.get("tickets", {})):
+                text = f"the process of rank {rank} ({self._pids[rank]}) {state}"
+                place = found.posted.get(rank)
+                found.to_blame.append(f"{text}, last heard of {place.place}" if place else text)
+            elif self._is_here(line.get("tickets", {})):
+                found.waiting.append(rank)
+            else:
                 found.missing.append(rank)
         return found
 
@@ -297,8 +357,21 @@ class Roll:
         lane, _, ticket = self._place
         return tickets.get(lane, 0) >= ticket
 
-    def _read_lines(self) -> dict[int, dict[str, Any]]:
-        return {rank: self._line_of(rank) for rank in self._others}
+    def _read_lines(self) -> tuple[dict[int, dict[str, Any]], dict[int, Posted]]:
+        posted = {rank: _beat.read(self._store, rank) for rank in range(self.size)}
+        return (
+            {rank: self._line_of(rank) for rank in self._others},
+            {rank: place for rank, place in posted.items() if place is not None},
+        )
+
+    def _read_pages(self, posted: dict[int, Posted]) -> None:
+        """Put what pages say in the place of what was posted up to a beat before."""
+        describe = self._describe()
+        if describe is None:
+            return
+        for rank, words in self._pages.items():
+            old, place = posted.get(rank, Posted(-1, "", 0.0)), describe(words[1])
+            posted[rank] = old if old.place == place else Posted(old.beat, place, 0.0)
 
     # ---- the log --------------------------------------------------------------------------------
 
@@ -317,13 +390,51 @@ class _Found:
         Those that have failed by themselves, have ended, or are stopped.
     missing : list of int
         Those that have not reported that they have come to where this rank is.
+    waiting : list of int
+        Those that are where this rank is, and itself.
     victims : list of str
         Those that have failed because of others.
+    posted : dict
+        What ranks have posted last.
     """
 
     to_blame: list[str] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
     victims: list[str] = field(default_factory=list)
+    posted: dict[int, Posted] = field(default_factory=dict)
+
+    def describe_missing(self, before: _Found) -> list[str]:
+        """Say who is missing and where that is, or was when it was heard of last.
+
+        Parameters
+        ----------
+        before : _Found
+            What was known some beats ago, or this very thing.
+        """
+        places: defaultdict[str, list[int]] = defaultdict(list)
+        for rank in self.missing:
+            places[self._place_of(rank, before.posted.get(rank))].append(rank)
+        return [f"{_ranks(ranks)} did not come{place}" for place, ranks in places.items()]
+
+    def _place_of(self, rank: int, before: Posted | None) -> str:
+        posted = self.posted.get(rank)
+        if posted is None:
+            return ""
+        if before is None or posted.beat == before.beat:
+            return f": last heard of {posted.place}"
+        return f": {posted.place} since {posted.seconds:.0f} s"
+
+    def describe_waiting(self) -> list[str]:
+        """Say where those wait that have come."""
+        places: defaultdict[str, list[int]] = defaultdict(list)
+        for rank in sorted(self.waiting):
+            if rank in self.posted:
+                places[self.posted[rank].place].append(rank)
+        return [
+            f"{_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'} {place}"
+            for place, ranks in places.items()
+        ]
 
 
 def _leave_all() -> None:

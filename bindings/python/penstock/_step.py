@@ -132,6 +132,7 @@ class _Step:
         return self._function(*args, **kwargs)
 
     def _launch(self, graph: _Graph, leaves: list[Any]) -> Any:
+        self._engine.phases.reach("captured step")
         try:
             return graph.launch(self._engine, leaves)
         except PenstockError as error:

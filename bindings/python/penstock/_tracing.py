@@ -7,15 +7,11 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from penstock._arguments import check_model, refuse
 from penstock._engine import Engine, engine_of
@@ -223,20 +219,11 @@ def _following(
         elif number - 1 in steps and number not in steps and recording.is_on:
             recording.stop()
 
-    def before_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if engine.owns_any(optimizer):
-            phases.begin("optimizer")
-
-    def after_optimizer(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if engine.owns_any(optimizer):
-            phases.end_optimizer()
-
-    with ExitStack() as undo:
-        undo.callback(register_optimizer_step_pre_hook(before_optimizer).remove)
-        undo.callback(register_optimizer_step_post_hook(after_optimizer).remove)
-        phases.start(engine.runtime, before_step)
-        undo.callback(phases.stop)
+    phases.start(engine.runtime, before_step)
+    try:
         yield
+    finally:
+        phases.stop()
 
 
 def own_path(path: PathLike, rank: int, size: int) -> str:

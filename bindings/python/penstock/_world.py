@@ -94,6 +94,7 @@ class World:
     def close(self) -> None:
         """Give up the private process groups."""
         self.closed = True
+        self.roll.stop()
         self.gather = self.reduce = self.nodes = None
 
     def _find_nodes(
