@@ -94,8 +94,8 @@ def shard(
     device : torch.device or str, optional
         Where the shards of a model on the meta device lie; left out: on the current GPU, or on the
         CPU where torch finds none.
-    process_group : ProcessGroup, optional
-        The ranks; left out: all.
+    process_group : ProcessGroup or DeviceMesh, optional
+        The ranks, as a group or a mesh of one dimension; left out: all.
     communicator : str
         What moves the data of GPUs: "ce", their copy engines, which takes nothing from the compute
         and wants all ranks on one machine; "nccl"; "crossover": "ce", and "nccl" for what is small,
