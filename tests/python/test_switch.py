@@ -1,8 +1,9 @@
 """What somebody who comes from FSDP2 does: it works as there, or says why not."""
 
 import penstock
+import torch
 from equality import train_both, world
-from models import DEVICE, Net
+from models import DEVICE, Net, make
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -16,3 +17,24 @@ def shard_over_a_mesh():
 
 def test_a_mesh_of_one_dimension_stands_for_its_ranks(worlds):
     worlds(2).run(shard_over_a_mesh)
+
+
+def show():
+    plain, model = make(Net), penstock.shard(make(Net), param_dtype=torch.bfloat16, stage=2)
+    how = f"sharded: stage=2, ranks={world()[1]}"
+    lines = repr(model).splitlines()
+    assert lines[1] == f"  {how}"  # all that it has is in modules that are gathered by themselves
+    assert repr(model.blocks[1]).splitlines()[1] == f"  {how}, parameters=4 (float32 as bfloat16)"
+    assert repr(model.blocks[1].up) == repr(plain.blocks[1].up)
+    assert [line for line in lines if how not in line][2:5] == [
+        f"    {plain.embed.extra_repr()}",
+        "  )",
+        "  (blocks): ModuleList(",
+    ]
+    penstock.close(model)
+    assert how in repr(model)
+
+
+def test_a_model_prints_how_each_block_is_sharded(worlds):
+    show()
+    worlds(2).run(show)

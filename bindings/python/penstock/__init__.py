@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from penstock._errors import PenstockError
     from penstock._load import load
     from penstock._plan import Plan, compile, get_recorded_ops, record
+    from penstock._plans import Operation
     from penstock._shard import close, invalidate, no_sync, shard
     from penstock._stats import Stats, stats
     from penstock._step import step
     from penstock._tracing import trace
-    from penstock._plans import Operation
 
 __all__ = [
     "AdamW",
