@@ -676,9 +676,14 @@ def group_of_others():
 
     rank, _ = world()
     group = dist.new_group([1])
-    mesh = DeviceMesh(models.DEVICE, [0, 1])
-    text = r"process_group=DeviceMesh.*mesh.get_group\(\)"
-    refuses("EINVAL", text, penstock.shard, make(Net), process_group=mesh)
+    for wrong, text in (
+        (
+            DeviceMesh(models.DEVICE, [[0, 1]]),
+            r"DeviceMesh.*one of its dimensions, as mesh\['dp'\]",
+        ),
+        (DeviceMesh("meta", [0, 1]), f"DeviceMesh.*the model is on {models.DEVICE}"),
+    ):
+        refuses("EINVAL", text, penstock.shard, make(Net), process_group=wrong)
     if rank == 0:
         refuses("EINVAL", "not a rank", penstock.shard, make(Net), process_group=group)
     else:
@@ -688,5 +693,5 @@ def group_of_others():
         penstock.close(model)
 
 
-def test_a_mesh_and_a_group_without_this_rank_are_refused(worlds):
+def test_meshes_of_others_and_a_group_without_this_rank_are_refused(worlds):
     worlds(2).run(group_of_others)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from penstock import _agree, _checkpoint, _checks, _hooks, _meta, _state
+from penstock import _agree, _checkpoint, _checks, _hooks, _meta, _shown, _state
 from penstock._arguments import Options, check_model, refuse
 from penstock._blocks import Blocks, Named, find_beside, find_blocks, select_blocks
 from penstock._checkpoint import Checkpointed
@@ -94,8 +94,8 @@ def shard(
     device : torch.device or str, optional
         Where the shards of a model on the meta device lie; left out: on the current GPU, or on the
         CPU where torch finds none.
-    process_group : ProcessGroup, optional
-        The ranks; left out: all.
+    process_group : ProcessGroup or DeviceMesh, optional
+        The ranks, as a group or a mesh of one dimension; left out: all.
     communicator : str
         What moves the data of GPUs: "ce", their copy engines, which takes nothing from the compute
         and wants all ranks on one machine; "nccl"; "crossover": "ce", and "nccl" for what is small,
@@ -225,6 +225,7 @@ def shard(
     _hooks.install(engine)
     _checkpoint.install(checkpointed)
     _state.install(engine)
+    _shown.install(engine)
     if is_meta:
         engine.awaited = _meta.Awaited(world, model, engine.parameters())
     reason = native.why_not_ce() or world.why_no_nodes

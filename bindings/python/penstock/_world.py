@@ -33,7 +33,7 @@ class World:
 
     Parameters
     ----------
-    process_group : ProcessGroup, optional
+    process_group : ProcessGroup or DeviceMesh, optional
         The ranks; left out, all of ``torch.distributed``, or this process alone where that is not
         initialised.
     device : torch.device
@@ -68,10 +68,13 @@ class World:
                 raise PenstockError("EINVAL", "communicator='hierarchy': this process is alone")
             return
         group: Any = process_group if process_group is not None else dist.group.WORLD
+        if isinstance(group, DeviceMesh):
+            _check_mesh(group, device)
+            self.mesh, group = group, group.get_group()
         _check_group(group)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
-        self.mesh = DeviceMesh.from_group(group, device.type)
+        self.mesh = self.mesh or DeviceMesh.from_group(group, device.type)
         name, self.roll = meet(group, self.rank, self.size, timeout)
         # Operations run on threads of the engine, so they need queues that nobody else uses.
         self.gather, self.reduce = private_groups(name, self.roll, ("gather", "reduce"))
@@ -191,17 +194,24 @@ def _joins_default() -> bool:
     return True
 
 
+def _check_mesh(mesh: DeviceMesh, device: torch.device) -> None:
+    if mesh.ndim != 1:
+        refuse("process_group", mesh, "give one of its dimensions, as mesh['dp']")
+    if mesh.device_type != device.type:
+        refuse("process_group", mesh, f"the model is on {device}: give a mesh of its devices")
+    if mesh.get_coordinate() is None:
+        refuse("process_group", mesh, "this process is not a rank of it")
+
+
 def _check_group(group: Any) -> None:
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise PenstockError("EINVAL", "this process is not a rank of the process group given")
-    if isinstance(group, DeviceMesh):
+    if not isinstance(group, dist.ProcessGroup):
         refuse(
             "process_group",
             group,
-            "that is a mesh: give the group of one of its dimensions, mesh.get_group()",
+            "give what torch.distributed.new_group returns, or a DeviceMesh of one dimension",
         )
-    if not isinstance(group, dist.ProcessGroup):
-        refuse("process_group", group, "give what torch.distributed.new_group returns")
 
 
 def as_sharded(

@@ -1,0 +1,39 @@
+"""What ``print(model)`` says of a sharded model: a line for the model and for each unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from penstock._engine import Engine
+from penstock._units import Group
+
+
+def install(engine: Engine) -> None:
+    """Let the units of a model say how they are sharded, behind what they say themselves.
+
+    Parameters
+    ----------
+    engine : Engine
+        The engine of the model.
+    """
+    how = f"sharded: stage={engine.stage}, ranks={engine.world.size}"
+    for unit in engine.units:
+        contents = ", ".join(map(_describe, unit.groups))
+        line = f"{how}, parameters={contents}" if contents else how
+        unit.module.__dict__["extra_repr"] = partial(_append, unit.module.extra_repr, line)
+
+
+def _append(extra_repr: Callable[[], str], line: str) -> str:
+    return "\n".join(text for text in (extra_repr(), line) if text)
+
+
+def _describe(group: Group) -> str:
+    gathered = "" if group.gather_dtype == group.dtype else f" as {_name(group.gather_dtype)}"
+    return f"{len(group.parameters)} ({_name(group.dtype)}{gathered})"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
