@@ -75,12 +75,23 @@ void Arrived::watch(const at::Tensor &parameter) {
 }
 
 void Arrived::note(size_t index) {
-    if (!is_there_[index]) count_++;
-    is_there_[index] = true;
-    if (count_ >= expected) all_are_there_();
+    size_t count = 0;
+    {
+        const std::lock_guard lock(mutex_); // not while Python runs, which clears
+        if (!is_there_[index]) count_++;
+        is_there_[index] = true;
+        count = count_;
+    }
+    if (count >= expected) all_are_there_();
+}
+
+size_t Arrived::count() const {
+    const std::lock_guard lock(mutex_);
+    return count_;
 }
 
 void Arrived::clear() {
+    const std::lock_guard lock(mutex_);
     is_there_.assign(is_there_.size(), false);
     count_ = 0;
 }

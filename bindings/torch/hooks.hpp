@@ -6,7 +6,9 @@
 #include <c10/core/SafePyObject.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -36,15 +38,14 @@ class Arrived : public std::enable_shared_from_this<Arrived> {
     explicit Arrived(pybind11::object function);
     // Counts this parameter's gradient whenever it is computed, once until `clear`.
     void watch(const at::Tensor &parameter);
-    size_t count() const {
-        return count_;
-    }
+    size_t count() const;
     void clear();
-    size_t expected = 0; // 0 while no backward runs
+    std::atomic<size_t> expected = 0; // 0 while no backward runs
 
   private:
     struct Hook;
     void note(size_t index);
+    mutable std::mutex mutex_;   // autograd's threads note
     std::vector<bool> is_there_; // a parameter each
     size_t count_ = 0;
     Callback all_are_there_;

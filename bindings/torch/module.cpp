@@ -260,7 +260,9 @@ void bind_hooks(py::module_ &module) {
         .def("watch", &Arrived::watch)
         .def("clear", &Arrived::clear)
         .def_property_readonly("count", &Arrived::count)
-        .def_readwrite("expected", &Arrived::expected);
+        .def_property(
+            "expected", [](const Arrived &arrived) { return arrived.expected.load(); },
+            [](Arrived &arrived, size_t expected) { arrived.expected = expected; });
 }
 
 } // namespace

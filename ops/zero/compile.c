@@ -13,24 +13,33 @@ static pst__measured *measured_of(const pst__knowledge *known) {
     return (pst__measured *)(void *)(known->words + 1);
 }
 
-#define RANK_BITS 16
+#define RANK_BITS  16
+#define TOTAL_BITS 32
 
-/* Of the rank whose collectives took least together, which has waited least for others: the largest
- * word. 0: it has measured none. */
+static uint64_t at_most(uint64_t value, unsigned bits) {
+    const uint64_t most = ((uint64_t)1 << bits) - 1;
+    return value < most ? value : most;
+}
+
+/* Of the rank that knows most collectives' times, and of those the one for which they took least
+ * together, as it has waited least for others: the largest word. 0: it knows none. */
 static uint64_t vote_of(const pst_zero *engine, const pst__measured *measured) {
-    const uint64_t most = UINT64_MAX >> (RANK_BITS + 1);
-    uint64_t total = 0;
-    for (size_t i = 0; i < engine->group_count && total < most; i++)
+    uint64_t total = 0, unknown = 0;
+    for (size_t i = 0; i < engine->group_count; i++) {
         total += measured[i].gather + measured[i].reduce;
+        unknown += (uint64_t)(measured[i].gather == 0) + (uint64_t)(measured[i].reduce == 0);
+    }
     if (total == 0) return 0;
-    return ~((total < most ? total : most) << RANK_BITS | (uint64_t)engine->carrier.rank);
+    const uint64_t us = at_most(total / 1000, TOTAL_BITS);
+    return ~((at_most(unknown, 64 - TOTAL_BITS - RANK_BITS) << TOTAL_BITS | us) << RANK_BITS |
+             (uint64_t)engine->carrier.rank);
 }
 
 /* Leaves collectives' times to the rank that has waited least. */
 static pst_status elect(pst_zero *engine, pst__measured *measured) {
     uint64_t vote = vote_of(engine, measured);
     const pst_status status = pst__agree_largest(engine, &vote, 1);
-    const uint64_t elected = ~vote & ((1u << RANK_BITS) - 1);
+    const uint64_t elected = ~vote & (((uint64_t)1 << RANK_BITS) - 1);
     if (status != PST_OK || vote == 0 || elected == (uint64_t)engine->carrier.rank) return status;
     for (size_t i = 0; i < engine->group_count; i++)
         measured[i].gather = measured[i].reduce = 0;
@@ -100,20 +109,6 @@ static void make_room(pst_zero *engine, size_t peak) {
         (void)pst_arena_add_segment(engine->carrier.gathered, peak);
 }
 
-static size_t larger_peak(size_t peak, const pst__plan *plan) {
-    return plan != NULL && plan->summary.peak_bytes > peak ? plan->summary.peak_bytes : peak;
-}
-
-static size_t largest_peak(const pst_zero *engine) {
-    size_t peak = 0;
-    for (int grad = 0; grad < 2; grad++) {
-        peak = larger_peak(peak, engine->history[grad].next_plan);
-        for (size_t i = 0; i < PST__MOST_PATHS; i++)
-            peak = larger_peak(peak, engine->history[grad].paths[i].plan);
-    }
-    return peak;
-}
-
 static void adopt(pst_zero *engine, int grad, pst__plan *plan) {
     pst__history *history = &engine->history[grad];
     pst__plan_destroy(engine->carrier.heap, history->next_plan);
@@ -139,7 +134,7 @@ static pst_status compile(pst_zero *engine, const pst_zero_compile_options *opti
     }
     adopt(engine, options->grad, plan);
     if (engine->options.stage == 3 && engine->pass.kind == PST__NO_PASS)
-        make_room(engine, largest_peak(engine));
+        make_room(engine, pst__path_largest_peak(engine));
     return PST_OK;
 }
 

@@ -328,6 +328,9 @@ pst_status pst__compile(pst_zero *engine, int grad);
 /* The plan becomes that of a path, which counts as taken last; the plan of that path before, or, if
  * there are too many, of the one that was taken the longest ago, is destroyed. */
 void pst__path_add(pst_zero *engine, int grad, pst__plan *plan);
+/* Bytes of the largest plan of those that are known, once the next one has replaced that of its
+ * path. */
+size_t pst__path_largest_peak(const pst_zero *engine);
 /* The path that the next pass of this kind is likely to take; NULL: none. The same on all ranks
  * whose passes are alike, as is all that follows. */
 pst__path *pst__path_expected(pst_zero *engine, int grad);

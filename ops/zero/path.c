@@ -94,6 +94,21 @@ static pst__path *place_for(pst__history *history, const pst__plan *plan) {
     return oldest;
 }
 
+size_t pst__path_largest_peak(const pst_zero *engine) {
+    size_t peak = 0;
+    for (int grad = 0; grad < 2; grad++) {
+        const pst__history *history = &engine->history[grad];
+        const pst__plan *next = history->next_plan;
+        if (next != NULL && next->summary.peak_bytes > peak) peak = next->summary.peak_bytes;
+        for (size_t i = 0; i < PST__MOST_PATHS; i++) {
+            const pst__plan *plan = history->paths[i].plan;
+            if (plan == NULL || (next != NULL && are_equal(plan, next))) continue;
+            if (plan->summary.peak_bytes > peak) peak = plan->summary.peak_bytes;
+        }
+    }
+    return peak;
+}
+
 /* Other paths may name the replaced one as their successor: their next prediction is wrong once. */
 void pst__path_add(pst_zero *engine, int grad, pst__plan *plan) {
     pst__history *history = &engine->history[grad];

@@ -486,6 +486,42 @@ static void take_recording(rank_state *state, recording *taken) {
     CHECK(taken->count == 6 * 5);
 }
 
+static void compile_keeping(rank_state *state, const recording *taken, size_t keep_bytes) {
+    CHECK_OK(
+        pst_zero_compile_with(state->engine,
+                              &(pst_zero_compile_options){.size = sizeof(pst_zero_compile_options),
+                                                          .grad = 1,
+                                                          .operations = taken->operations,
+                                                          .count = taken->count,
+                                                          .keep_bytes = keep_bytes},
+                              NULL));
+    train(state, 1);
+    CHECK_FINE();
+    CHECK(stats_of(state).arena_reserved == stats_of(state).plan_peak);
+}
+
+static void keep_less_again(rank_state *state) {
+    recording *taken = state->own = calloc(1, sizeof *taken);
+    build_engine(state);
+    CHECK_FINE();
+    train(state, 1);
+    CHECK_FINE();
+    take_recording(state, taken);
+    CHECK_FINE();
+    compile_keeping(state, taken, SIZE_MAX);
+    CHECK_FINE();
+    CHECK(stats_of(state).plan_peak == 6 * CHAIN_BYTES);
+    compile_keeping(state, taken, 0);
+    CHECK_FINE();
+    CHECK(stats_of(state).plan_peak < 6 * CHAIN_BYTES);
+}
+
+static void a_plan_that_keeps_less_gives_memory_back(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 6, 64);
+    run_ranks(2, &model, keep_less_again, NULL);
+}
+
 /* Each rank has measured something else: on odd ones small gathers are the faster ones a byte, on
  * even ones large gathers are. */
 static void jitter(rank_state *state, recording *taken, uint64_t seed) {
@@ -690,6 +726,7 @@ int main(void) {
         cmocka_unit_test(a_recording_is_predicted_without_an_engine),
         cmocka_unit_test(without_times_there_is_no_forecast),
         cmocka_unit_test(a_kept_group_is_not_gathered_by_the_backward),
+        cmocka_unit_test(a_plan_that_keeps_less_gives_memory_back),
         cmocka_unit_test(the_smallest_of_all_ranks_is_kept),
         cmocka_unit_test(kept_groups_go_when_a_pass_is_another_one),
         cmocka_unit_test(ranks_with_other_clocks_make_one_plan),

@@ -495,6 +495,18 @@ def test_a_rare_step_that_is_larger_changes_nothing_for_others():
     trainer.finish()
 
 
+@on_cpus
+def test_a_peak_takes_back_what_it_needs_once(monkeypatch):
+    trainer = Trainer(checkpoint="auto", memory=3 * OF_A_BLOCK)
+    trainer.train(5)
+    assert len(trainer.kept) == 3
+    monkeypatch.setattr(_budget, "left_at_peak", lambda *_: -OF_A_BLOCK // 2)
+    monkeypatch.setattr(_budget, "peak_of", lambda _: 100)  # of an evaluation, say
+    trainer.train(4 * _keeping._INTERVAL)
+    assert len(trainer.kept) == 2
+    trainer.finish()
+
+
 class GrowsBehind(Net):
     """The second and the third block get more than the first."""
 

@@ -183,7 +183,7 @@ def test_a_rank_reads_its_rows_alone_a_piece_at_a_time(worlds, tmp_path, size):
     assert sum(rows for rows, _, _ in counted) <= file
     for rows, read, grown in counted:
         assert rows <= read <= rows + (64 << 10)  # and the header
-        assert grown < 6 << 20  # a piece has 4 MiB; the shards were there before
+        assert grown < 10 << 20  # a piece has 4 MiB; the shards were there before
 
 
 # ---- torch.distributed.checkpoint ----------------------------------------------------------------

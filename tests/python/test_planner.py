@@ -195,6 +195,26 @@ def test_memory_keeps_what_would_be_gathered_again(worlds, checkpoint):
         assert ample[rank][1] == ample[0][1] < gathers
 
 
+def train_with_an_output_kept():
+    """Keep the output of a forward with gradients on one rank: its backward may come."""
+    model = penstock.shard(make(Net), prefetch_ahead=0, memory=1 << 40)
+    train(model, 2)
+    kept = loss_of(model, 0, 0)
+    if world()[0] == 1:
+        del kept
+    train(model, 4)
+    penstock.stats(model, reset=True)
+    train(model, 2)
+    gathers = penstock.stats(model).gathers
+    penstock.close(model)
+    return gathers
+
+
+def test_ranks_plan_together_whatever_graphs_they_keep(worlds):
+    first, second = worlds(2).run(train_with_an_output_kept)
+    assert first == second
+
+
 def train_within_unfreezing():
     model = make(Net)
     model.head.weight.requires_grad_(False)

@@ -72,6 +72,11 @@ def begin_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
+def peak_of(device: torch.device) -> int:
+    """Return how many bytes torch has used at most since its peak began; on the CPU 0."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
 def release_pieces(device: torch.device) -> None:
     """Give back what torch's allocator has cached: it is cut for steps that keep something else."""
     if device.type == "cuda":

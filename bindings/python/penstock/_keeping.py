@@ -151,11 +151,7 @@ class Keeping:
         self._measured: list[Span] = []
         self._measures_next = False
         self._passes = self._grown_passes = 0  # since the ranks have asked
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the pass of now, and those like it, are as they are going to be."""
-        return self.is_decided and not self._span.is_metered and self._grown_passes == 0
+        self._peak = 0  # bytes: the highest that was looked at
 
     @property
     def _is_measured_step(self) -> bool:
@@ -189,18 +185,21 @@ class Keeping:
 
     def begin_pass(self) -> None:
         """Note that a forward begins which gradients are computed of; no pass runs."""
-        if any(unit.pending for unit in self._engine.units):
-            return  # what it keeps comes to what others keep
         if self._engine.is_captured:
             self._span = Span(is_metered=False)
             return
-        self._end_span()
+        # What it keeps may come to what others keep, on this rank; what follows is the same on all.
+        is_alone = not any(unit.pending for unit in self._engine.units)
+        if is_alone:
+            self._end_span()
         self._note_step()
         if not self.is_decided and self._steps > _WARM_STEPS:
             self._decide()
         elif self.is_decided:
             self._look_for_growth()
         self._engine.native.set_timing(self._is_measured_step)
+        if not is_alone:
+            return
         self._span = Span(is_metered=self._is_measured_step or self._measures_next)
         if self._measures_next:
             self._measures_next = False
@@ -251,14 +250,20 @@ class Keeping:
         self._passes += 1
         if self._passes < _INTERVAL:
             return
-        over = -_budget.left_at_peak(self._memory, self._engine.world.device)
-        if over > 0:
-            self._grown_passes = _GROWN
-            self._left = min(self._left or 0, self.saved().kept + self._cost() - over)
+        self._look_at_peak()
         grown = int(self._gather([self._grown_passes]).max())
         self._passes = self._grown_passes = 0
         if grown >= _GROWN:
             self._decide()
+
+    def _look_at_peak(self) -> None:
+        """Count a peak that goes over what there is, once, as passes that have grown."""
+        device = self._engine.world.device
+        peak, over = _budget.peak_of(device), -_budget.left_at_peak(self._memory, device)
+        if over > 0 and peak > self._peak:
+            self._grown_passes = _GROWN
+            self._left = min(self._left or 0, self.saved().kept + self._cost() - over)
+        self._peak = max(self._peak, peak)
 
     # ---- deciding --------------------------------------------------------------------------------
 

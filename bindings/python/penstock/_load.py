@@ -189,8 +189,11 @@ def _match(
 
 
 def _fits(stored: Stored, whole: torch.Tensor) -> bool:
-    is_float = stored.dtype.is_floating_point
-    return stored.shape == whole.shape and is_float == whole.is_floating_point()
+    return stored.shape == whole.shape and _kind(stored.dtype) == _kind(whole.dtype)
+
+
+def _kind(dtype: torch.dtype) -> tuple[bool, bool, bool]:
+    return dtype.is_floating_point, dtype.is_complex, dtype == torch.bool
 
 
 def _explain(model: str, path: str | os.PathLike[str], differences: Differences) -> str:

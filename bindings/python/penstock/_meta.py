@@ -106,8 +106,9 @@ class Awaited:
             if buffer.is_meta:
                 return (
                     f"buffer {name!r} of {type(self._model).__name__} is on the meta device yet: "
-                    f"call model.to_empty(device={str(self._world.device)!r}) and initialise it, "
-                    "or load it"
+                    "assign a tensor to it; or, before anything is loaded, call "
+                    f"model.to_empty(device={str(self._world.device)!r}), which empties all "
+                    "buffers, and initialise them"
                 )
         return ""
 

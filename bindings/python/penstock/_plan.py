@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 
 from penstock import _C
@@ -147,6 +148,8 @@ def get_recorded_ops(model: nn.Module | None = None, *, training: bool = True) -
     """
     check_flag("training", training)
     engine = engine_of(model)
+    if engine.on_gpu:
+        torch.cuda.synchronize(engine.world.device)  # or the last times were not known
     names = {group.index: group.name for group in engine.groups()}
     return [
         Operation(

@@ -61,6 +61,9 @@ def _slice(name: str, begin: float, end: float) -> Slice:
 
 def _compute(used: list[_Used], end: float) -> Iterator[tuple[Slice, str]]:
     """Yield compute from each use to the next one, and before it what it waits."""
+    if not used:
+        yield _slice("compute", 0.0, end), "compute"
+        return
     until = [begin for begin, _, _ in used[1:]] + [end]
     for (begin, name, gather), next_begin in zip(used, until, strict=True):
         ready = min(max(begin, gather.lands), next_begin)

@@ -21,7 +21,8 @@ class Operation:
     """One operation of a recorded pass.
 
     Times are seconds; they do not count where operations are compared, and are 0 where they are not
-    known: a pass that follows a plan is not timed, nor is one on a device without timed events.
+    known: a pass that follows a plan is not timed, but for the one that ``memory=`` of
+    `penstock.shard` measures, nor is one on a device without timed events.
 
     Attributes
     ----------
