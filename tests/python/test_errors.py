@@ -46,6 +46,7 @@ WRONG = [
     ("verify", ["no", 1], "True or False"),
     ("time_waits", [None], "True or False"),
     ("blocks", [5], "give names, patterns, classes"),
+    ("forward_methods", [5, "sample", ["forward", "blocks"], [None]], "names of|is no method of"),
     ("process_group", ["gloo"], "give what torch.distributed.new_group"),
 ]
 

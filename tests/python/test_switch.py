@@ -1,9 +1,10 @@
 """What somebody who comes from FSDP2 does: it works as there, or says why not."""
 
 import penstock
+import pytest
 import torch
-from equality import train_both, world
-from models import DEVICE, Net, make
+from equality import both_ways, train_both, world
+from models import DEVICE, WIDTH, Block, Net, batch, make
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -38,3 +39,57 @@ def show():
 def test_a_model_prints_how_each_block_is_sharded(worlds):
     show()
     worlds(2).run(show)
+
+
+class Measuring(Block):
+    def measure(self, x):
+        return self.down(torch.tanh(self.up(x)) * self.scale)
+
+
+class Sampling(Net):
+    """Uses its parameters in methods of its own and of its blocks, which call each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Measuring() for _ in range(3))
+        self.gain = torch.nn.Parameter(torch.rand(3) + 0.5)
+
+    def run_blocks(self, x, rank):
+        for block in self.blocks:
+            x = x + block.measure(x)
+        return x
+
+    def score(self, x, rank):
+        again = self(x, rank) + self.head(self.blocks[0](self.embed(x)))
+        return again * self.gain + self.embed.weight.sum()
+
+    def fail(self, x, rank):
+        raise ValueError(self.gain.shape)
+
+
+def loss_of_score(model, step, rank):
+    return model.score(batch(step, rank), rank).square().mean()
+
+
+def call_methods(stage):
+    rank, _ = world()
+    methods = ["score", "measure", "fail"]
+    model = train_both(Sampling, loss=loss_of_score, stage=stage, forward_methods=methods)
+    with pytest.raises(ValueError, match="3"):
+        model.fail(batch(0, rank), rank)
+    want = loss_of_score(model, 0, rank)
+    with torch.no_grad():
+        assert torch.equal(loss_of_score(model, 0, rank), want)
+        block = model.blocks[1]
+        assert torch.isfinite(block.measure(torch.ones(2, WIDTH, device=DEVICE))).all()
+    loss_of_score(model, 0, rank).backward()
+    penstock.close(model)
+
+
+@both_ways
+def test_methods_that_count_as_forwards_equal_those_of_an_unsharded_model(worlds, stage):
+    worlds(2).run(call_methods, stage)
+
+
+def test_methods_of_a_model_of_one_process_count_as_forwards():
+    call_methods(3)

@@ -62,9 +62,9 @@ def install(engine: Engine) -> None:
     """
     for unit in engine.units:
         unit.module.register_forward_pre_hook(
-            partial(_before_forward, engine, unit), prepend=True, with_kwargs=True
+            partial(before_forward, engine, unit), prepend=True, with_kwargs=True
         )
-        unit.module.register_forward_hook(partial(_after_forward, engine, unit), always_call=True)
+        unit.module.register_forward_hook(partial(after_forward, engine, unit), always_call=True)
     _watch_root(engine)
     _watch_reads(engine)
     for group in engine.groups():
@@ -92,7 +92,7 @@ def _refuse_outside(root: Unit, module: nn.Module, args: Any) -> None:
             "ESTATE",
             f"module {name!r} of the sharded {type(root.module).__name__} was called outside of "
             "the model's own forward, in which alone its parameters are whole: call the model, "
-            "not a method or a part of it",
+            "not a part of it, or name the method by shard(..., forward_methods=)",
         )
 
 
@@ -100,13 +100,14 @@ def _refuse_outside(root: Unit, module: nn.Module, args: Any) -> None:
 
 
 @not_compiled
-def _before_forward(
+def before_forward(
     engine: Engine,
     unit: Unit,
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Arguments | None:
+    """Gather a unit's parameters; return its arguments if they are not to be the same."""
     engine.refuse_capture()
     use = Use(unit, recomputed=torch._C._current_graph_task_id() != -1)
     engine.phases.begin_forward(unit, use.recomputed)
@@ -168,9 +169,10 @@ def _mark_input(engine: Engine, use: Use, tensor: torch.Tensor) -> torch.Tensor:
 
 
 @not_compiled
-def _after_forward(
+def after_forward(
     engine: Engine, unit: Unit, module: nn.Module, args: tuple[Any, ...], output: Any
 ) -> Any:
+    """Release a unit's parameters; return its output if that is not to be the same."""
     if not unit.calls:  # the forward never began: gathering failed
         return None
     use = unit.calls.pop()
@@ -199,7 +201,7 @@ def _end_forward(engine: Engine, unit: Unit, output: Any) -> None:
     engine.depth -= 1  # first: what follows may raise
     if output is None and engine.depth == 0:
         _explain(engine, sys.exc_info()[1])
-    if unit is engine.root:
+    if unit is engine.root and not unit.calls:
         if output is not None:
             # The root is used at both ends of a pass: so its backward comes first, and its
             # gradients are reduced last. (No output: it failed, or has no backward.)
@@ -216,9 +218,10 @@ def _explain(engine: Engine, failure: BaseException | None) -> None:
     if isinstance(failure, RuntimeError) and "mixed torch.Tensor and DTensor" in str(failure):
         failure.args = (
             f"{failure}\nA parameter of the sharded {engine.name} was used outside of its block's "
-            "forward, in which alone it is whole: use it there; or let the module that uses it "
-            "have it as an attribute too, before penstock.shard(model): what several modules share "
-            "is whole for all of them",
+            "forward, in which alone it is whole: use it there, or in a method of the block that "
+            "shard(..., forward_methods=) names; or let the module that uses it have it as an "
+            "attribute too, before penstock.shard(model): what several modules share is whole for "
+            "all of them",
         )
 
 

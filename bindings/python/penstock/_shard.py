@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from penstock import _agree, _checkpoint, _checks, _hooks, _meta, _shown, _state
+from penstock import _agree, _checkpoint, _checks, _hooks, _meta, _methods, _shown, _state
 from penstock._arguments import Options, check_model, refuse
 from penstock._blocks import Blocks, Named, find_beside, find_blocks, select_blocks
 from penstock._checkpoint import Checkpointed
@@ -49,6 +49,7 @@ def shard(
     time_waits: bool = False,
     broadcast: bool = False,
     checkpoint: Blocks = None,
+    forward_methods: str | Iterable[str] = (),
     memory: str | int | float | None = None,
 ) -> Model:
     """Shard a model over its ranks, in place.
@@ -143,6 +144,10 @@ def shard(
         passes it is decided anew. Blocks are compiled by ``block.compile()``, before or after this
         call. What the model checkpoints itself goes on so, and a warning says that nothing is done
         for it here.
+    forward_methods : str or iterable of str
+        Names of methods of the model or of blocks in which parameters are whole, as in a forward
+        of theirs: ``generate`` where it calls parts of the model, an encoder's part alone. What
+        is called under ``torch.no_grad`` is no step of the training.
     memory : str, int or float, optional
         What may be taken to save time: by groups that are gathered further ahead (then
         ``prefetch_ahead`` is where it begins) or stay gathered from forward to backward, and with
@@ -194,6 +199,7 @@ def shard(
     options.check(device)
     found = find_blocks(model, blocks)
     units = _make_units(model, found, options)
+    methods = _methods.find_methods(forward_methods, units)
     checkpointed, keeping = _find_checkpointed(model, found, units, options)
     groups = [group for unit in units for group in unit.groups]
     with ExitStack() as undo:
@@ -223,6 +229,7 @@ def shard(
         keeping=keeping,
     )
     _hooks.install(engine)
+    _methods.install(engine, methods)
     _checkpoint.install(checkpointed)
     _state.install(engine)
     _shown.install(engine)
