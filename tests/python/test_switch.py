@@ -5,6 +5,7 @@ import pytest
 import torch
 from equality import both_ways, train_both, world
 from models import DEVICE, WIDTH, Block, Net, batch, make
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -93,3 +94,19 @@ def test_methods_that_count_as_forwards_equal_those_of_an_unsharded_model(worlds
 
 def test_methods_of_a_model_of_one_process_count_as_forwards():
     call_methods(3)
+
+
+def save_by_safetensors(path):
+    from safetensors.torch import save_file
+
+    model = penstock.shard(make(Net))
+    with pytest.raises(penstock.PenstockError, match=r"no storage.*full_state_dict=True"):
+        save_file(model.state_dict(), path)
+    whole_state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    save_file(whole_state, path)
+    penstock.close(model)
+
+
+def test_what_saves_whole_tensors_is_told_how_to_get_them(worlds, tmp_path):
+    pytest.importorskip("safetensors.torch", reason="safetensors writes the file")
+    worlds(1).run(save_by_safetensors, tmp_path / "model.safetensors")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -47,6 +47,16 @@ class CountingDTensor(DTensor):
         alias._local_tensor = self._local_tensor.detach()
         alias.__class__ = CountingDTensor
         return alias
+
+    def storage(self) -> NoReturn:
+        """Refuse what safetensors asks for when it saves: a wrapper of rows has no storage."""
+        raise PenstockError(
+            "EUNSUPPORTED",
+            f"a sharded parameter of shape {tuple(self.shape)} has no storage of its own, as "
+            "safetensors and save_pretrained want it: give them whole tensors, by state_dict="
+            "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) of "
+            "torch.distributed.checkpoint.state_dict, which all ranks call",
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
