@@ -38,6 +38,7 @@ WRONG = [
     ("ranks_per_node", [0, "2"], "1 or more"),
     ("param_dtype", ["bf16", torch.int8, torch.complex64], "floating-point dtype of 16 bits"),
     ("reduce_dtype", ["fp32", torch.float8_e4m3fn], "floating-point dtype of 16 bits"),
+    ("output_dtype", ["float", torch.int32], "floating-point dtype of 16 bits"),
     ("prefetch_ahead", [-1, 2.5, True, 2**32], "0 or more"),
     ("prefetch_bytes", [0, "1G", 1.5], "bytes, 1 or more, or leave it out"),
     ("bucket_bytes", [-1, None], "bytes, 1 or more$"),

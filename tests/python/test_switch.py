@@ -3,7 +3,7 @@
 import penstock
 import pytest
 import torch
-from equality import both_ways, train_both, world
+from equality import both_ways, finish, pair, train_both, whole, world
 from models import DEVICE, WIDTH, Block, Net, batch, make
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -110,3 +110,87 @@ def save_by_safetensors(path):
 def test_what_saves_whole_tensors_is_told_how_to_get_them(worlds, tmp_path):
     pytest.importorskip("safetensors.torch", reason="safetensors writes the file")
     worlds(1).run(save_by_safetensors, tmp_path / "model.safetensors")
+
+
+class Returning(Net):
+    """Gives, beside its output, whole numbers and one of its parameters."""
+
+    def forward(self, x, rank=0):
+        y = super().forward(x, rank)
+        return {"y": y, "rank": torch.tensor(rank, device=DEVICE), "gain": (self.norm.weight,)}
+
+
+def loss_of_returned(model, step, rank):
+    found = model(batch(step, rank), rank)
+    assert found["rank"].dtype == torch.int64
+    return (found["y"].square().mean() + found["gain"][0].sum()).double()
+
+
+def cast_outputs():
+    for dtype in (torch.float64, torch.bfloat16):
+        model = penstock.shard(make(Returning), output_dtype=dtype)
+        found = model(batch(0, 0))
+        assert found["y"].dtype == found["gain"][0].dtype == dtype
+        penstock.close(model)
+    options = {"output_dtype": torch.float64, "loss": loss_of_returned}
+    penstock.close(train_both(Returning, **options))
+
+
+def test_outputs_are_cast(worlds):
+    worlds(2).run(cast_outputs)
+
+
+class Dot(torch.nn.Module):
+    """Its gradient is its input."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.row = torch.nn.Parameter(torch.zeros(5, dtype=dtype))
+
+    def forward(self, x):
+        return (self.row * x).sum()
+
+
+def gradient_of(model, value, dtype):
+    model(torch.full((5,), value, dtype=dtype, device=DEVICE)).backward()
+    found = whole(model.row.grad)
+    model.zero_grad()
+    return found
+
+
+def reduce_small_and_large():
+    model = penstock.shard(make(lambda: Dot(torch.float16)))
+    for value in (2.0**-24, 65504.0):  # the ends of float16
+        assert (gradient_of(model, value, torch.float16) == value).all()
+    penstock.close(model)
+
+
+def test_gradients_in_float16_neither_underflow_nor_overflow(worlds):
+    worlds(2).run(reduce_small_and_large)
+
+
+def accumulate_ones():
+    model = penstock.shard(make(Dot), param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    with penstock.no_sync(model):
+        for _ in range(599):  # bfloat16 has no 257
+            model(torch.ones(5, device=DEVICE)).backward()
+    assert (gradient_of(model, 1.0, torch.float32) == 600).all()
+    penstock.close(model)
+
+
+def test_gradients_that_stay_add_up_in_the_dtype_of_reductions(worlds):
+    worlds(2).run(accumulate_ones)
+
+
+def call_repeatedly(stage):
+    plain, model = pair(stage)
+    for each in (plain, model):
+        given = each.blocks[0](torch.ones(2, WIDTH, device=DEVICE))
+        for factor in (1, 2, 3):
+            each.blocks[1](given * factor).sum().backward(retain_graph=True)
+    finish(plain, model)
+
+
+@both_ways
+def test_an_output_may_go_through_several_forwards_with_backwards_between(worlds, stage):
+    worlds(2).run(call_repeatedly, stage)

@@ -177,10 +177,9 @@ def after_forward(
         return None
     use = unit.calls.pop()
     tensors = [output] if isinstance(output, torch.Tensor) else _tensors_of(output)
-    gives = _is_any_parameter(engine, tensors)
-    if gives:
-        output = _map_tensors(partial(_copy_parameter, engine), output)
-        tensors = _tensors_of(output)
+    given = _make_given(engine, unit, output, tensors)
+    if given is not output:
+        tensors = _tensors_of(given)
     if use.marked is not None:
         reference, version = use.marked
         marked = reference()  # an argument, and so still there
@@ -194,7 +193,17 @@ def after_forward(
     if not use.recomputed:
         _end_forward(engine, unit, output)
     engine.phases.end("recompute" if use.recomputed else "forward", unit)
-    return output if gives else None
+    return None if given is output else given
+
+
+def _make_given(engine: Engine, unit: Unit, output: Any, tensors: list[torch.Tensor]) -> Any:
+    """Copy parameters in an output, and cast that of the model, if it is to be cast."""
+    if _is_any_parameter(engine, tensors):
+        output = _map_tensors(partial(_copy_parameter, engine), output)
+    dtype = engine.options.output_dtype
+    if dtype is not None and unit is engine.root and not unit.calls:
+        output = _map_tensors(partial(_cast, dtype), output)
+    return output
 
 
 def _end_forward(engine: Engine, unit: Unit, output: Any) -> None:

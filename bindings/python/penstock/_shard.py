@@ -40,6 +40,7 @@ def shard(
     ranks_per_node: int | None = None,
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
+    output_dtype: torch.dtype | None = None,
     prefetch_ahead: int = 2,
     prefetch_bytes: int | None = None,
     bucket_bytes: int = _BUCKET_BYTES,
@@ -113,6 +114,8 @@ def shard(
         Those of batch norms that keep statistics stay as they are, as the statistics do.
     reduce_dtype : torch.dtype, optional
         In which gradients travel (they are summed in fp32); left out: as the gathered parameters.
+    output_dtype : torch.dtype, optional
+        Of the floating-point outputs of the model; left out: as they are computed.
     prefetch_ahead : int
         How many groups are gathered ahead of their use, from the second pass on.
     prefetch_bytes : int, optional
@@ -181,6 +184,7 @@ def shard(
         ranks_per_node=ranks_per_node,
         param_dtype=param_dtype,
         reduce_dtype=reduce_dtype,
+        output_dtype=output_dtype,
         prefetch_ahead=prefetch_ahead,
         prefetch_bytes=prefetch_bytes,
         bucket_bytes=bucket_bytes,
