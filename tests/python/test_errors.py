@@ -72,6 +72,7 @@ def test_a_communicator_of_gpus_is_refused_on_a_cpu():
 def test_what_is_no_model_is_named():
     for function in (penstock.shard, penstock.stats, penstock.close, penstock.invalidate):
         refuses("EINVAL", "model='x': give an nn.Module", function, "x")
+    refuses("EINVAL", "model='x': give an nn.Module", penstock.clip_grad_norm_, "x", 1.0)
     for context in (penstock.no_sync, penstock.record, penstock.trace):
         refuses("EINVAL", "model=5: give an nn.Module", context(5).__enter__)
     refuses("EINVAL", "model='x': give", penstock.get_recorded_ops, "x")

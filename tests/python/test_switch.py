@@ -4,7 +4,7 @@ import penstock
 import pytest
 import torch
 from equality import both_ways, finish, pair, train_both, whole, world
-from models import DEVICE, WIDTH, Block, Net, batch, make
+from models import DEVICE, WIDTH, Block, Net, batch, loss_of, make
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -194,3 +194,23 @@ def call_repeatedly(stage):
 @both_ways
 def test_an_output_may_go_through_several_forwards_with_backwards_between(worlds, stage):
     worlds(2).run(call_repeatedly, stage)
+
+
+def step_unsupported(kind):
+    model = penstock.shard(make(Net))
+    loss_of(model, 0, 0).backward()
+    ordinary = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
+    for parameter, sharded in zip(ordinary, model.parameters(), strict=True):
+        parameter.grad = sharded.grad.clone()
+    with pytest.raises((RuntimeError, NotImplementedError), match="aten"):
+        kind(ordinary).step()  # once torch can, nothing needs to be refused
+    before = whole(model.head.weight)
+    with pytest.raises(penstock.PenstockError, match=f"{kind.__name__} cannot step sharded"):
+        kind(model.parameters()).step()
+    assert torch.equal(whole(model.head.weight), before)
+    penstock.close(model)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.Rprop])
+def test_optimizers_that_cannot_step_sharded_parameters_say_so(worlds, kind):
+    worlds(2).run(step_unsupported, kind)

@@ -79,6 +79,24 @@ for _types in (optimizer._foreach_supported_types, _foreach_utils._foreach_suppo
     _types.append(CountingDTensor)
 
 
+# Operations of theirs DTensors have not (torch 2.11): they would fail in the midst of a step.
+_UNSUPPORTED = (torch.optim.Adafactor, torch.optim.Rprop)
+
+
+def _refuse_unsupported(stepped: optimizer.Optimizer, args: Any, kwargs: Any) -> None:
+    parameters = (p for group in stepped.param_groups for p in group["params"])
+    is_affected = (isinstance(p, CountingDTensor) for p in parameters)
+    if isinstance(stepped, _UNSUPPORTED) and any(is_affected):
+        raise PenstockError(
+            "EUNSUPPORTED",
+            f"{type(stepped).__name__} cannot step sharded parameters, as torch's DTensors have "
+            "not all of its operations: take another optimizer, as penstock.AdamW",
+        )
+
+
+optimizer.register_optimizer_step_pre_hook(_refuse_unsupported)
+
+
 def make_sharded_parameter(
     rows: torch.Tensor, layout: DTensorSpec | None, requires_grad: bool
 ) -> nn.Parameter:
