@@ -4,9 +4,13 @@ import penstock
 import pytest
 import torch
 from equality import both_ways, finish, pair, train_both, whole, world
-from models import DEVICE, WIDTH, Block, Net, batch, loss_of, make
+from models import DEVICE, WIDTH, Block, LookedUp, Net, batch, loss_of, make
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+
+
+def train_and_close(kind, **options):
+    penstock.close(train_both(kind, **options))
 
 
 def shard_over_a_mesh():
@@ -57,7 +61,7 @@ class Sampling(Net):
 
     def run_blocks(self, x, rank):
         for block in self.blocks:
-            x = x + block.measure(x)
+            x = block(x) + block.measure(x)
         return x
 
     def score(self, x, rank):
@@ -74,8 +78,10 @@ def loss_of_score(model, step, rank):
 
 def call_methods(stage):
     rank, _ = world()
-    methods = ["score", "measure", "fail"]
-    model = train_both(Sampling, loss=loss_of_score, stage=stage, forward_methods=methods)
+    options = {"stage": stage, "forward_methods": ["score", "measure", "fail"]}
+    recomputing = train_both(Sampling, loss=loss_of_score, checkpoint="blocks.*", **options)
+    penstock.close(recomputing)
+    model = train_both(Sampling, loss=loss_of_score, **options)
     with pytest.raises(ValueError, match="3"):
         model.fail(batch(0, rank), rank)
     want = loss_of_score(model, 0, rank)
@@ -133,7 +139,7 @@ def cast_outputs():
         assert found["y"].dtype == found["gain"][0].dtype == dtype
         penstock.close(model)
     options = {"output_dtype": torch.float64, "loss": loss_of_returned}
-    penstock.close(train_both(Returning, **options))
+    train_and_close(Returning, **options)
 
 
 def test_outputs_are_cast(worlds):
@@ -214,3 +220,34 @@ def step_unsupported(kind):
 @pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.Rprop])
 def test_optimizers_that_cannot_step_sharded_parameters_say_so(worlds, kind):
     worlds(2).run(step_unsupported, kind)
+
+
+class Again(Net):
+    """Calls itself, and uses a parameter of its own behind that."""
+
+    def forward(self, x, rank=0, again=True):
+        y = super().forward(x, rank)
+        return y + self(2 * x, rank, again=False) * self.norm.weight[:3] if again else y
+
+
+@both_ways
+def test_a_model_may_call_itself(worlds, stage):
+    worlds(2).run(train_and_close, Again, stage=stage)
+
+
+class Renormed(LookedUp):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(31, WIDTH, max_norm=0.1)
+
+
+def renorm(stage):
+    model = penstock.shard(make(Renormed), stage=stage)
+    with pytest.raises(penstock.PenstockError, match="'embed' were written.*outside of forward"):
+        loss_of(model, 0, 0)
+    penstock.close(model)
+
+
+@both_ways
+def test_an_embedding_that_writes_to_its_rows_is_refused(worlds, stage):
+    worlds(2).run(renorm, stage)
