@@ -38,6 +38,7 @@ WRONG = [
     ("ranks_per_node", [0, "2"], "1 or more"),
     ("param_dtype", ["bf16", torch.int8, torch.complex64], "floating-point dtype of 16 bits"),
     ("reduce_dtype", ["fp32", torch.float8_e4m3fn], "floating-point dtype of 16 bits"),
+    ("output_dtype", ["float", torch.int32], "floating-point dtype of 16 bits"),
     ("prefetch_ahead", [-1, 2.5, True, 2**32], "0 or more"),
     ("prefetch_bytes", [0, "1G", 1.5], "bytes, 1 or more, or leave it out"),
     ("bucket_bytes", [-1, None], "bytes, 1 or more$"),
@@ -46,6 +47,7 @@ WRONG = [
     ("verify", ["no", 1], "True or False"),
     ("time_waits", [None], "True or False"),
     ("blocks", [5], "give names, patterns, classes"),
+    ("forward_methods", [5, "sample", ["forward", "blocks"], [None]], "names of|is no method of"),
     ("process_group", ["gloo"], "give what torch.distributed.new_group"),
 ]
 
@@ -70,6 +72,7 @@ def test_a_communicator_of_gpus_is_refused_on_a_cpu():
 def test_what_is_no_model_is_named():
     for function in (penstock.shard, penstock.stats, penstock.close, penstock.invalidate):
         refuses("EINVAL", "model='x': give an nn.Module", function, "x")
+    refuses("EINVAL", "model='x': give an nn.Module", penstock.clip_grad_norm_, "x", 1.0)
     for context in (penstock.no_sync, penstock.record, penstock.trace):
         refuses("EINVAL", "model=5: give an nn.Module", context(5).__enter__)
     refuses("EINVAL", "model='x': give", penstock.get_recorded_ops, "x")

@@ -127,6 +127,7 @@ class Options:
     ranks_per_node: int | None
     param_dtype: torch.dtype | None
     reduce_dtype: torch.dtype | None
+    output_dtype: torch.dtype | None
     prefetch_ahead: int
     prefetch_bytes: int | None
     bucket_bytes: int
@@ -152,6 +153,7 @@ class Options:
             check_count("ranks_per_node", self.ranks_per_node, 1)
         check_dtype("param_dtype", self.param_dtype)
         check_dtype("reduce_dtype", self.reduce_dtype)
+        check_dtype("output_dtype", self.output_dtype)
         check_count("prefetch_ahead", self.prefetch_ahead, 0)
         check_bytes("prefetch_bytes", self.prefetch_bytes)
         check_bytes("bucket_bytes", self.bucket_bytes, or_none=False)

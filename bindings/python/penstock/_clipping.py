@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from penstock._adamw import optimizers_of
-from penstock._arguments import refuse
+from penstock._arguments import check_model, refuse
 from penstock._errors import PenstockError
 from penstock._norms import has_grad, norm_of
 
@@ -41,6 +41,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     >>> penstock.clip_grad_norm_(model, 1.0)
     >>> optimizer.step()
     """
+    check_model(model)
     if not max_norm >= 0:
         refuse("max_norm", max_norm, "give a number that is not negative")
     parameters = [parameter for parameter in model.parameters() if has_grad(parameter)]

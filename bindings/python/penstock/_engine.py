@@ -201,11 +201,17 @@ class Engine:
 
     def enter(self, unit: Unit) -> None:
         """Begin a unit's forward, and hold the unit; the outermost forward begins a pass."""
-        if unit is self.root or self.depth == 0 or has_ended(self._outermost):
+        is_root = unit is self.root and not self.runs(unit)
+        if is_root or self.depth == 0 or has_ended(self._outermost):
             self._begin_forward()
             self._outermost = module_call()
         unit.hold()
         self.depth += 1  # last: a forward that failed to begin does not end
+
+    def runs(self, unit: Unit) -> bool:
+        """Whether a forward of the unit runs."""
+        is_in_pass = self._outermost is not None and not has_ended(self._outermost)
+        return is_in_pass and bool(unit.calls)
 
     def end_pass(self) -> None:
         """End the forward of a pass: the outermost unit's has ended."""

@@ -62,9 +62,9 @@ def install(engine: Engine) -> None:
     """
     for unit in engine.units:
         unit.module.register_forward_pre_hook(
-            partial(_before_forward, engine, unit), prepend=True, with_kwargs=True
+            partial(before_forward, engine, unit), prepend=True, with_kwargs=True
         )
-        unit.module.register_forward_hook(partial(_after_forward, engine, unit), always_call=True)
+        unit.module.register_forward_hook(partial(after_forward, engine, unit), always_call=True)
     _watch_root(engine)
     _watch_reads(engine)
     for group in engine.groups():
@@ -92,7 +92,7 @@ def _refuse_outside(root: Unit, module: nn.Module, args: Any) -> None:
             "ESTATE",
             f"module {name!r} of the sharded {type(root.module).__name__} was called outside of "
             "the model's own forward, in which alone its parameters are whole: call the model, "
-            "not a method or a part of it",
+            "not a part of it, or name the method by shard(..., forward_methods=)",
         )
 
 
@@ -100,13 +100,14 @@ def _refuse_outside(root: Unit, module: nn.Module, args: Any) -> None:
 
 
 @not_compiled
-def _before_forward(
+def before_forward(
     engine: Engine,
     unit: Unit,
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Arguments | None:
+    """Gather a unit's parameters; return its arguments if they are not to be the same."""
     engine.refuse_capture()
     use = Use(unit, recomputed=torch._C._current_graph_task_id() != -1)
     engine.phases.begin_forward(unit, use.recomputed)
@@ -168,17 +169,17 @@ def _mark_input(engine: Engine, use: Use, tensor: torch.Tensor) -> torch.Tensor:
 
 
 @not_compiled
-def _after_forward(
+def after_forward(
     engine: Engine, unit: Unit, module: nn.Module, args: tuple[Any, ...], output: Any
 ) -> Any:
+    """Release a unit's parameters; return its output if that is not to be the same."""
     if not unit.calls:  # the forward never began: gathering failed
         return None
     use = unit.calls.pop()
     tensors = [output] if isinstance(output, torch.Tensor) else _tensors_of(output)
-    gives = _is_any_parameter(engine, tensors)
-    if gives:
-        output = _map_tensors(partial(_copy_parameter, engine), output)
-        tensors = _tensors_of(output)
+    given = _make_given(engine, unit, output, tensors)
+    if given is not output:
+        tensors = _tensors_of(given)
     if use.marked is not None:
         reference, version = use.marked
         marked = reference()  # an argument, and so still there
@@ -193,14 +194,24 @@ def _after_forward(
         _end_forward(engine, unit, output)
     kind = "recompute" if use.recomputed else "forward"
     engine.phases.end(kind, unit, stays=output is None)  # None: it has failed, or been stopped
-    return output if gives else None
+    return None if given is output else given
+
+
+def _make_given(engine: Engine, unit: Unit, output: Any, tensors: list[torch.Tensor]) -> Any:
+    """Copy parameters in an output, and cast that of the model, if it is to be cast."""
+    if _is_any_parameter(engine, tensors):
+        output = _map_tensors(partial(_copy_parameter, engine), output)
+    dtype = engine.options.output_dtype
+    if dtype is not None and unit is engine.root and not unit.calls:
+        output = _map_tensors(partial(_cast, dtype), output)
+    return output
 
 
 def _end_forward(engine: Engine, unit: Unit, output: Any) -> None:
     engine.depth -= 1  # first: what follows may raise
     if output is None and engine.depth == 0:
         _explain(engine, sys.exc_info()[1])
-    if unit is engine.root:
+    if unit is engine.root and not unit.calls:
         if output is not None:
             # The root is used at both ends of a pass: so its backward comes first, and its
             # gradients are reduced last. (No output: it failed, or has no backward.)
@@ -217,9 +228,10 @@ def _explain(engine: Engine, failure: BaseException | None) -> None:
     if isinstance(failure, RuntimeError) and "mixed torch.Tensor and DTensor" in str(failure):
         failure.args = (
             f"{failure}\nA parameter of the sharded {engine.name} was used outside of its block's "
-            "forward, in which alone it is whole: use it there; or let the module that uses it "
-            "have it as an attribute too, before penstock.shard(model): what several modules share "
-            "is whole for all of them",
+            "forward, in which alone it is whole: use it there, or in a method of the block that "
+            "shard(..., forward_methods=) names; or let the module that uses it have it as an "
+            "attribute too, before penstock.shard(model): what several modules share is whole for "
+            "all of them",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from penstock import _agree, _checkpoint, _checks, _hooks, _meta, _shown, _state
+from penstock import _agree, _checkpoint, _checks, _hooks, _meta, _methods, _shown, _state
 from penstock._arguments import Options, check_model, refuse
 from penstock._blocks import Blocks, Named, find_beside, find_blocks, select_blocks
 from penstock._checkpoint import Checkpointed
@@ -40,6 +40,7 @@ def shard(
     ranks_per_node: int | None = None,
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
+    output_dtype: torch.dtype | None = None,
     prefetch_ahead: int = 2,
     prefetch_bytes: int | None = None,
     bucket_bytes: int = _BUCKET_BYTES,
@@ -49,6 +50,7 @@ def shard(
     time_waits: bool = False,
     broadcast: bool = False,
     checkpoint: Blocks = None,
+    forward_methods: str | Iterable[str] = (),
     memory: str | int | float | None = None,
 ) -> Model:
     """Shard a model over its ranks, in place.
@@ -112,6 +114,8 @@ def shard(
         Those of batch norms that keep statistics stay as they are, as the statistics do.
     reduce_dtype : torch.dtype, optional
         In which gradients travel (they are summed in fp32); left out: as the gathered parameters.
+    output_dtype : torch.dtype, optional
+        Of the floating-point outputs of the model; left out: as they are computed.
     prefetch_ahead : int
         How many groups are gathered ahead of their use, from the second pass on.
     prefetch_bytes : int, optional
@@ -143,6 +147,10 @@ def shard(
         passes it is decided anew. Blocks are compiled by ``block.compile()``, before or after this
         call. What the model checkpoints itself goes on so, and a warning says that nothing is done
         for it here.
+    forward_methods : str or iterable of str
+        Names of methods of the model or of blocks in which parameters are whole, as in a forward
+        of theirs: ``generate`` where it calls parts of the model, an encoder's part alone. What
+        is called under ``torch.no_grad`` is no step of the training.
     memory : str, int or float, optional
         What may be taken to save time: by groups that are gathered further ahead (then
         ``prefetch_ahead`` is where it begins) or stay gathered from forward to backward, and with
@@ -176,6 +184,7 @@ def shard(
         ranks_per_node=ranks_per_node,
         param_dtype=param_dtype,
         reduce_dtype=reduce_dtype,
+        output_dtype=output_dtype,
         prefetch_ahead=prefetch_ahead,
         prefetch_bytes=prefetch_bytes,
         bucket_bytes=bucket_bytes,
@@ -194,6 +203,7 @@ def shard(
     options.check(device)
     found = find_blocks(model, blocks)
     units = _make_units(model, found, options)
+    methods = _methods.find_methods(forward_methods, units)
     checkpointed, keeping = _find_checkpointed(model, found, units, options)
     groups = [group for unit in units for group in unit.groups]
     with ExitStack() as undo:
@@ -223,6 +233,7 @@ def shard(
         keeping=keeping,
     )
     _hooks.install(engine)
+    _methods.install(engine, methods)
     _checkpoint.install(checkpointed)
     _state.install(engine)
     _shown.install(engine)

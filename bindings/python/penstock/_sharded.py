@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -48,6 +48,16 @@ class CountingDTensor(DTensor):
         alias.__class__ = CountingDTensor
         return alias
 
+    def storage(self) -> NoReturn:
+        """Refuse what safetensors asks for when it saves: a wrapper of rows has no storage."""
+        raise PenstockError(
+            "EUNSUPPORTED",
+            f"a sharded parameter of shape {tuple(self.shape)} has no storage of its own, as "
+            "safetensors and save_pretrained want it: give them whole tensors, by state_dict="
+            "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) of "
+            "torch.distributed.checkpoint.state_dict, which all ranks call",
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
             ordinary = self._ordinary()
@@ -67,6 +77,24 @@ class CountingDTensor(DTensor):
 # Where torch looks at the class whether a list of parameters can be computed with as one.
 for _types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
     _types.append(CountingDTensor)
+
+
+# Operations of theirs DTensors have not (torch 2.11): they would fail in the midst of a step.
+_UNSUPPORTED = (torch.optim.Adafactor, torch.optim.Rprop)
+
+
+def _refuse_unsupported(stepped: optimizer.Optimizer, args: Any, kwargs: Any) -> None:
+    parameters = (p for group in stepped.param_groups for p in group["params"])
+    is_affected = (isinstance(p, CountingDTensor) for p in parameters)
+    if isinstance(stepped, _UNSUPPORTED) and any(is_affected):
+        raise PenstockError(
+            "EUNSUPPORTED",
+            f"{type(stepped).__name__} cannot step sharded parameters, as torch's DTensors have "
+            "not all of its operations: take another optimizer, as penstock.AdamW",
+        )
+
+
+optimizer.register_optimizer_step_pre_hook(_refuse_unsupported)
 
 
 def make_sharded_parameter(
