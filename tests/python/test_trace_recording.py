@@ -14,6 +14,7 @@ from chrome_rules import check_file
 from equality import world
 from models import DEVICE, Net, batch, loss_of, make
 from penstock import PenstockError
+from penstock._engine import engine_of
 
 BLOCKS = ["embed", "blocks.0", "blocks.1", "blocks.2", "norm", "head"]
 
@@ -123,6 +124,18 @@ def record_some_steps(folder):
 def test_only_steps_that_were_asked_for_are_recorded(worlds, tmp_path):
     for found in worlds(2).run(record_some_steps, str(tmp_path)):
         assert found == ([2, 1], 2)
+
+
+def test_a_recording_does_not_stop_within_a_capture(tmp_path):
+    model, train = begin()
+    phases, root = engine_of(model).phases, engine_of(model).root
+    with penstock.trace(model, tmp_path / "trace.json", steps=[0]) as recording:
+        train(1)
+        phases.begin_forward(root, False, is_captured=True)
+        assert recording.is_on
+        phases.begin_forward(root, False, is_captured=False)
+        assert not recording.is_on
+    penstock.close(model)
 
 
 def test_steps_that_never_come_are_told_and_leave_no_file(tmp_path, caplog):

@@ -110,7 +110,7 @@ def before_forward(
     """Gather a unit's parameters; return its arguments if they are not to be the same."""
     engine.refuse_capture()
     use = Use(unit, recomputed=torch._C._current_graph_task_id() != -1)
-    engine.phases.begin_forward(unit, use.recomputed)
+    engine.phases.begin_forward(unit, use.recomputed, engine.is_captured)
     if use.recomputed and engine.depth > 0:
         engine.hold_for_root(unit)
     elif use.recomputed:

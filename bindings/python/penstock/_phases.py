@@ -100,9 +100,13 @@ class Phases:
 
     # ---- passes -------------------------------------------------------------------------------
 
-    def begin_forward(self, unit: Unit, recomputed: bool) -> None:
-        """Begin a unit's forward, and a step if it trains and the last step has ended."""
-        if not recomputed and torch.is_grad_enabled():
+    def begin_forward(self, unit: Unit, recomputed: bool, is_captured: bool = False) -> None:
+        """Begin a unit's forward, and a step if it trains and the last step has ended.
+
+        What is captured is one step, however many optimizers step in it: a recording that stopped
+        at the next one would wait for the device within the capture.
+        """
+        if not (recomputed or is_captured) and torch.is_grad_enabled():
             self.begin_step()
         self.begin("recompute" if recomputed else "forward", unit)
 

@@ -160,8 +160,8 @@ class _Step:
         calls = _MORE_CALLS if _NO_GRAPH in makers else 1
         is_known = self._seen.get((signature, makers), 0) >= calls
         keeping = self._engine.keeping
-        is_settled = keeping is None or keeping.is_decided
-        return is_known and is_settled and self._engine.native.is_steady()
+        is_decided = keeping is None or keeping.is_decided
+        return is_known and is_decided and self._engine.native.is_steady()
 
     def _note(self, key: Hashable) -> None:
         self._seen[key] = calls = self._seen.get(key, 0) + 1
