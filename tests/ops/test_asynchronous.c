@@ -16,10 +16,6 @@ static int text_has(const rank_state *state, const char *part) {
     return strstr(text, part) != NULL;
 }
 
-static float mean_of_step_1(const rank_state *state, size_t parameter, size_t element) {
-    return mean_gradient(state->world, ~0u, 1, parameter, element);
-}
-
 static float mean_of_step_2(const rank_state *state, size_t parameter, size_t element) {
     return mean_gradient(state->world, ~0u, 2, parameter, element);
 }

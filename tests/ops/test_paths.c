@@ -4,10 +4,6 @@
 
 #define GROUPS 6
 
-static float mean_of_step_1(const rank_state *state, size_t parameter, size_t element) {
-    return mean_gradient(state->world, ~0u, 1, parameter, element);
-}
-
 /* One step over those groups, by bit; the sums are compared. */
 static void take(rank_state *state, unsigned path) {
     fresh_targets(state);

@@ -177,10 +177,6 @@ static void an_outer_group_comes_first_in_the_backward_and_lives_longest(void **
 
 /* ---- in an engine ---------------------------------------------------------------------------- */
 
-static float mean_of_step_1(const rank_state *state, size_t parameter, size_t element) {
-    return mean_gradient(state->world, ~0u, 1, parameter, element);
-}
-
 static void train(rank_state *state, int passes) {
     for (int pass = 0; pass < passes; pass++) {
         forward(state, 1);

@@ -2,10 +2,6 @@
  * then say. */
 #include "world.h"
 
-static float mean_of_step_1(const rank_state *state, size_t parameter, size_t element) {
-    return mean_gradient(state->world, ~0u, 1, parameter, element);
-}
-
 static void train(rank_state *state, int passes) {
     for (int pass = 0; pass < passes; pass++) {
         fresh_targets(state);

@@ -8,10 +8,6 @@ static void on_all_worlds(const model *model, rank_body body) {
         run_ranks(worlds[i], model, body, NULL);
 }
 
-static float mean_of_step_1(const rank_state *state, size_t parameter, size_t element) {
-    return mean_gradient(state->world, ~0u, 1, parameter, element);
-}
-
 static float mean_of_steps_1_and_2(const rank_state *state, size_t parameter, size_t element) {
     return mean_of_step_1(state, parameter, element) +
            mean_gradient(state->world, ~0u, 2, parameter, element);

@@ -1,10 +1,6 @@
 /* Backwards that reach a group several times, and not alike on all ranks. */
 #include "world.h"
 
-static float mean_of_step_1(const rank_state *state, size_t parameter, size_t element) {
-    return mean_gradient(state->world, ~0u, 1, parameter, element);
-}
-
 static float half_of_step_1(const rank_state *state, size_t parameter, size_t element) {
     return mean_gradient(state->world, 1, 1, parameter, element); /* of rank 0 alone */
 }
