@@ -259,6 +259,7 @@ pst_status pst_zero_end_backward(pst_zero *engine) {
     pst__pass *pass = &engine->pass;
     if (pass->kind != PST__BACKWARD)
         return pst__zero_fail(engine, PST_ESTATE, "%s", "end_backward without begin_backward");
+    const int is_regular = !engine->careful && engine->extra_count == 0;
     status = finish_backward(engine);
     end_replay(engine, status, pass->backward_path, backward_program(engine));
     if (status != PST_OK) pst__reduce_abandon(engine);
@@ -266,7 +267,7 @@ pst_status pst_zero_end_backward(pst_zero *engine) {
     pass->kind = PST__NO_PASS;
     pass->after_backward = 1;
     pass->after_reduce |= pass->reduce;
-    if (pass->reduce) engine->is_steady = pass->backward_path != NULL && !engine->careful;
+    if (pass->reduce) engine->is_steady = pass->backward_path != NULL && is_regular;
     engine->stats.backwards++;
     return status == PST_OK ? pst__record_complete(engine, 1) : status;
 }

@@ -6,12 +6,14 @@
  * agreed yet of a backward of this order, a parameter of it had no gradient anywhere, a group was
  * reported twice. What was agreed is kept by path, so that paths may take turns. Without a doubt a
  * backward counts as the last one: each parameter has a gradient, of zeros where no rank had one,
- * and a group that is reported twice is an error where that happens. The answer is then read
- * PST__PRESENCE_SLOTS backwards later, on all ranks in the same backward, and may raise a doubt.
+ * and a group that is reported twice is taken to be so on all ranks. The answer is then read
+ * PST__PRESENCE_SLOTS backwards later, on all ranks in the same backward: it may raise a doubt, and
+ * is an error if ranks took part in other reductions.
  */
 #include "ops/zero/engine.h"
 
 #include "base/atomic.h"
+#include "base/hash.h"
 #include "sched/runtime.h"
 
 #include <limits.h>
@@ -250,6 +252,13 @@ static void arrive(pst__operation *operation) {
     pst__store_release(&engine->presence[operation->argument].arrived, 1);
 }
 
+/* In a careful backward each rank takes part in what any other has reported again. */
+static uint64_t hash_of_reductions(const pst_zero *engine, uint64_t hash) {
+    for (size_t i = 0; !engine->careful && i < engine->group_count; i++)
+        hash = pst__hash(hash, &engine->groups[i].extra_reports, sizeof(uint32_t));
+    return hash;
+}
+
 /* In a graph there is nobody to read an answer, and passes that differ are in no graph. */
 pst_status pst__presence_exchange(pst_zero *engine) {
     if (engine->carrier.outside != NULL) return PST_OK;
@@ -263,7 +272,7 @@ pst_status pst__presence_exchange(pst_zero *engine) {
     slot->is_broken = engine->is_broken;
     slot->order = engine->backward_order;
     slot->agreement = engine->agreed;
-    slot->hash = pst__backward_hash(engine, slot->order);
+    slot->hash = hash_of_reductions(engine, pst__backward_hash(engine, slot->order));
     slot->exchange = operation;
     write_words(engine, slot->words, slot->hash);
     pst__store_relaxed(&slot->arrived, 0); /* submitting publishes it */
@@ -302,10 +311,11 @@ pst_status pst__presence_ask(pst_zero *engine, int32_t own, int32_t *largest) {
     return status;
 }
 
-/* No doubt: all parameters of this backward have gradients. */
+/* No doubt: all parameters of this backward have gradients, and those that were reported although
+ * the backward's order has no place for them. */
 static void assume(pst_zero *engine) {
     for (size_t i = 0; i < engine->parameter_count; i++)
-        engine->parameters[i].has_gradient = 0;
+        engine->parameters[i].has_gradient = engine->parameters[i].has_gradient_here;
     for (size_t g = 0; g < engine->group_count; g++) {
         const pst__layout *layout = &engine->groups[g].layout;
         for (size_t i = 0; is_used(engine, g) && i < layout->member_count; i++)

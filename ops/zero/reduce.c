@@ -286,16 +286,19 @@ static const char *why_extra(const pst__group *group) {
     return "without a use in a forward since they were reduced last";
 }
 
-/* Other ranks know of it only where the host waits for all ranks' presence. */
+/* It is added at the end. In a careful backward all ranks take part in it; in another one they must
+ * all have reported it alike: their hashes tell. */
 static pst_status report_extra(pst_zero *engine, uint32_t index, const void *const *sources,
                                pst_dtype dtype) {
     const pst__group *group = &engine->groups[index];
-    if (engine->careful) return keep_extra(engine, index, sources, dtype);
+    const int is_captured = engine->carrier.outside != NULL;
+    if (!group->is_updated && !is_captured) return keep_extra(engine, index, sources, dtype);
     pst_status status = pst__zero_fail(
-        engine, PST_EMISMATCH,
-        "group '%s': its gradients were reported %s, unlike in the pass that was recorded; call "
-        "pst_zero_set_replay(engine, 0) on all ranks if passes differ that much",
-        group->name, why_extra(group));
+        engine, PST_EMISMATCH, "group '%s': its gradients were reported %s, %s", group->name,
+        why_extra(group),
+        is_captured ? "unlike in the passes before it was captured; capture no step whose passes "
+                      "differ"
+                    : "behind its update by those before; update it in a step behind the backward");
     return pst__carrier_give_up(&engine->carrier, status);
 }
 
@@ -374,25 +377,32 @@ static pst_status reduce_extra_group(pst_zero *engine, uint32_t index, const pst
     return status;
 }
 
-/* Every rank takes part for every group that was reported again anywhere. */
+/* Anywhere, where the host has the ranks' answer; here, as everywhere, otherwise. */
+static uint32_t rounds_of(const pst_zero *engine, uint32_t group) {
+    return engine->careful ? engine->agreed->groups[group].extra
+                           : engine->groups[group].extra_reports;
+}
+
+/* Every rank takes part for every group that was reported again. */
 static pst_status reduce_round(pst_zero *engine, uint32_t round) {
     pst_status status = PST_OK;
     for (uint32_t i = 0; status == PST_OK && i < engine->group_count; i++)
-        if (engine->agreed->groups[i].extra > round)
+        if (rounds_of(engine, i) > round)
             status = reduce_extra_group(engine, i, find_extra(engine, i, round));
     return status;
 }
 
 static uint32_t count_rounds(const pst_zero *engine) {
     uint32_t rounds = 0;
-    for (size_t i = 0; i < engine->group_count; i++)
-        if (engine->agreed->groups[i].extra > rounds) rounds = engine->agreed->groups[i].extra;
+    for (uint32_t i = 0; i < engine->group_count; i++)
+        if (rounds_of(engine, i) > rounds) rounds = rounds_of(engine, i);
     return rounds;
 }
 
 static pst_status reduce_extra(pst_zero *engine) {
     pst_status status = PST_OK;
     uint32_t rounds = count_rounds(engine);
+    if (rounds == 0) return PST_OK;
     for (uint32_t round = 0; status == PST_OK && round < rounds; round++)
         status = reduce_round(engine, round);
     if (status == PST_OK) status = pst__reduce_flush(engine);
@@ -417,7 +427,7 @@ pst_status pst__reduce_end(pst_zero *engine) {
     if (status == PST_OK && engine->careful)
         status = pst__operation_wait_reductions(&engine->carrier);
     if (status == PST_OK) status = pst__presence_read(engine);
-    if (status == PST_OK && engine->careful) status = reduce_extra(engine);
+    if (status == PST_OK) status = reduce_extra(engine);
     if (status == PST_OK) status = pst__operation_wait_reductions(&engine->carrier);
     forget_extra(engine);
     pst__operation_reap(&engine->carrier);

@@ -62,7 +62,7 @@ def parts_of(build: Path, gpus: int) -> list[Part]:
     found = [
         Part("deepspeed", 2, 240, deepspeed_tests("test_upstream")),
         Part("deepspeed-tight", 2, 240, deepspeed_tests("test_upstream_tight")),
-        Part("training", 2, 180, python_tests("training", "capture")),
+        Part("training", 2, 240, python_tests("training", "capture", "gradients", "transforms")),
         Part("step", min(2, gpus), 240, python_tests("step")),
         Part("checkpoint", min(2, gpus), 240, python_tests("checkpoint")),
         Part("adamw", min(2, gpus), 200, python_tests("adamw", "in_backward")),

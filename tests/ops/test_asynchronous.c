@@ -245,27 +245,28 @@ static float group_1_twice(const rank_state *state, size_t parameter, size_t ele
     return parameter == 1 ? mean + mean : mean;
 }
 
+static void step_that_reports_group_1_twice(rank_state *state) {
+    fresh_targets(state);
+    forward(state, 1);
+    CHECK_FINE();
+    make_gradients(state, 1);
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    backward_use(state, 2);
+    CHECK_FINE();
+    report_twice(state, 1);
+    CHECK_FINE();
+    backward_use(state, 0);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_end_backward(state->engine));
+    check_gradients(state, group_1_twice);
+    CHECK_FINE();
+    update(state);
+}
+
 static void report_twice_in_each_step(rank_state *state) {
     build_engine(state);
-    CHECK_FINE();
-    for (int i = 0; i < 5; i++) {
-        fresh_targets(state);
-        forward(state, 1);
-        CHECK_FINE();
-        make_gradients(state, 1);
-        CHECK_OK(pst_zero_begin_backward(state->engine, 1));
-        backward_use(state, 2);
-        CHECK_FINE();
-        report_twice(state, 1);
-        CHECK_FINE();
-        backward_use(state, 0);
-        CHECK_FINE();
-        CHECK_OK(pst_zero_end_backward(state->engine));
-        check_gradients(state, group_1_twice);
-        CHECK_FINE();
-        update(state);
-        CHECK_FINE();
-    }
+    for (int i = 0; i < 5 && state->failure[0] == '\0'; i++)
+        step_that_reports_group_1_twice(state);
 }
 
 static void second_reports_add_in_each_step(void **unused) {
@@ -274,27 +275,91 @@ static void second_reports_add_in_each_step(void **unused) {
     on_all_worlds(&model, report_twice_in_each_step);
 }
 
-static void report_twice_all_at_once(rank_state *state) {
+/* Now and then: while nobody expects it, while its answer is on its way, once it is expected. */
+static void report_twice_at_times(rank_state *state) {
+    build_engine(state);
+    for (int step = 0; step < 20 && state->failure[0] == '\0'; step++) {
+        const int is_twice = step == 4 || step == 5 || step == 9 || step >= 18;
+        if (is_twice)
+            step_that_reports_group_1_twice(state);
+        else
+            train(state, 1);
+        if (!is_twice && state->failure[0] == '\0') check_gradients(state, mean_of_step_1);
+        if (is_twice) CHECK(!pst_zero_is_steady(state->engine));
+    }
+}
+
+static void second_reports_that_nobody_expects_add(void **unused) {
+    (void)unused;
+    for (int one = 0; one <= 1; one++) {
+        model model = chain_model(3, 3, 16);
+        model.one_comm = one;
+        on_all_worlds(&model, report_twice_at_times);
+    }
+}
+
+/* Rank 0 one group, the others another one. */
+static void report_other_groups_twice(rank_state *state) {
+    build_engine(state);
+    train(state, 4);
+    CHECK_FINE();
+    fresh_targets(state);
+    forward(state, 1);
+    make_gradients(state, 1);
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+    for (size_t g = 3; g-- > 0;)
+        if (g == (state->rank == 0 ? 2 : 1))
+            report_twice(state, g);
+        else
+            backward_use(state, g);
+    pst_status status = pst_zero_end_backward(state->engine);
+    while (status == PST_OK) { /* the answer comes some backwards later */
+        status = pst_zero_begin_forward(state->engine, 1);
+        if (status == PST_OK) status = pst_zero_end_forward(state->engine);
+        if (status == PST_OK) status = pst_zero_begin_backward(state->engine, 1);
+        if (status == PST_OK) status = pst_zero_end_backward(state->engine);
+    }
+    CHECK(status == PST_EMISMATCH || status == PST_EPEER);
+}
+
+static void ranks_that_report_other_groups_twice_are_told(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 3, 16);
+    run_ranks_async(2, &model, report_other_groups_twice, NULL);
+}
+
+/* A group that has no place in the backward's order: its graph is of a forward before. Others have
+ * no doubt of that order by then. */
+static void report_an_older_use(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
     train(state, 3);
     CHECK_FINE();
-    forward(state, 1);
-    CHECK_FINE();
-    make_gradients(state, 1);
-    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
-    backward_use(state, 2);
-    CHECK_FINE();
-    const void *sources[] = {state->gradients[2]};
-    CHECK(pst_zero_gradients(state->engine, 2, sources, PST_FLOAT32) == PST_EMISMATCH);
-    CHECK(text_has(state, "group 'g2': its gradients were reported twice in one backward"));
-    CHECK(pst_zero_end_backward(state->engine) == PST_EMISMATCH);
+    for (int step = 0; step < 12; step++) {
+        const int is_older = step == 5 || step == 11;
+        fresh_targets(state);
+        CHECK_OK(pst_zero_begin_forward(state->engine, 1));
+        use(state, 0);
+        use(state, 1);
+        CHECK_OK(pst_zero_end_forward(state->engine));
+        make_gradients(state, 1);
+        CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+        if (is_older) report(state, 2);
+        backward_use(state, 1);
+        backward_use(state, 0);
+        CHECK_FINE();
+        CHECK_OK(pst_zero_end_backward(state->engine));
+        CHECK(pst_zero_has_gradient(state->engine, 2) == is_older);
+        if (is_older) check_gradients(state, mean_of_step_1);
+        CHECK_FINE();
+        update(state);
+    }
 }
 
-static void a_second_report_that_nobody_expects_is_an_error(void **unused) {
+static void reports_of_older_graphs_add(void **unused) {
     (void)unused;
     model model = chain_model(3, 3, 16);
-    run_ranks_async(1, &model, report_twice_all_at_once, NULL);
+    on_all_worlds(&model, report_an_older_use);
 }
 
 /* ---- one order ------------------------------------------------------------------------------- */
@@ -550,7 +615,9 @@ int main(void) {
         cmocka_unit_test(a_parameter_without_a_gradient_is_known_exactly),
         cmocka_unit_test(a_gradient_that_is_missing_counts_as_zeros_until_all_know),
         cmocka_unit_test(second_reports_add_in_each_step),
-        cmocka_unit_test(a_second_report_that_nobody_expects_is_an_error),
+        cmocka_unit_test(second_reports_that_nobody_expects_add),
+        cmocka_unit_test(ranks_that_report_other_groups_twice_are_told),
+        cmocka_unit_test(reports_of_older_graphs_add),
         cmocka_unit_test(reductions_go_out_between_the_gathers),
         cmocka_unit_test(ranks_that_leave_out_different_groups_keep_one_order),
         cmocka_unit_test(a_collective_that_fails_after_its_launch_ends_the_training),
