@@ -166,3 +166,25 @@ def test_a_thread_that_cannot_be_started_is_an_error():
     assert len(errors) > 2, errors
     for text in errors:
         assert "temporarily unavailable" in text or "could not be started" in text, errors
+
+
+def ask_beside_a_comparison():
+    """Rank 0 begins what a thread of its engine would, before it asks, and rank 1 behind it."""
+    model = penstock.shard(make(Net))
+    ranks, engine = world(), penstock._engine.engine_of(model)
+    mine = torch.full((32,), ranks[0], dtype=torch.uint8)
+    everyones = mine.new_empty(32 * ranks[1])
+
+    def compare():
+        return engine.world.gather._allgather_base(everyones, mine)
+
+    begun = compare() if ranks[0] == 0 else None
+    answers = engine.world.all_gather(torch.tensor([ranks[0]], dtype=torch.uint8))
+    (begun or compare()).wait()
+    assert answers.flatten().tolist() == [*range(ranks[1])]
+    assert everyones.view(ranks[1], 32).float().mean(dim=1).tolist() == [*range(ranks[1])]
+    penstock.close(model)
+
+
+def test_questions_pass_beside_what_threads_of_the_engine_exchange(worlds):
+    worlds(2).run(ask_beside_a_comparison)

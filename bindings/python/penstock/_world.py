@@ -60,6 +60,7 @@ class World:
         self.why_no_nodes = ""
         self.gather: Any = None
         self.reduce: Any = None
+        self._questions: Any = None
         self.mesh: DeviceMesh | None = None
         self.rank, self.size = 0, 1
         self.roll = Roll(None, 0, 1, timeout)
@@ -76,8 +77,11 @@ class World:
         self.size = dist.get_world_size(group)
         self.mesh = self.mesh or DeviceMesh.from_group(group, device.type)
         name, self.roll = meet(group, self.rank, self.size, timeout)
-        # Operations run on threads of the engine, so they need queues that nobody else uses.
-        self.gather, self.reduce = private_groups(name, self.roll, ("gather", "reduce"))
+        # Operations run on threads of the engine, and so do comparisons of what NCCL was given: they
+        # need queues that nobody else uses, and so do the questions of this thread.
+        self.gather, self.reduce, self._questions = private_groups(
+            name, self.roll, ("gather", "reduce", "questions")
+        )
         if communicator == "hierarchy" or (communicator == "auto" and device.type == "cuda"):
             self.nodes = self._find_nodes(name, timeout, communicator, ranks_per_node)
 
@@ -86,11 +90,12 @@ class World:
 
         All ranks call this alike, with a vector of the same length and dtype.
         """
-        if self.gather is None:
+        group = self._questions
+        if group is None:
             return mine.unsqueeze(0)
         everyones = mine.new_empty(self.size * len(mine))
         self.roll.together(
-            "comparison of the models", lambda: self.gather._allgather_base(everyones, mine).wait()
+            "comparison of the models", lambda: group._allgather_base(everyones, mine).wait()
         )
         return everyones.view(self.size, -1)
 
@@ -98,7 +103,7 @@ class World:
         """Give up the private process groups."""
         self.closed = True
         self.roll.stop()
-        self.gather = self.reduce = self.nodes = None
+        self.gather = self.reduce = self._questions = self.nodes = None
 
     def _find_nodes(
         self, name: str, timeout: float, communicator: str, ranks_per_node: int | None
