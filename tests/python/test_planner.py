@@ -138,7 +138,7 @@ def test_a_budget_that_is_no_number_is_refused():
 # ---- by the memory that is left ------------------------------------------------------------------
 
 
-def test_the_draft_that_saves_most_is_chosen_and_of_equals_the_smallest():
+def test_the_draft_that_saves_most_is_chosen():
     first, ahead, kept, near = (
         Draft(prefetch_ahead, keep_bytes, peak, nanoseconds / 1e9, 0.0)
         for prefetch_ahead, keep_bytes, peak, nanoseconds in (
@@ -159,6 +159,9 @@ def test_the_draft_that_saves_most_is_chosen_and_of_equals_the_smallest():
     assert choose_draft(drafts, [block], 750) == (kept, [0])
     smaller = Draft(1, 0, 50, 10_005 / 1e9, 0.0)
     assert choose_draft([first, smaller], [], 0) == (smaller, [])
+    stays = Draft(2, 300, 400, 10_001 / 1e9, 0.0)
+    assert choose_draft([first, stays, smaller], [], 300) == (stays, [])  # and spares the link
+    assert choose_draft([first, stays, smaller], [], 299) == (smaller, [])
     unknown = Draft(2, 0, 100, 0.0, 0.0)
     assert choose_draft([unknown], [block], 250) == (unknown, [0])
 
@@ -354,7 +357,8 @@ def test_a_plan_is_drawn(saved, tmp_path):
         element.text for element in ElementTree.fromstring(out.read_text()).iter() if element.text
     ]
     titles = [text for text in texts if text.startswith("blocks.0:")]
-    assert len(titles) == 6  # two gathers, two uses, which both wait
+    # Two gathers, two uses, and what these wait: both, on a device that is as slow as its link.
+    assert len(titles) == 6 if DEVICE == "cpu" else 4 <= len(titles) <= 6
     assert "link" in texts and "exposed communication" in texts
     plan = json.loads((saved / "none0.json").read_text())
     plan["predicted_step"] = 0.0

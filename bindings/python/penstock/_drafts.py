@@ -66,7 +66,8 @@ def choose_draft(
     Returns
     -------
     Draft
-        Of those that save about as much the one that takes least.
+        Of those that save about as much the one with most groups that stay, and of these the one
+        that takes least: what need not travel leaves the link, and the memory's bandwidth, to others.
     list of int
         Places of the offers that are taken beside it.
     """
@@ -81,7 +82,7 @@ def choose_draft(
     }
     limit = max(saved.values()) - _LEAST * first.predicted_step
     good = (draft for draft in fitting if saved[draft] >= limit)
-    best = min(good, key=lambda draft: (draft.peak_bytes, -saved[draft]))
+    best = min(good, key=lambda draft: (-draft.keep_bytes, draft.peak_bytes, -saved[draft]))
     return best, beside[best]
 
 
