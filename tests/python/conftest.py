@@ -14,6 +14,12 @@ def pytest_runtest_logreport(report):
         print(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext}", flush=True)
 
 
+def skip_without_gpus(size: int) -> None:
+    """Skip a test whose ranks want more GPUs than there are."""
+    if DEVICE == "cuda" and size > torch.cuda.device_count():
+        pytest.skip(f"{size} ranks want a GPU each, {torch.cuda.device_count()} are here")
+
+
 class Worlds:
     """Worlds by size, started at first use and again after a failure."""
 
@@ -21,8 +27,7 @@ class Worlds:
         self.worlds: dict[int, World] = {}
 
     def __call__(self, size: int) -> World:
-        if DEVICE == "cuda" and size > torch.cuda.device_count():
-            pytest.skip(f"{size} ranks want a GPU each, {torch.cuda.device_count()} are here")
+        skip_without_gpus(size)
         if size not in self.worlds or not self.worlds[size].alive:
             self.worlds[size] = World(size)
         return self.worlds[size]
@@ -45,6 +50,7 @@ def fresh_world():
     made: list[World] = []
 
     def make(size: int) -> World:
+        skip_without_gpus(size)
         made.append(World(size))
         return made[-1]
 

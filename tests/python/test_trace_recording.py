@@ -100,6 +100,7 @@ def record_reductions(bucket_bytes, folder):
     return [one.name for one in lane.slices if one.name.startswith("gradients")]
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="one lane has gathers and reductions of copy engines")
 def test_reductions_are_named_after_what_they_carry(worlds, tmp_path):
     for names in worlds(2).run(record_reductions, 1, str(tmp_path)):
         assert names == [f"gradients {name}" for name in reversed(BLOCKS)]
