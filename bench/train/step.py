@@ -154,14 +154,13 @@ def make_measured(name: str, given: argparse.Namespace, device: torch.device) ->
 
 
 def account(way: Implementation, tokens: torch.Tensor) -> dict[str, int]:
-    """Bytes of this rank by what they are for, in one more step."""
+    """Bytes of this rank by what they are for: in one more step, where no graph holds them."""
     parameters = list(way.model.parameters())
-    way.model(tokens).backward()
-    parts = {
-        "parameters": bytes_of(parameters),
-        "gradients": bytes_of([p.grad for p in parameters if p.grad is not None]),
-    }
-    way.update()
+    parts = {"parameters": bytes_of(parameters)}
+    if not way.is_captured:  # beside a graph's memory there may be no room for another pass
+        way.model(tokens).backward()
+        parts["gradients"] = bytes_of([p.grad for p in parameters if p.grad is not None])
+        way.update()
     states = [x for state in way.optimizer.state.values() for x in state.values()]
     parts["optimizer"] = bytes_of([x for x in states if isinstance(x, torch.Tensor)])
     if way.is_penstock:

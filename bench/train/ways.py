@@ -57,9 +57,10 @@ class Implementation:
         self.has_optimizer = not given.no_optimizer
         self.micro_batches = given.micro_batches
         cuda = next(model.parameters()).is_cuda
-        is_captured = cuda and name == "compute-captured"
-        self.optimizer = OPTIMIZERS[given.optimizer](model, cuda, is_captured)
+        is_compute_captured = cuda and name == "compute-captured"
+        self.optimizer = OPTIMIZERS[given.optimizer](model, cuda, is_compute_captured)
         self.is_penstock = name.startswith(("penstock", "captured"))
+        self.is_captured = name.startswith("captured") or is_compute_captured
         self.parameters = sum(p.numel() for p in model.parameters())  # of all ranks together
         self.losses: list[float] = []
         self.times: list[float] = []
@@ -68,7 +69,7 @@ class Implementation:
         self.step: Step = self.step_eagerly
         if name.startswith("captured"):
             self.step = library.step(model, self.optimizer)(self.step_eagerly)
-        elif is_captured:
+        elif is_compute_captured:
             self.step = Captured(self.step_eagerly)
 
     def step_eagerly(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,11 @@ import torch
 
 Memory = str | int | float  # "auto", bytes, or a fraction of the device's
 
-# Torch's allocator cannot use all that it has reserved: what is free lies in pieces (9.3 of 132 GiB
-# where a step of an 8B model ran out of memory). And steps of one shape do not all take the same: a
-# library's workspace comes late, a rank routes more tokens.
-_MARGIN = 0.10  # of the device's memory
+# Steps of one shape do not all take the same: a library's workspace comes late, a rank routes more
+# tokens. And torch's allocator cannot use all that it has reserved: what is free lies in pieces
+# (9.3 of 132 GiB where a step of an 8B model ran out of memory), which are measured where they can.
+_MARGIN = 0.10  # of the device's memory, pieces included
+_LEAST_MARGIN = 0.05  # beside measured pieces
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,16 @@ def begin_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
+def pieces_of(device: torch.device) -> int:
+    """Return the bytes that torch had reserved beyond what it had allocated, at most of each.
+
+    What a step makes of them shows where `release_pieces` came before `begin_peak`.
+    """
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.max_memory_reserved(device) - torch.cuda.max_memory_allocated(device)
+
+
 def peak_of(device: torch.device) -> int:
     """Return how many bytes torch has used at most since its peak began; on the CPU 0."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
@@ -83,17 +94,20 @@ def release_pieces(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def left_at_peak(memory: Memory, device: torch.device) -> int:
+def left_at_peak(memory: Memory, device: torch.device, pieces: int) -> int:
     """Say how many bytes the use since `begin_peak` has left, at its peak; none: 0 or less.
 
     Parameters
     ----------
     memory : str, int or float
-        "auto": all that the device has for torch, but for a margin of 10 %. Bytes, or a fraction of
-        the device's memory: what torch's allocator may hold at the peak, and no more than with
-        "auto". On the CPU, where nobody counts, bytes are left as they are.
+        "auto": all that the device has for torch, but for a margin of 10 %, or of 5 % beside the
+        pieces if that is more. Bytes, or a fraction of the device's memory: what torch's allocator
+        may hold at the peak, and no more than with "auto". On the CPU, where nobody counts, bytes
+        are left as they are.
     device : torch.device
         Whose memory it is.
+    pieces : int
+        Bytes that torch cannot use of what it has reserved.
     """
     if device.type != "cuda":
         return int(memory)
@@ -101,7 +115,7 @@ def left_at_peak(memory: Memory, device: torch.device) -> int:
     # What torch has reserved and not allocated is free to torch, as far as it may go.
     most = free + torch.cuda.memory_reserved(device)
     most = min(most, int(torch.cuda.get_per_process_memory_fraction(device) * total))
-    most -= int(_MARGIN * total)
+    most -= max(int(_MARGIN * total), pieces + int(_LEAST_MARGIN * total))
     if memory != "auto":
         most = min(most, int(memory * total) if isinstance(memory, float) else int(memory))
     return most - torch.cuda.max_memory_allocated(device)

@@ -67,7 +67,8 @@ def choose_draft(
     -------
     Draft
         Of those that save about as much the one with most groups that stay, and of these the one
-        that takes least: what need not travel leaves the link, and the memory's bandwidth, to others.
+        that takes least: what need not travel leaves the link, and the memory's bandwidth, to
+        others.
     list of int
         Places of the offers that are taken beside it.
     """

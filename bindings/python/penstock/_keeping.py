@@ -152,6 +152,7 @@ class Keeping:
         self._measures_next = False
         self._passes = self._grown_passes = 0  # since the ranks have asked
         self._peak = 0  # bytes: the highest that was looked at
+        self._pieces = 0  # bytes that torch's allocator could not use in the measured step
 
     @property
     def _is_measured_step(self) -> bool:
@@ -230,6 +231,7 @@ class Keeping:
         if self._seen_steps is not None and steps != self._seen_steps:
             self._steps += 1
             if self._is_measured_step:
+                _budget.release_pieces(self._engine.world.device)  # those of the first steps
                 _budget.begin_peak(self._engine.world.device)
         self._seen_steps = steps
 
@@ -240,7 +242,10 @@ class Keeping:
 
     def _note_left(self) -> None:
         """Note what a pass that recomputes all has left: beside it stands what the plan takes."""
-        left = _budget.left_at_peak(self._memory, self._engine.world.device) + self._cost()
+        device = self._engine.world.device
+        if self._is_measured_step:
+            self._pieces = max(self._pieces, _budget.pieces_of(device))
+        left = _budget.left_at_peak(self._memory, device, self._pieces) + self._cost()
         self._left = left if self._left is None else min(self._left, left)
 
     def _look_for_growth(self) -> None:
@@ -259,7 +264,7 @@ class Keeping:
     def _look_at_peak(self) -> None:
         """Count a peak that goes over what there is, once, as passes that have grown."""
         device = self._engine.world.device
-        peak, over = _budget.peak_of(device), -_budget.left_at_peak(self._memory, device)
+        peak, over = _budget.peak_of(device), -_budget.left_at_peak(self._memory, device, 0)
         if over > 0 and peak > self._peak:
             self._grown_passes = _GROWN
             self._left = min(self._left or 0, self.saved().kept + self._cost() - over)

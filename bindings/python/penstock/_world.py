@@ -77,8 +77,8 @@ class World:
         self.size = dist.get_world_size(group)
         self.mesh = self.mesh or DeviceMesh.from_group(group, device.type)
         name, self.roll = meet(group, self.rank, self.size, timeout)
-        # Operations run on threads of the engine, and so do comparisons of what NCCL was given: they
-        # need queues that nobody else uses, and so do the questions of this thread.
+        # Operations run on threads of the engine, and so do comparisons of what NCCL was given:
+        # they need queues that nobody else uses, and so do the questions of this thread.
         self.gather, self.reduce, self._questions = private_groups(
             name, self.roll, ("gather", "reduce", "questions")
         )
