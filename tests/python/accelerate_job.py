@@ -1,0 +1,186 @@
+"""A rank of the jobs that test_accelerate.py starts: what trains with DDP trains alike sharded."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import accelerate.accelerator
+import hf_accelerate
+import hf_trainer
+import penstock
+import penstock.accelerate
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import FullyShardedDataParallelPlugin
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+
+Plugin = partial(FullyShardedDataParallelPlugin, fsdp_version=2)
+OF_FSDP2 = accelerate.accelerator.fsdp2_prepare_model
+
+
+def anew():
+    """Forget the accelerator, but not the process group."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def losses_of(trainer, name="loss"):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def assert_trained_alike(found, wanted, **tolerance):
+    """Compare losses, norms of gradients, an evaluation and what is generated."""
+    for name in ("loss", "grad_norm", "eval_loss"):
+        assert losses_of(found, name) == pytest.approx(losses_of(wanted, name), **tolerance), name
+    assert hf_trainer.generate(found) == hf_trainer.generate(wanted)
+
+
+def assert_same_files(found, wanted):
+    found, wanted = load_file(found), load_file(wanted)
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert torch.allclose(found[name], tensor, rtol=1e-3, atol=1e-5), name
+
+
+def train_by_trainer(folder):
+    plain = hf_trainer.train(f"{folder}/ddp")
+    plain_lora = hf_trainer.train(f"{folder}/ddp lora", lora=True, gradient_checkpointing=True)
+    anew()
+    penstock.accelerate.install()
+    sharded = hf_trainer.train(f"{folder}/trainer", steps=6)
+    assert_trained_alike(sharded, plain, rel=1e-5)
+    assert_reduced_once_a_step(sharded.model, losses=6)
+    anew()
+    lora = hf_trainer.train(f"{folder}/lora", lora=True, gradient_checkpointing=True)
+    assert_trained_alike(lora, plain_lora, rel=1e-5)
+    model, adapter = "model/model.safetensors", "model/adapter_model.safetensors"
+    assert_same_files(f"{folder}/trainer/{model}", f"{folder}/ddp/{model}")
+    assert_same_files(f"{folder}/lora/{adapter}", f"{folder}/ddp lora/{adapter}")
+    exported = LlamaForCausalLM.from_pretrained(f"{folder}/trainer/model")
+    assert exported.num_parameters() == plain.model.num_parameters()
+    anew()
+    return losses_of(sharded), losses_of(lora)
+
+
+def assert_reduced_once_a_step(model, losses):
+    """Not behind each of the batches whose gradients add up."""
+    stats = penstock.stats(model)
+    groups = stats.reduces / losses
+    assert stats.backwards == losses * hf_trainer.BATCHES // dist.get_world_size()
+    assert groups == int(groups) <= 6
+
+
+def train_in_bf16(folder):
+    accelerate.accelerator.fsdp2_prepare_model, ours = (
+        OF_FSDP2,
+        accelerate.accelerator.fsdp2_prepare_model,
+    )
+    wanted = hf_trainer.train(f"{folder}/fsdp2", bf16=True, steps=3)
+    anew()
+    accelerate.accelerator.fsdp2_prepare_model = ours
+    found = hf_trainer.train(f"{folder}/bf16", bf16=True, steps=3)
+    assert all(parameter.dtype == torch.float32 for parameter in found.model.parameters())
+    assert_trained_alike(found, wanted, rel=1e-2)
+    assert losses_of(found)[0] == losses_of(wanted)[0]
+    anew()
+
+
+def in_shards():
+    return Plugin(
+        reshard_after_forward=False,
+        activation_checkpointing=True,
+        state_dict_type="SHARDED_STATE_DICT",
+    )
+
+
+def train_by_accelerate(folder):
+    penstock.accelerate.uninstall()
+    wanted = hf_accelerate.train(f"{folder}/ddp")
+    anew()
+    penstock.accelerate.install()
+    hf_accelerate.main(["--output", f"{folder}/accelerate"])
+    anew()
+    found = hf_accelerate.train(f"{folder}/accelerate in shards", fsdp_plugin=in_shards())
+    assert found == pytest.approx(wanted, rel=1e-5)
+    for name in ("accelerate", "accelerate in shards"):
+        file = "model/model.safetensors"
+        assert_same_files(f"{folder}/{name}/{file}", f"{folder}/ddp/{file}")
+    anew()
+    return wanted
+
+
+def generate_by_an_encoder_and_a_decoder():
+    """Lengths differ by rank, and parts of the model are called without its forward."""
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=32, d_model=16, d_ff=32, d_kv=4, num_layers=2, num_heads=4,
+        decoder_start_token_id=0, eos_token_id=5,
+    )  # fmt: skip
+    plain = T5ForConditionalGeneration(config).eval()
+    rank = dist.get_rank()
+    tokens = torch.full((1, 4 + rank), 7 + rank)
+    wanted = plain.generate(tokens, max_new_tokens=3 + 4 * rank)
+    accelerator = Accelerator(cpu=True)
+    model, _ = accelerator.prepare(plain, torch.optim.SGD(plain.parameters()))
+    assert model.generate(tokens, max_new_tokens=3 + 4 * rank).tolist() == wanted.tolist()
+    anew()
+
+
+def prepare(cpu=True, **plugin):
+    model = torch.nn.Linear(2, 2)
+    accelerator = Accelerator(cpu=cpu, fsdp_plugin=Plugin(**plugin))
+    return accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+
+
+def refuse():
+    with pytest.raises(penstock.PenstockError, match="asks for cpu_offload"):
+        prepare(cpu_offload=True)
+    anew()
+    with pytest.raises(penstock.PenstockError, match="fsdp_version=1 asks for FSDP1"):
+        prepare(fsdp_version=1)
+    anew()
+    with pytest.raises(penstock.PenstockError, match=r"2 processes were started.*cpu=True"):
+        prepare(cpu=False)
+    anew()
+    penstock.accelerate.install(stage=4)
+    with pytest.raises(penstock.PenstockError, match="stage=4"):
+        prepare()
+    anew()
+    penstock.accelerate.install()
+
+
+def train(folder):
+    """Train in every way; what is to be gone on with lies in the folder."""
+    by_trainer, by_lora = train_by_trainer(folder)
+    train_in_bf16(folder)
+    wanted = {"trainer": by_trainer, "lora": by_lora, "accelerate": train_by_accelerate(folder)}
+    generate_by_an_encoder_and_a_decoder()
+    refuse()
+    if dist.get_rank() == 0:
+        (folder / "wanted.json").write_text(json.dumps(wanted))
+
+
+def resume(folder):
+    """Go on as if nothing had been between."""
+    wanted = json.loads((folder / "wanted.json").read_text())
+    penstock.accelerate.install()
+    for name in ("trainer", "lora"):
+        again = hf_trainer.train(
+            f"{folder}/{name}",
+            lora=name == "lora",
+            resume=f"{folder}/{name}/checkpoint-3",
+        )
+        assert losses_of(again) == pytest.approx(wanted[name], rel=1e-5)
+        anew()
+    for name, plugin in (("accelerate", None), ("accelerate in shards", in_shards())):
+        losses = hf_accelerate.train(f"{folder}/{name}", resume=True, fsdp_plugin=plugin)
+        assert losses == pytest.approx(wanted["accelerate"][2:], rel=1e-5)
+        anew()
+
+
+if __name__ == "__main__":
+    {"train": train, "resume": resume}[sys.argv[1]](Path(sys.argv[2]))
