@@ -10,7 +10,7 @@ import elastic
 
 
 def lose_machine(step, folder, draw=elastic.draw):
-    """Draw a step's rows; in the fourth step, the doomed machine ends, its torchrun and its rank."""
+    """Draw a step's rows; in the fourth, the doomed machine ends: its torchrun and its rank."""
     if step == 3 and "DOOMED" in os.environ:
         (folder / "lost").write_text(os.environ["RANK"])
         os.kill(os.getppid(), signal.SIGKILL)

@@ -1,7 +1,6 @@
-"""A rank of the jobs that test_lightning.py starts: a module is fitted as with DDP."""
+"""What the ranks do that test_lightning.py starts: a module is fitted as with DDP."""
 
 import json
-import sys
 from pathlib import Path
 
 import lightning_fit
@@ -92,17 +91,13 @@ def fit(folder):
     assert losses_of(by_ddp) == pytest.approx(wanted, rel=1e-5)
     optimize_by_hand()
     if dist.get_rank() == 0:
-        (folder / "wanted.json").write_text(json.dumps(wanted))
+        Path(folder, "wanted.json").write_text(json.dumps(wanted))
 
 
 def resume(folder):
     """Go on as if nothing had been between."""
-    wanted = json.loads((folder / "wanted.json").read_text())
+    wanted = json.loads(Path(folder, "wanted.json").read_text())
     for name, strategy in (("ddp", None), ("one file", None), ("in shards", in_shards())):
         again = lightning_fit.fit(f"{folder}/{name}", strategy=strategy, resume=True)
         assert losses_of(again) == pytest.approx(wanted, rel=1e-5), name
     lightning_fit.main(["--output", f"{folder}/one file", "--resume"])
-
-
-if __name__ == "__main__":
-    {"fit": fit, "resume": resume}[sys.argv[1]](Path(sys.argv[2]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torchrun import EXAMPLES, environment
+from launch import EXAMPLES, environment
 
 sys.path.insert(0, str(EXAMPLES))
 
