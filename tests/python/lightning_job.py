@@ -43,19 +43,22 @@ class ShardedByHand(ByHand):
         penstock.shard(self.net)
 
 
-def fit_by_hand(kind, strategy):
-    module = kind()
-    trainer = Trainer(
+def trainer_of(strategy, **more):
+    return Trainer(
         strategy=strategy,
         accelerator="cpu",
         devices=2,
-        max_steps=3,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **more,
     )
-    trainer.fit(module, lightning_fit.read(0))
+
+
+def fit_by_hand(kind, strategy):
+    module = kind()
+    trainer_of(strategy, max_steps=3).fit(module, lightning_fit.read(0))
     return torch.stack(module.losses).tolist()
 
 
@@ -66,6 +69,25 @@ def optimize_by_hand():
     wanted = fit_by_hand(ByHand, "ddp")
     torch.manual_seed(0)
     assert fit_by_hand(ShardedByHand, PenstockStrategy()) == pytest.approx(wanted, rel=1e-5)
+
+
+def fit_in_fewer_bits(folder, wanted):
+    """As FSDP2 has mixed precision."""
+    strategy = PenstockStrategy(param_dtype=torch.bfloat16)
+    _, module = fitted = lightning_fit.fit(folder, strategy=strategy)
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+    assert losses_of(fitted) == pytest.approx(wanted, rel=2e-2)
+    assert losses_of(fitted) != pytest.approx(wanted, rel=1e-5)
+
+
+def fit_without_values(path, wanted):
+    """Go on with a module of the meta device, which a checkpoint fills."""
+    trainer = trainer_of(PenstockStrategy(), max_epochs=2)
+    with trainer.init_module(empty_init=True):
+        module = lightning_fit.Regression()
+    assert all(parameter.is_meta for parameter in module.parameters())
+    trainer.fit(module, lightning_fit.read(1), ckpt_path=path)
+    assert wanted == pytest.approx(module.losses[0].item(), rel=1e-5)
 
 
 def fit(folder):
@@ -85,10 +107,12 @@ def fit(folder):
     again = trainer.validate(module, lightning_fit.read(2), verbose=False)
     assert again[0]["validation"] == pytest.approx(losses_of(plain)[-1], rel=1e-5)
     lightning_fit.fit(f"{folder}/in shards", strategy=in_shards())
+    fit_in_fewer_bits(f"{folder}/fewer bits", losses_of(plain))
 
     wanted = losses_of(lightning_fit.fit(f"{folder}/ddp", strategy="ddp", resume=True))
     by_ddp = lightning_fit.fit(f"{folder}/one file", strategy="ddp", resume=True)
     assert losses_of(by_ddp) == pytest.approx(wanted, rel=1e-5)
+    fit_without_values(f"{folder}/one file/last.ckpt", by_ddp[1].losses[0].item())
     optimize_by_hand()
     if dist.get_rank() == 0:
         Path(folder, "wanted.json").write_text(json.dumps(wanted))

@@ -6,9 +6,11 @@ import sys
 import penstock
 import pytest
 import torch
-from equality import assert_same_parameters, world
+import torch.distributed.checkpoint as dcp
+from equality import assert_same_parameters, whole, world
 from launch import EXAMPLES, torchrun
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 sys.path.insert(0, str(EXAMPLES))
 
@@ -25,6 +27,30 @@ def train_by_both():
 
 def test_a_loop_of_fsdp2_trains_alike(worlds):
     worlds(2).run(train_by_both)
+
+
+def move_checkpoints(folder):
+    models = []
+    for shard, seed in ((from_fsdp2.shard_by_fsdp2, 1), (from_fsdp2.shard_by_penstock, 2)):
+        models.append(from_fsdp2.build(from_fsdp2.Shape(2, 32, 16), seed))
+        shard(models[-1])
+    values = [[whole(p) for p in model.parameters()] for model in models]
+    for number, (source, target) in enumerate((models, models[::-1])):
+        with torch.no_grad():
+            for parameter in target.parameters():
+                parameter.zero_()
+        path = str(folder / str(number))
+        dcp.save(get_model_state_dict(source), checkpoint_id=path)
+        state = get_model_state_dict(target)
+        dcp.load(state, checkpoint_id=path)
+        set_model_state_dict(target, state)
+        for parameter, value in zip(target.parameters(), values[0], strict=True):
+            assert torch.equal(whole(parameter), value)
+    penstock.close(models[1])
+
+
+def test_checkpoints_move_from_fsdp2_and_back(worlds, tmp_path):
+    worlds(2).run(move_checkpoints, tmp_path)
 
 
 def save_and_begin(folder):
