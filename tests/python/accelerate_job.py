@@ -130,6 +130,29 @@ def generate_by_an_encoder_and_a_decoder():
     anew()
 
 
+def prepare_what_is_sharded(file):
+    """A model that its ranks have never had whole, and whose optimizer was built behind that."""
+    with torch.device("meta"):
+        model = hf_accelerate.build()
+    with pytest.raises(penstock.PenstockError, match="is on the meta device"):
+        Accelerator(cpu=True).prepare(model, torch.optim.SGD(model.parameters()))
+    anew()
+    penstock.shard(model, device="cpu")
+    penstock.load(model, file)
+    plain = hf_accelerate.build()
+    plain.load_state_dict(load_file(file))
+    accelerator = Accelerator(cpu=True)
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    model, optimizer = accelerator.prepare(model, sgd(model.parameters()))
+    for each, its_optimizer in ((model, optimizer), (plain, sgd(plain.parameters()))):
+        accelerator.backward(each(torch.ones(2, 16)).square().mean())
+        its_optimizer.step()
+    for name, value in accelerator.get_state_dict(model).items():  # on rank 0
+        assert torch.allclose(value, plain.get_parameter(name), atol=1e-6), name
+        assert not torch.equal(value, load_file(file)[name]), name
+    anew()
+
+
 def prepare(cpu=True, **plugin):
     model = torch.nn.Linear(2, 2)
     accelerator = Accelerator(cpu=cpu, fsdp_plugin=Plugin(**plugin))
@@ -158,6 +181,7 @@ def train(folder):
     by_trainer, by_lora = train_by_trainer(folder)
     train_in_bf16(folder)
     wanted = {"trainer": by_trainer, "lora": by_lora, "accelerate": train_by_accelerate(folder)}
+    prepare_what_is_sharded(f"{folder}/ddp/model/model.safetensors")
     generate_by_an_encoder_and_a_decoder()
     refuse()
     if dist.get_rank() == 0:

@@ -55,7 +55,8 @@ def install(**options: Any) -> None:
     on CPUs too. What Accelerate would have FSDP2 do, it has `shard` do: mixed precision, activation
     checkpointing, stage 3, or 2 for ``reshard_after_forward=False``. All ranks begin with what
     rank 0 has, and ``generate`` counts as a forward. State dicts are whole ones, unless
-    ``FSDP_STATE_DICT_TYPE``, a plugin or ``fsdp_config`` says otherwise.
+    ``FSDP_STATE_DICT_TYPE``, a plugin or ``fsdp_config`` says otherwise. A model that is sharded
+    before it is prepared stays as it is.
 
     Parameters
     ----------
@@ -80,6 +81,7 @@ def install(**options: Any) -> None:
     wrappers: dict[tuple[Any, str], Callable[..., Callable[..., Any]]] = {
         (main, "fsdp2_prepare_model"): lambda original: _prepare_model,
         (main, "fsdp2_apply_ac"): lambda original: _leave_model,
+        (main.Accelerator, "_prepare_fsdp2"): _around_prepare,
         (state.AcceleratorState, "__init__"): _around_state,
     }
     for place, name in wrappers:
@@ -132,20 +134,46 @@ def _leave_model(accelerator: Any, model: nn.Module) -> nn.Module:
 
 def _prepare_model(accelerator: Any, model: nn.Module) -> nn.Module:
     """In place of what calls ``fully_shard``."""
-    module = getattr(model, "_orig_mod", model)  # of torch.compile
-    if is_sharded(module):
-        return model
+    module = _uncompiled(model)
     plugin = accelerator.state.fsdp_plugin
     _refuse_unsupported(plugin)
     options = {**_options_of(plugin, module), **_installed.options}
     if accelerator.mixed_precision != "no":
         _widen(module)
     if any(parameter.is_meta for parameter in module.parameters()):
-        options.setdefault("device", accelerator.device)
-    else:
-        module.to(accelerator.device)
+        raise PenstockError(
+            "EUNSUPPORTED",
+            f"{type(module).__name__} is on the meta device, where Accelerate cannot tell which of "
+            "its parameters an optimizer has: call penstock.shard and penstock.load on it before, "
+            "and build the optimizer then",
+        )
+    module.to(accelerator.device)
     shard(module, **options)
     return model
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """Return what torch.compile has wrapped, if it has."""
+    return getattr(model, "_orig_mod", model)
+
+
+def _around_prepare(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what has a model sharded, and gives its optimizer the shards: both may be so already."""
+
+    @functools.wraps(original)
+    def prepare(accelerator: Any, *given: Any) -> Any:
+        models = [each for each in given if isinstance(each, nn.Module)]
+        if not any(is_sharded(_uncompiled(model)) for model in models):
+            return original(accelerator, *given)
+        accelerator._models.extend(model for model in models if model not in accelerator._models)
+        for first_pass in (True, False):  # schedulers come after their optimizers
+            given = tuple(
+                each if each in models else accelerator._prepare_one(each, first_pass=first_pass)
+                for each in given
+            )
+        return given
+
+    return prepare
 
 
 def _options_of(plugin: Any, model: nn.Module) -> dict[str, Any]:
