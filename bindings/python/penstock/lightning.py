@@ -1,7 +1,9 @@
 """A strategy of Lightning's that shards the module, which is written as for any other strategy.
 
-from penstock.lightning import PenstockStrategy
-trainer = Trainer(strategy=PenstockStrategy(), ...)
+    from penstock.lightning import PenstockStrategy
+    trainer = Trainer(strategy=PenstockStrategy(), ...)
+
+It was proved with Lightning 2.6.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class PenstockStrategy(ModelParallelStrategy):
             process_group_backend=process_group_backend,
             timeout=process_group_timeout,
         )
-        self._options = options
+        more = options.get("forward_methods", ())
+        methods = (*_STEPS, *([more] if isinstance(more, str) else more))
+        self._options = {"broadcast": True, **options, "forward_methods": methods}
 
     def _setup_distributed(self) -> None:
         super()._setup_distributed()
@@ -82,7 +86,7 @@ class PenstockStrategy(ModelParallelStrategy):
         self.setup_precision_plugin()
 
     def _shard(self, module: LightningModule) -> None:
-        options = {"forward_methods": _STEPS, "broadcast": True, **self._options}
+        options = dict(self._options)
         if any(parameter.is_meta for parameter in module.parameters()):
             options.setdefault("device", self.root_device)
         else:
