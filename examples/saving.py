@@ -69,15 +69,14 @@ def run(folder):
     return model, exported, saved
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", required=True, type=Path)
-    given = parser.parse_args()
-    dist.init_process_group("gloo")
-    outputs = [model(torch.ones(1, 16)).item() for model in run(given.output)]
+    models = run(parser.parse_args(arguments).output)
+    outputs = [model(torch.ones(1, 16)).item() for model in models]
     if dist.get_rank() == 0:
         print("trained, exported, saved:", *(f"{output:.6f}" for output in outputs))
-    dist.destroy_process_group()
+    return models
 
 
 if __name__ == "__main__":

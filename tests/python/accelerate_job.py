@@ -173,7 +173,21 @@ def refuse():
     with pytest.raises(penstock.PenstockError, match="stage=4"):
         prepare()
     anew()
+    refuse_another_accelerate()
     penstock.accelerate.install()
+
+
+def refuse_another_accelerate():
+    penstock.accelerate.uninstall()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(accelerate.accelerator, "fsdp2_apply_ac")
+        with pytest.raises(penstock.PenstockError, match="'fsdp2_apply_ac' in this Accelerate"):
+            penstock.accelerate.install()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accelerate, "__version__", "1.150")
+        with pytest.warns(UserWarning, match=r"proved with Accelerate 1\.15, and this is 1\.150"):
+            penstock.accelerate.install()
+    assert accelerate.accelerator.fsdp2_prepare_model is not OF_FSDP2
 
 
 def train(folder):
