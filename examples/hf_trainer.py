@@ -45,8 +45,8 @@ def read():
     return [{"input_ids": piece, "labels": piece} for piece in pieces]
 
 
-def train(output, *, lora=False, resume=False, steps=6, **more):
-    """Train, save, evaluate and generate; `more` goes to TrainingArguments."""
+def make_trainer(output, *, lora=False, steps=6, **more):
+    """Prepare a training; `more` goes to TrainingArguments."""
     model = add_lora(build()) if lora else build()
     arguments = TrainingArguments(
         output_dir=output,
@@ -62,7 +62,11 @@ def train(output, *, lora=False, resume=False, steps=6, **more):
         **more,
     )
     data = read()
-    trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:12])
+    return Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:12])
+
+
+def train(output, *, resume=False, **more):
+    trainer = make_trainer(output, **more)
     trainer.train(resume_from_checkpoint=resume)
     trainer.evaluate()
     trainer.save_model(f"{output}/model")  # whole weights, as without sharding

@@ -55,6 +55,11 @@ def train_by_trainer(folder):
     assert_trained_alike(sharded, plain, rel=1e-5)
     assert_reduced_once_a_step(sharded.model, losses=6)
     anew()
+    evaluated = hf_trainer.make_trainer(f"{folder}/evaluated", steps=2)
+    evaluated.evaluate()  # which shards, before there is an optimizer
+    evaluated.train()
+    assert losses_of(evaluated) == pytest.approx(losses_of(plain)[:2], rel=1e-5)
+    anew()
     lora = hf_trainer.train(f"{folder}/lora", lora=True, gradient_checkpointing=True)
     assert_trained_alike(lora, plain_lora, rel=1e-5)
     model, adapter = "model/model.safetensors", "model/adapter_model.safetensors"

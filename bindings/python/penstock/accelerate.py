@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.optim import Optimizer
 
 from penstock._engine import is_sharded
 from penstock._errors import PenstockError
@@ -81,7 +82,7 @@ def install(**options: Any) -> None:
     wrappers: dict[tuple[Any, str], Callable[..., Callable[..., Any]]] = {
         (main, "fsdp2_prepare_model"): lambda original: _prepare_model,
         (main, "fsdp2_apply_ac"): lambda original: _leave_model,
-        (main.Accelerator, "_prepare_fsdp2"): _around_prepare,
+        (main.Accelerator, "prepare"): _around_prepare,
         (state.AcceleratorState, "__init__"): _around_state,
     }
     for place, name in wrappers:
@@ -158,20 +159,31 @@ def _uncompiled(model: nn.Module) -> nn.Module:
 
 
 def _around_prepare(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what has a model sharded, and gives its optimizer the shards: both may be so already."""
+    """Wrap what has a model sharded and gives its optimizer the shards.
+
+    A model may come without an optimizer, to be evaluated; and it may be sharded already, and its
+    optimizer have the shards.
+    """
 
     @functools.wraps(original)
-    def prepare(accelerator: Any, *given: Any) -> Any:
+    def prepare(accelerator: Any, *given: Any, **kwargs: Any) -> Any:
         models = [each for each in given if isinstance(each, nn.Module)]
+        if accelerator.is_fsdp2 and not any(isinstance(each, Optimizer) for each in given):
+            for model in models:
+                if not is_sharded(_uncompiled(model)):
+                    _prepare_model(accelerator, model)
         if not any(is_sharded(_uncompiled(model)) for model in models):
-            return original(accelerator, *given)
+            return original(accelerator, *given, **kwargs)
         accelerator._models.extend(model for model in models if model not in accelerator._models)
         for first_pass in (True, False):  # schedulers come after their optimizers
             given = tuple(
                 each if each in models else accelerator._prepare_one(each, first_pass=first_pass)
                 for each in given
             )
-        return given
+        for each in given:
+            if isinstance(each, (nn.Module, Optimizer)):
+                each._is_accelerate_prepared = True  # type: ignore[union-attr]
+        return given if len(given) > 1 else given[0]
 
     return prepare
 
