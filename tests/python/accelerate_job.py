@@ -102,7 +102,7 @@ def in_shards():
 
 def train_by_accelerate(folder):
     penstock.accelerate.uninstall()
-    wanted = hf_accelerate.train(f"{folder}/ddp")
+    wanted = hf_accelerate.train(f"{folder}/accelerate by ddp")
     anew()
     penstock.accelerate.install()
     hf_accelerate.main(["--output", f"{folder}/accelerate"])
@@ -111,7 +111,7 @@ def train_by_accelerate(folder):
     assert found == pytest.approx(wanted, rel=1e-5)
     for name in ("accelerate", "accelerate in shards"):
         file = "model/model.safetensors"
-        assert_same_files(f"{folder}/{name}/{file}", f"{folder}/ddp/{file}")
+        assert_same_files(f"{folder}/{name}/{file}", f"{folder}/accelerate by ddp/{file}")
     anew()
     return wanted
 
@@ -198,7 +198,7 @@ def train(folder):
     by_trainer, by_lora = train_by_trainer(folder)
     train_in_bf16(folder)
     wanted = {"trainer": by_trainer, "lora": by_lora, "accelerate": train_by_accelerate(folder)}
-    prepare_what_is_sharded(f"{folder}/ddp/model/model.safetensors")
+    prepare_what_is_sharded(f"{folder}/accelerate by ddp/model/model.safetensors")
     generate_by_an_encoder_and_a_decoder()
     refuse()
     if dist.get_rank() == 0:
