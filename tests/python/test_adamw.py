@@ -12,6 +12,7 @@ from equality import train_both, whole, world
 from models import DEVICE, Net, Tied, batch, loss_of, make
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -549,12 +550,14 @@ def load_state(folder, ours):
         "model": get_model_state_dict(model),
         "optimizer": get_optimizer_state_dict(model, optimizer),
     }
-    if not ours:  # what torch's has no name for
-        wanted = penstock.AdamW(model.parameters())
-        state["optimizer"] = get_optimizer_state_dict(model, wanted)
     dcp.load(state, checkpoint_id=folder)
     set_model_state_dict(model, state["model"])
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
+    whole_state = get_optimizer_state_dict(
+        model, optimizer, options=StateDictOptions(full_state_dict=True)
+    )
+    for name, parameter in model.named_parameters():
+        assert whole_state["state"][name]["exp_avg"].shape == parameter.shape
     found = go_on(model, optimizer)
     penstock.close(model)
     return found

@@ -202,7 +202,23 @@ class AdamW(torch.optim.Optimizer):
         self.gradient_factor = self.gradient_norm = None
         super().zero_grad(set_to_none)
 
-    # ---- loading --------------------------------------------------------------------------------
+    # ---- saving and loading ---------------------------------------------------------------------
+
+    @torch._disable_dynamo
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the hyperparameters that `torch.optim.AdamW` has.
+
+        Those beyond are the optimizer's own, whatever it loads; and torch gathers no dtypes.
+
+        Returns
+        -------
+        dict
+        """
+        state = super().state_dict()
+        for group in state["param_groups"]:
+            for name in _OPTIONS:
+                group.pop(name, None)
+        return state
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 from torch import nn
@@ -56,7 +56,9 @@ def install(engine: Engine, found: list[Found]) -> None:
     """
     for unit, name in found:
         method = getattr(unit.module, name)
-        unit.module.__dict__[name] = partial(run_as_forward, engine, unit, method)
+        # It can be asked for its signature as before.
+        wrapped = update_wrapper(partial(run_as_forward, engine, unit, method), method)
+        unit.module.__dict__[name] = wrapped
 
 
 def run_as_forward(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from penstock import _agree, _checkpoint, _checks, _hooks, _meta, _methods, _shown, _state
+from penstock import _agree, _asked, _checkpoint, _checks, _hooks, _meta, _methods, _shown, _state
 from penstock._arguments import Options, check_model, refuse
 from penstock._blocks import Blocks, Named, find_beside, find_blocks, select_blocks
 from penstock._checkpoint import Checkpointed
@@ -236,6 +236,7 @@ def shard(
     _methods.install(engine, methods)
     _checkpoint.install(checkpointed)
     _state.install(engine)
+    _asked.install(engine)
     _shown.install(engine)
     if is_meta:
         engine.awaited = _meta.Awaited(world, model, engine.parameters())

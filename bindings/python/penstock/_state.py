@@ -37,10 +37,6 @@ def install(engine: Engine) -> None:
         is_root = module is engine.root.module
         of_subtree = engine.parameters() if is_root else list(parameters.values())
         module.__dict__["_apply"] = partial(_apply, module, parameters, of_subtree)
-    for module in engine.root.module.modules():
-        # FSDP2 leaves these marks, and transformers asks for the first: where it is, all ranks run
-        # as many forwards in generate as the one that needs most, and drop no layer on one alone.
-        module._is_fsdp_managed_module = module._fsdp_use_orig_params = True  # type: ignore
 
 
 # ---- loading ------------------------------------------------------------------------------------
