@@ -7,8 +7,8 @@ from typing import Any
 
 _ENOUGH = 0.05  # of the time: less exposed communication is not worth a hint
 _OPTIONS = {
-    "gather": "raise prefetch_ahead= of penstock.shard, let groups stay gathered by keep_bytes= of "
-    "penstock.compile, or gather fewer bytes by param_dtype=",
+    "gather": "give penstock.shard memory=\"auto\", which has groups stay gathered and gathers begin "
+    "earlier as far as memory goes, or gather fewer bytes by param_dtype=",
     "reduce": "lower bucket_bytes= of penstock.shard, so that the last bucket is smaller, or "
     "reduce fewer bytes by reduce_dtype=",
 }
