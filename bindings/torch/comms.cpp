@@ -9,7 +9,7 @@ namespace penstock {
 
 Comms::Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
              const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify,
-             const std::optional<Nodes> &nodes)
+             const std::optional<Nodes> &nodes, const std::optional<ProcessGroup> &replicas)
     : runtime_(runtime) {
     try {
         if (!gather) runtime_.check(pst_local_world_create(runtime_.get(), 1, &world_));
@@ -20,6 +20,7 @@ Comms::Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
             open_host_hierarchy(*nodes, verify);
         else
             reduce_ = open_host(reduce, 1, verify);
+        if (replicas) open_replicas(*replicas, verify);
     } catch (...) {
         destroy();
         throw;
@@ -121,6 +122,15 @@ bool Comms::open_hierarchy(const Nodes &nodes, bool verify) {
     for (; made_.size() > before; made_.pop_back())
         made_.back()->ops->destroy(made_.back());
     return false;
+}
+
+void Comms::open_replicas(const ProcessGroup &replicas, bool verify) {
+    if (runtime_.device() == nullptr) {
+        replicas_ = open_host(replicas, 0, verify);
+        return;
+    }
+    const GroupExchange between(runtime_, replicas);
+    replicas_ = open_nccl("replicas", between.get(), open_audit(replicas, verify));
 }
 
 void Comms::open_host_hierarchy(const Nodes &nodes, bool verify) {

@@ -92,11 +92,13 @@ def broadcast(world: World, model: nn.Module) -> None:
     if world.mesh is None:
         return
     _check_buffers(world, model)
-    group = world.mesh.get_group()
+    # Within each replica, then from the first one to the others.
+    groups = [world.mesh.get_group(dim) for dim in world.ranks.dims]
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             octets = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            dist.broadcast(octets, group=group, group_src=0)
+            for group in groups:
+                dist.broadcast(octets, group=group, group_src=0)
             tensor.copy_(octets.view(tensor.dtype).view(tensor.shape))
 
 

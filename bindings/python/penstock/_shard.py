@@ -18,6 +18,7 @@ from penstock._checkpoint import Checkpointed
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
 from penstock._keeping import Keeping
+from penstock._mesh import Mesh
 from penstock._native import fill_shard, make_shards, open_native
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World
@@ -36,6 +37,9 @@ def shard(
     blocks: Blocks = None,
     device: torch.device | str | int | None = None,
     process_group: Any = None,
+    mesh: Any = None,
+    shard_dim: str = "shard",
+    replicate_dim: str = "replicate",
     communicator: str = "auto",
     ranks_per_node: int | None = None,
     param_dtype: torch.dtype | None = None,
@@ -98,6 +102,14 @@ def shard(
         CPU where torch finds none.
     process_group : ProcessGroup or DeviceMesh, optional
         The ranks, as a group or a mesh of one dimension; left out: all.
+    mesh : DeviceMesh, optional
+        In place of it, a mesh of one dimension, or of two: then each of its rows along
+        ``replicate_dim`` is a replica of the model, which is sharded along ``shard_dim`` and
+        gathered there. Gradients are reduced along the latter, and their sums, as fp32, along the
+        former behind that, bucket by bucket: they are means over all ranks. Parameters are placed
+        as ``Replicate()`` and ``Shard(0)``, as FSDP2 has them on such a mesh.
+    shard_dim, replicate_dim : str
+        The names of these dimensions.
     communicator : str
         What moves the data of GPUs: "ce", their copy engines, which takes nothing from the compute
         and wants all ranks on one machine; "nccl"; "crossover": "ce", and "nccl" for what is small,
@@ -178,6 +190,7 @@ def shard(
         unless the text says that it is lost.
     """
     check_model(model)
+    on_mesh = Mesh(mesh, shard_dim, replicate_dim)
     options = Options(
         stage=stage,
         communicator=communicator,
@@ -201,13 +214,21 @@ def shard(
     device = _meta.choose_device(device, lies_on)
     is_meta = lies_on.type == "meta"
     options.check(device)
+    ranks = on_mesh.choose(process_group, device)
     found = find_blocks(model, blocks)
     units = _make_units(model, found, options)
     methods = _methods.find_methods(forward_methods, units)
     checkpointed, keeping = _find_checkpointed(model, found, units, options)
     groups = [group for unit in units for group in unit.groups]
     with ExitStack() as undo:
-        world = World(process_group, device, options.seconds, communicator, ranks_per_node)
+        world = World(
+            ranks,
+            device,
+            options.seconds,
+            communicator=communicator,
+            ranks_per_node=ranks_per_node,
+            shard_dim=shard_dim,
+        )
         undo.callback(world.close)
         _agree.check_meta(world, is_meta)
         runtime, native = open_native(type(model).__name__, options, world, units)
