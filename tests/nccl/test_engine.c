@@ -16,6 +16,10 @@ typedef struct engine_rank {
     fake_graph *graph; /* of a step */
     int adds;          /* gradients are added to those that there are */
     pst_comm *reduce;  /* (optional) a communicator of its own for reductions */
+    pst_comm *alone;   /* (optional) of this rank, which is a replica; and what it was made with */
+    pst_local_world *place;
+    pst_comm *host;
+    pst_exchange exchange;
 } engine_rank;
 
 static engine_rank engines[RANKS];
@@ -43,12 +47,13 @@ static pst_status create_engine(engine_rank *self) {
                                    .stream = self->wrapped,
                                    .mode = PST_LANE_BORROWED};
     status = pst_lane_create(rank->runtime, &lane, &self->compute);
+    pst_comm *gather = self->alone != NULL ? self->alone : rank->comm;
     const pst_zero_options options = {.size = sizeof options,
                                       .name = "net",
                                       .stage = 3,
-                                      .gather_comm = rank->comm,
-                                      .reduce_comm =
-                                          self->reduce != NULL ? self->reduce : rank->comm,
+                                      .gather_comm = gather,
+                                      .reduce_comm = self->reduce != NULL ? self->reduce : gather,
+                                      .replica_comm = self->alone != NULL ? rank->comm : NULL,
                                       .device = rank->device,
                                       .compute = self->compute,
                                       .bucket_bytes = 4096,
@@ -159,7 +164,12 @@ static void hooks_under_capture_are_refused(void **state) {
 /* ---- a step as a graph ----------------------------------------------------------------------- */
 
 enum { SOURCE = 16384 }; /* where the gradients lie in a rank's memory */
-enum { VALUES = ROWS * COLUMNS, OWN = VALUES / RANKS };
+enum { VALUES = ROWS * COLUMNS };
+
+/* How many of them the rank has. */
+static int own_of(const engine_rank *self) {
+    return self->alone != NULL ? VALUES : VALUES / RANKS;
+}
 
 /* Compute's work, which is captured where its stream is. */
 static pst_status scale(const engine_rank *self, void *to, const void *from, size_t count,
@@ -194,7 +204,8 @@ static pst_status update(engine_rank *self, double by) {
     char *memory = self->rank->memory;
     pst_status status = PST_OK;
     for (uint32_t i = 0; i < GROUPS && status == PST_OK; i++)
-        status = scale(self, memory + SHARD + i * APART, memory + AREA / 2 + i * APART, OWN, by);
+        status = scale(self, memory + SHARD + i * APART, memory + AREA / 2 + i * APART,
+                       (size_t)own_of(self), by);
     return status == PST_OK ? pst_zero_updated(self->engine) : status;
 }
 
@@ -314,23 +325,34 @@ static float *shard_of(const nccl_rank *rank, int group) {
     return (float *)(void *)(rank->memory + SHARD + group * APART);
 }
 
+/* Replicas have the same ones. */
 static float first_value(int rank, int group, int element) {
-    return (float)(((rank * GROUPS + group) * OWN + element + 1) << 10);
+    const int own = own_of(&engines[rank]), part = engines[rank].alone != NULL ? 0 : rank;
+    return (float)(((part * GROUPS + group) * own + element + 1) << 10);
 }
 
 static void set_shards(const nccl_world *world) {
     for (int i = 0; i < RANKS; i++)
         for (int group = 0; group < GROUPS; group++)
-            for (int k = 0; k < OWN; k++)
+            for (int k = 0; k < own_of(&engines[i]); k++)
                 shard_of(&world->ranks[i], group)[k] = first_value(i, group, k);
 }
 
 static void check_halved(const nccl_world *world, int times) {
     for (int i = 0; i < RANKS; i++)
         for (int group = 0; group < GROUPS; group++)
-            for (int k = 0; k < OWN; k++)
+            for (int k = 0; k < own_of(&engines[i]); k++)
                 assert_true(shard_of(&world->ranks[i], group)[k] ==
                             first_value(i, group, k) / (float)(1 << times));
+}
+
+static void destroy_alone(engine_rank *self) {
+    if (self->alone == NULL) return;
+    self->alone->ops->destroy(self->alone);
+    pst_comm_exchange_close(&self->exchange);
+    self->host->ops->destroy(self->host);
+    pst_local_world_destroy(self->place);
+    self->alone = NULL;
 }
 
 static void train_and_check(nccl_world *world, uint64_t seed, void *(*train_all)(void *),
@@ -349,6 +371,7 @@ static void train_and_check(nccl_world *world, uint64_t seed, void *(*train_all)
         world->ranks[i].comm = NULL;
         if (engines[i].reduce != NULL) engines[i].reduce->ops->destroy(engines[i].reduce);
         engines[i].reduce = NULL;
+        destroy_alone(&engines[i]);
     }
 }
 
@@ -376,6 +399,34 @@ static void steps_as_graphs_are_steps(void **state) {
         train_and_check(world, seed, train_by_launches, 24);
         create_nccls(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, add_by_launches, 16);
+    }
+}
+
+static void *create_alone(void *argument) {
+    nccl_rank *rank = argument;
+    engine_rank *self = &engines[rank->rank];
+    pst_status status = pst_local_world_create(rank->runtime, 1, &self->place);
+    if (status == PST_OK)
+        status = pst_local_comm_create(self->place, rank->runtime, 0, 0, &self->host);
+    if (status == PST_OK)
+        status = pst_comm_exchange_open(rank->runtime, self->host, &self->exchange);
+    if (status == PST_OK)
+        status = pst_nccl_comm_create(rank->runtime, rank->device, &self->exchange, &rank->options,
+                                      &self->alone);
+    rank->status = status;
+    return NULL;
+}
+
+/* All-reduces between them, and no gather that moves anything. */
+static void steps_of_replicas_as_graphs_are_steps(void **state) {
+    nccl_world *world = *state;
+    for (uint64_t seed = 1; seed <= 6; seed++) {
+        create_comms(world);
+        on_ranks(world, RANKS, create_alone);
+        for (int i = 0; i < RANKS; i++)
+            assert_int_equal(world->ranks[i].status, PST_OK);
+        train_and_check(world, seed, seed % 2 == 0 ? train_by_turns : train_by_launches,
+                        seed % 2 == 0 ? 16 : 24);
     }
 }
 
@@ -658,6 +709,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(hooks_under_capture_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(steps_as_graphs_are_steps, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(steps_of_replicas_as_graphs_are_steps, set_up, tear_down),
         cmocka_unit_test_setup_teardown(graphs_that_a_rank_does_not_launch_end_with_the_deadline,
                                         set_up_with_watchdog, tear_down),
         cmocka_unit_test_setup_teardown(graphs_over_copy_engines_are_steps, set_up, tear_down),
