@@ -12,14 +12,15 @@ Comms::Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
              const std::optional<Nodes> &nodes, const std::optional<ProcessGroup> &replicas)
     : runtime_(runtime) {
     try {
+        if (replicas) numbers_.first = (*replicas)->getRank() * (*gather)->getSize();
         if (!gather) runtime_.check(pst_local_world_create(runtime_.get(), 1, &world_));
-        gather_ = open_host(gather, 0, verify);
+        gather_ = open_host(gather, 0, verify, numbers_);
         if (runtime_.device() != nullptr)
             open_gpu(gather, reduce, wanted, verify, nodes);
         else if (wanted == "hierarchy" && nodes)
             open_host_hierarchy(*nodes, verify);
         else
-            reduce_ = open_host(reduce, 1, verify);
+            reduce_ = open_host(reduce, 1, verify, numbers_);
         if (replicas) open_replicas(*replicas, verify);
     } catch (...) {
         destroy();
@@ -126,7 +127,7 @@ bool Comms::open_hierarchy(const Nodes &nodes, bool verify) {
 
 void Comms::open_replicas(const ProcessGroup &replicas, bool verify) {
     if (runtime_.device() == nullptr) {
-        replicas_ = open_host(replicas, 0, verify);
+        replicas_ = open_host(replicas, 0, verify, {gather_->rank, gather_->size});
         return;
     }
     const GroupExchange between(runtime_, replicas);
@@ -167,10 +168,11 @@ Comms::~Comms() {
     destroy();
 }
 
-pst_comm *Comms::open_host(const std::optional<ProcessGroup> &group, int channel, bool verify) {
+pst_comm *Comms::open_host(const std::optional<ProcessGroup> &group, int channel, bool verify,
+                           Numbers numbers) {
     pst_comm *comm = nullptr;
     if (group)
-        comm = create_c10d_comm(runtime_.get(), *group, verify);
+        comm = create_c10d_comm(runtime_.get(), *group, verify, numbers);
     else
         runtime_.check(pst_local_comm_create(world_, runtime_.get(), 0, channel, &comm));
     made_.push_back(comm);

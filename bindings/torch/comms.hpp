@@ -55,7 +55,8 @@ class Comms {
     }
 
   private:
-    pst_comm *open_host(const std::optional<ProcessGroup> &group, int channel, bool verify);
+    pst_comm *open_host(const std::optional<ProcessGroup> &group, int channel, bool verify,
+                        Numbers numbers = {});
     void open_gpu(const std::optional<ProcessGroup> &gather,
                   const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify,
                   const std::optional<Nodes> &nodes);
@@ -76,6 +77,7 @@ class Comms {
     std::vector<pst_comm *> audits_; // over which those that were made verify
     pst_exchange exchange_{};
     std::string why_not_ce_;
+    Numbers numbers_; // of the ranks of gather and reduce
     pst_comm *gather_ = nullptr, *reduce_ = nullptr, *replicas_ = nullptr;
 };
 

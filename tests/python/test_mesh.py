@@ -1,6 +1,7 @@
 """Meshes of two dimensions: a model is sharded over one, and has replicas along the other."""
 
 import os
+import re
 
 import equality
 import models
@@ -293,6 +294,29 @@ def test_meshes_that_say_too_little_are_refused(worlds):
 
 
 # ---- failures -----------------------------------------------------------------------------------
+
+
+def leave_the_path(plays):
+    """As one of the ranks of a world of two plays, of which the first one takes another path."""
+    rank, _ = world()
+    model = penstock.shard(make(models.OnAnotherPath), mesh=square(), timeout=20.0)
+    with pytest.raises(PenstockError) as caught:
+        for step in range(3):
+            loss_of(model, step, plays[rank]).backward()
+    penstock.close(model)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("plays", "found_by", "first", "second"),
+    [([1, 1, 0, 1], [2, 3], 2, 3), ([0, 0, 1, 1], [0, 2], 0, 2)],
+    ids=["within a replica", "between replicas"],
+)
+def test_ranks_that_take_different_paths_are_named(worlds, plays, found_by, first, second):
+    texts = worlds(4).run(leave_the_path, plays)
+    for rank in found_by:
+        named = f"different collectives: rank {first}: .*; rank {second}: "
+        assert re.search(named, texts[rank]), texts[rank]
 
 
 def train_until_one_dies():
