@@ -262,7 +262,9 @@ def shard(
         engine.awaited = _meta.Awaited(world, model, engine.parameters())
     reason = native.why_not_ce() or world.why_no_nodes
     because = f", as copy engines cannot serve: {reason}" if reason else ""
-    _logger.info("%s: %d ranks, by %s%s", engine.name, world.size, native.communicator(), because)
+    replicas = f" in {world.ranks.replicas} replicas" if world.ranks.replicas > 1 else ""
+    how = f"{world.size} ranks{replicas}, by {native.communicator()}{because}"
+    _logger.info("%s: %s", engine.name, how)
     return model
 
 
