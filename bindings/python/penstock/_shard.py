@@ -56,6 +56,7 @@ def shard(
     checkpoint: Blocks = None,
     forward_methods: str | Iterable[str] = (),
     memory: str | int | float | None = None,
+    ignored_params: Iterable[nn.Parameter] | None = None,
 ) -> Model:
     """Shard a model over its ranks, in place.
 
@@ -175,6 +176,9 @@ def shard(
         what saves most time; the log says what. On GPUs torch's peak
         (``torch.cuda.max_memory_allocated``) begins anew with what is measured. On the CPU bytes
         are those that all of it may take.
+    ignored_params : iterable of nn.Parameter, optional
+        Parameters of the model that are left alone: neither sharded nor moved, compared or
+        broadcast, and their gradients are each rank's own.
 
     Returns
     -------
@@ -210,13 +214,15 @@ def shard(
         memory=memory,
     )
     _check(model)
-    lies_on = _checks.check_device(model)
+    parameters = _checks.find_parameters(model, ignored_params)
+    _checks.check_no_optimizer(parameters)
+    lies_on = _checks.check_device(parameters)
     device = _meta.choose_device(device, lies_on)
     is_meta = lies_on.type == "meta"
     options.check(device)
     ranks = on_mesh.choose(process_group, device)
     found = find_blocks(model, blocks)
-    units = _make_units(model, found, options)
+    units = _make_units(model, found, parameters, options)
     methods = _methods.find_methods(forward_methods, units)
     checkpointed, keeping = _find_checkpointed(model, found, units, options)
     groups = [group for unit in units for group in unit.groups]
@@ -235,9 +241,10 @@ def shard(
         undo.callback(runtime.destroy)
         undo.callback(native.destroy)
         if options.broadcast and not is_meta:
-            _agree.broadcast(world, model)
+            _agree.broadcast(world, model, parameters)
         elif not is_meta:
-            _agree.check_equal(world, dict(model.named_parameters()))
+            _agree.check_equal(world, dict(parameters))
+        parameters.clear()  # each goes when its shard is filled
         make_shards(native, world, groups)
         _fill_shards(world, groups)
         undo.pop_all()
@@ -325,8 +332,6 @@ def _check(model: nn.Module) -> None:
             raise PenstockError(
                 "ESTATE", f"{type(model).__name__}: {where} is sharded already; shard once"
             )
-    _checks.check_parameters(model)
-    _checks.check_no_optimizer(model)
 
 
 def _find_checkpointed(
@@ -358,7 +363,10 @@ def _select_checkpointed(model: nn.Module, blocks: list[Named], options: Options
 
 
 def _make_units(
-    model: nn.Module, blocks: list[tuple[str, nn.Module]], options: Options
+    model: nn.Module,
+    blocks: list[tuple[str, nn.Module]],
+    parameters: dict[str, nn.Parameter],
+    options: Options,
 ) -> list[Unit]:
     root = Unit("root", model)
     units = [Unit(name, module) for name, module in blocks]
@@ -370,7 +378,7 @@ def _make_units(
     for unit in units:
         for module in unit.module.modules():
             owners.setdefault(id(module), []).append(unit)
-    for parameter in _parameters_of(model):
+    for parameter in _parameters_of(model, {id(p) for p in parameters.values()}):
         owned_by = {
             id(unit): unit
             for module, _ in parameter.places
@@ -383,11 +391,11 @@ def _make_units(
     return [root, *units]
 
 
-def _parameters_of(model: nn.Module) -> list[Parameter]:
+def _parameters_of(model: nn.Module, wanted: set[int]) -> list[Parameter]:
     found: dict[int, Parameter] = {}
     for prefix, module in model.named_modules():
         for attribute, original in module._parameters.items():
-            if original is None:
+            if original is None or id(original) not in wanted:
                 continue
             if id(original) not in found:
                 name = f"{prefix}.{attribute}" if prefix else attribute
