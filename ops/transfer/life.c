@@ -147,8 +147,10 @@ static pst_status create_replica_queue(pst__carrier *carrier) {
     pst__queue *replicas = &carrier->queues[PST__REPLICA_LANE];
     if (carrier->replicas == 1) return PST_OK;
     replicas->comm = carrier->options.replica_comm;
-    const pst_status status = create_lane(carrier, "replicas", gather->lane, &replicas->lane);
-    return status == PST_OK ? pst__carrier_add_then_lane(carrier, replicas, "deliver") : status;
+    const pst_status status =
+        create_lane(carrier, "reduce replicas", gather->lane, &replicas->lane);
+    return status == PST_OK ? pst__carrier_add_then_lane(carrier, replicas, "sum replicas")
+                            : status;
 }
 
 /* The same communicator twice is one queue: one lane for both directions. */

@@ -64,7 +64,17 @@ static void gradients_are_means_over_all_replicas(void **unused) {
         model.bucket_bytes = 512;
         model.delay_us = 10;
         run_replicas(2, 2, &model, train_and_replay);
+        model.one_comm = 1;
+        run_replicas(2, 2, &model, train_and_replay);
     }
+}
+
+static void lanes_that_are_pumped_reduce_too(void **unused) {
+    (void)unused;
+    model model = odd_model(3);
+    model.replicas = 2;
+    model.pumped = 1;
+    run_ranks_on_device(4, &model, train_and_replay, NULL);
 }
 
 static void replicas_of_one_rank_reduce_between_them_alone(void **unused) {
@@ -224,6 +234,7 @@ static void a_communicator_that_serves_otherwise_is_refused(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_are_means_over_all_replicas),
+        cmocka_unit_test(lanes_that_are_pumped_reduce_too),
         cmocka_unit_test(replicas_of_one_rank_reduce_between_them_alone),
         cmocka_unit_test(backwards_add_to_what_is_there),
         cmocka_unit_test(updates_come_behind_both_reductions),
