@@ -278,7 +278,9 @@ def refuse_wrong_meshes():
         ({"process_group": mesh}, r"process_group=.*one of its dimensions, .* or mesh="),
         ({"mesh": dist.group.WORLD}, "mesh=.*init_device_mesh"),
         ({"mesh": cube}, r"one or two of its dimensions, as mesh\['replicate', 'shard'\]"),
-        ({"shard_dim": "dp"}, "shard_dim='dp': it names a dimension of mesh="),
+        ({"mesh": init_device_mesh(DEVICE, (2, 2))}, "no names: give it mesh_dim_names="),
+        ({"mesh": mesh["shard"], "replicate_dim": "dp"}, "replicate_dim='dp': .*one dimension"),
+        ({"shard_dim": "dp"}, "shard_dim='dp': there is no mesh="),
     ):
         model = make(Net)
         with pytest.raises(PenstockError, match=text) as caught:

@@ -16,6 +16,8 @@ from penstock._arguments import refuse
 if dist.is_available():
     from torch.distributed.device_mesh import DeviceMesh
 
+_DEFAULTS = {"shard_dim": "shard", "replicate_dim": "replicate"}
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -54,7 +56,7 @@ class Mesh:
             EINVAL: it is no mesh of the model's devices with these names.
         """
         if self.mesh is None:
-            self._check_no_names()
+            self._check_no_names("there is no mesh=")
             _check_group_mesh(process_group, device)
             return process_group
         if process_group is not None:
@@ -65,23 +67,27 @@ class Mesh:
             named = f"mesh[{self.replicate_dim!r}, {self.shard_dim!r}]"
             refuse("mesh", self.mesh, f"give one or two of its dimensions, as {named}")
         _check_device("mesh", self.mesh, device)
-        if self.mesh.ndim == 2:
+        if self.mesh.ndim == 1:
+            self._check_no_names("the mesh has one dimension, and all its ranks share the model")
+        else:
             self._check_names()
         return self.mesh
 
     def _check_names(self) -> None:
-        names = self.mesh.mesh_dim_names or ()
+        names = self.mesh.mesh_dim_names
+        if not names:
+            refuse("mesh", self.mesh, "its dimensions have no names: give it mesh_dim_names=")
         if self.shard_dim == self.replicate_dim:
             refuse("replicate_dim", self.replicate_dim, "that is shard_dim too: name the other one")
-        for argument in ("shard_dim", "replicate_dim"):
+        for argument in _DEFAULTS:
             name = getattr(self, argument)
             if name not in names:
                 refuse(argument, name, f"the dimensions of the mesh are {names}: name one of them")
 
-    def _check_no_names(self) -> None:
-        for argument, default in (("shard_dim", "shard"), ("replicate_dim", "replicate")):
+    def _check_no_names(self, why: str) -> None:
+        for argument, default in _DEFAULTS.items():
             if getattr(self, argument) != default:
-                refuse(argument, getattr(self, argument), "it names a dimension of mesh=: give one")
+                refuse(argument, getattr(self, argument), f"{why}: leave it out")
 
 
 def _check_group_mesh(group: Any, device: torch.device) -> None:

@@ -104,13 +104,14 @@ def shard(
     process_group : ProcessGroup or DeviceMesh, optional
         The ranks, as a group or a mesh of one dimension; left out: all.
     mesh : DeviceMesh, optional
-        In place of it, a mesh of one dimension, or of two: then each of its rows along
-        ``replicate_dim`` is a replica of the model, which is sharded along ``shard_dim`` and
-        gathered there. Gradients are reduced along the latter, and their sums, as fp32, along the
-        former behind that, bucket by bucket: they are means over all ranks. Parameters are placed
-        as ``Replicate()`` and ``Shard(0)``, as FSDP2 has them on such a mesh.
+        In place of it: a mesh of one dimension, or of two, of which ``replicate_dim`` counts
+        replicas of the model, and ``shard_dim`` the ranks that each is sharded over. Gathers and
+        reductions stay within a replica; the sums of each bucket of gradients are all-reduced
+        between replicas behind that, in fp32, so that gradients are means over all ranks.
+        Parameters are placed as ``Replicate()`` and ``Shard(0)``, as FSDP2 has them on such a mesh.
+        In texts ranks count replica by replica.
     shard_dim, replicate_dim : str
-        The names of these dimensions.
+        The names of the dimensions of a mesh of two.
     communicator : str
         What moves the data of GPUs: "ce", their copy engines, which takes nothing from the compute
         and wants all ranks on one machine; "nccl"; "crossover": "ce", and "nccl" for what is small,
