@@ -32,7 +32,6 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 NAMES = ("replicate", "shard")
-STAGES = [1, 2, 3]
 
 
 def square(names=NAMES):
@@ -80,7 +79,7 @@ def train_on_a_mesh(stage, kind, mesh_of, **options):
     penstock.close(model)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_training_is_that_of_the_unsharded_model(worlds, stage):
     worlds(4).run(train_on_a_mesh, stage, Net, square, bucket_bytes=256)
 
@@ -112,7 +111,7 @@ def train_in_precision(param_dtype, reduce_dtype):
     optimizers = [
         penstock.AdamW(model, lr=0.01, in_backward=model is ours) for model in (ours, others)
     ]
-    for step in range(3):
+    for step in range(2):
         losses = [loss_of(model, step, rank) for model in (ours, others)]
         for loss in losses:
             loss.backward()
@@ -148,7 +147,7 @@ def accumulate(stage):
     equality.finish(reference, sharded)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [1, 3])
 def test_gradients_accumulate(worlds, stage):
     worlds(4).run(accumulate, stage)
 
@@ -254,16 +253,6 @@ def begin_differently():
 
 def test_replicas_begin_with_the_same_values(worlds):
     worlds(4).run(begin_differently)
-
-
-def give_a_mesh_of_one():
-    _, size = world()
-    mesh = init_device_mesh(DEVICE, (size,), mesh_dim_names=("dp",))
-    penstock.close(train_both(Net, steps=1, mesh=mesh))
-
-
-def test_a_mesh_of_one_dimension_is_sharded_over(worlds):
-    worlds(4).run(give_a_mesh_of_one)
 
 
 def refuse_wrong_meshes():
