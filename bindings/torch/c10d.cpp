@@ -36,6 +36,7 @@ struct Comm : pst_comm {
     pst_device *device = nullptr;
     c10::intrusive_ptr<c10d::ProcessGroup> group;
     bool verify = true;
+    Numbers numbers;
     // Requests begun and not complete; those that an abort gave up stay here.
     std::mutex lock; // of what follows; held for a few instructions
     std::vector<std::shared_ptr<Shared>> in_flight;
@@ -43,6 +44,9 @@ struct Comm : pst_comm {
     std::string text;
     std::string reported; // what error_text handed out last
 
+    int number_of(int of) const {
+        return numbers.first + of * numbers.step;
+    }
     pst_status fail(pst_status status, const std::string &why) {
         std::lock_guard<std::mutex> guard(lock);
         if (failed == PST_OK) {
@@ -150,8 +154,9 @@ pst_status status_of_failure(const std::string &text) {
 // Strings that are joined: a process that has a second libstdc++ in it, as a library of the user's
 // may bring one along, crashes where a stream of one looks for the locale of the other.
 std::string describe(const Comm &comm, const pst_collective &collective) {
-    return "rank " + std::to_string(comm.rank) + ": " + pst_collective_name(collective.kind) +
-           " '" + (collective.name != nullptr ? collective.name : "") + "' (ticket " +
+    return "rank " + std::to_string(comm.number_of(comm.rank)) + ": " +
+           pst_collective_name(collective.kind) + " '" +
+           (collective.name != nullptr ? collective.name : "") + "' (ticket " +
            std::to_string(collective.ticket) + ")";
 }
 
@@ -197,10 +202,11 @@ pst_status end_check(Comm &comm, Request &request) {
     const auto *headers = static_cast<const Header *>(request.all.const_data_ptr());
     for (int rank = 1; rank < comm.size; rank++) {
         if (std::memcmp(&headers[0], &headers[rank], sizeof(Header)) == 0) continue;
-        return comm.fail(PST_EMISMATCH,
-                         "ranks started different collectives: " + describe(0, headers[0]) + "; " +
-                             describe(rank, headers[rank]) +
-                             ". All ranks must run the same model on the same code path");
+        return comm.fail(
+            PST_EMISMATCH,
+            "ranks started different collectives: " + describe(comm.number_of(0), headers[0]) +
+                "; " + describe(comm.number_of(rank), headers[rank]) +
+                ". All ranks must run the same model on the same code path");
     }
     return PST_OK;
 }
@@ -493,7 +499,7 @@ const pst_comm_ops comm_ops = make_ops();
 } // namespace
 
 pst_comm *create_c10d_comm(pst_runtime *runtime, c10::intrusive_ptr<c10d::ProcessGroup> group,
-                           bool verify) {
+                           bool verify, Numbers numbers) {
     auto *comm = new Comm();
     comm->ops = &comm_ops;
     comm->context = comm;
@@ -502,6 +508,7 @@ pst_comm *create_c10d_comm(pst_runtime *runtime, c10::intrusive_ptr<c10d::Proces
     comm->device = pst_runtime_host(runtime);
     comm->group = std::move(group);
     comm->verify = verify;
+    comm->numbers = numbers;
     return comm;
 }
 

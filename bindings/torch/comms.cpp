@@ -9,17 +9,19 @@ namespace penstock {
 
 Comms::Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
              const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify,
-             const std::optional<Nodes> &nodes)
+             const std::optional<Nodes> &nodes, const std::optional<ProcessGroup> &replicas)
     : runtime_(runtime) {
     try {
+        if (replicas) numbers_.first = (*replicas)->getRank() * (*gather)->getSize();
         if (!gather) runtime_.check(pst_local_world_create(runtime_.get(), 1, &world_));
-        gather_ = open_host(gather, 0, verify);
+        gather_ = open_host(gather, 0, verify, numbers_);
         if (runtime_.device() != nullptr)
             open_gpu(gather, reduce, wanted, verify, nodes);
         else if (wanted == "hierarchy" && nodes)
             open_host_hierarchy(*nodes, verify);
         else
-            reduce_ = open_host(reduce, 1, verify);
+            reduce_ = open_host(reduce, 1, verify, numbers_);
+        if (replicas) open_replicas(*replicas, verify);
     } catch (...) {
         destroy();
         throw;
@@ -123,6 +125,15 @@ bool Comms::open_hierarchy(const Nodes &nodes, bool verify) {
     return false;
 }
 
+void Comms::open_replicas(const ProcessGroup &replicas, bool verify) {
+    if (runtime_.device() == nullptr) {
+        replicas_ = open_host(replicas, 0, verify, {gather_->rank, gather_->size});
+        return;
+    }
+    const GroupExchange between(runtime_, replicas);
+    replicas_ = open_nccl("replicas", between.get(), open_audit(replicas, verify));
+}
+
 void Comms::open_host_hierarchy(const Nodes &nodes, bool verify) {
     runtime_.check(pst_comm_exchange_open(runtime_.get(), gather_, &exchange_));
     for (const ProcessGroup &group : {nodes.first, nodes.second})
@@ -157,10 +168,11 @@ Comms::~Comms() {
     destroy();
 }
 
-pst_comm *Comms::open_host(const std::optional<ProcessGroup> &group, int channel, bool verify) {
+pst_comm *Comms::open_host(const std::optional<ProcessGroup> &group, int channel, bool verify,
+                           Numbers numbers) {
     pst_comm *comm = nullptr;
     if (group)
-        comm = create_c10d_comm(runtime_.get(), *group, verify);
+        comm = create_c10d_comm(runtime_.get(), *group, verify, numbers);
     else
         runtime_.check(pst_local_comm_create(world_, runtime_.get(), 0, channel, &comm));
     made_.push_back(comm);

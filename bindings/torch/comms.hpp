@@ -1,4 +1,4 @@
-// The two communicators of an engine, over the ranks of torch process groups.
+// The communicators of an engine, over the ranks of torch process groups.
 #pragma once
 
 #include "c10d.hpp"
@@ -26,10 +26,12 @@ class Comms {
   public:
     // The groups are for this engine alone: both or neither. wanted: "auto", or on a GPU "ce" or
     // "nccl", or "crossover" of both; "hierarchy", which wants nodes. "auto" with nodes is a
-    // hierarchy where each node can have copy engines. All ranks create alike; blocks.
+    // hierarchy where each node can have copy engines. `replicas`: the ranks that have the same
+    // shards, where these groups are of one replica of several. All ranks create alike; blocks.
     Comms(Runtime &runtime, const std::optional<ProcessGroup> &gather,
           const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify,
-          const std::optional<Nodes> &nodes = std::nullopt);
+          const std::optional<Nodes> &nodes = std::nullopt,
+          const std::optional<ProcessGroup> &replicas = std::nullopt);
     ~Comms();
     Comms(const Comms &) = delete;
     Comms &operator=(const Comms &) = delete;
@@ -47,15 +49,21 @@ class Comms {
     pst_comm *reduce() const {
         return reduce_;
     }
+    // Between replicas: NCCL's on a GPU, else the group's. NULL: there is one.
+    pst_comm *replicas() const {
+        return replicas_;
+    }
 
   private:
-    pst_comm *open_host(const std::optional<ProcessGroup> &group, int channel, bool verify);
+    pst_comm *open_host(const std::optional<ProcessGroup> &group, int channel, bool verify,
+                        Numbers numbers = {});
     void open_gpu(const std::optional<ProcessGroup> &gather,
                   const std::optional<ProcessGroup> &reduce, const std::string &wanted, bool verify,
                   const std::optional<Nodes> &nodes);
     pst_status open_copy_engines(const pst_exchange &exchange, bool verify);
     pst_status open_node(const ProcessGroup &node, bool verify);
     bool open_hierarchy(const Nodes &nodes, bool verify);
+    void open_replicas(const ProcessGroup &replicas, bool verify);
     void open_host_hierarchy(const Nodes &nodes, bool verify);
     void join_nodes();
     pst_comm *open_audit(const std::optional<ProcessGroup> &group, bool verify);
@@ -69,7 +77,8 @@ class Comms {
     std::vector<pst_comm *> audits_; // over which those that were made verify
     pst_exchange exchange_{};
     std::string why_not_ce_;
-    pst_comm *gather_ = nullptr, *reduce_ = nullptr;
+    Numbers numbers_; // of the ranks of gather and reduce
+    pst_comm *gather_ = nullptr, *reduce_ = nullptr, *replicas_ = nullptr;
 };
 
 } // namespace penstock

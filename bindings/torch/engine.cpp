@@ -11,20 +11,23 @@ namespace penstock {
 
 Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
                const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce,
-               const std::optional<Nodes> &nodes, SegmentMaker segments)
+               const std::optional<Nodes> &nodes, const std::optional<ProcessGroup> &replicas,
+               SegmentMaker segments)
     : runtime_(std::move(runtime)), name_(options.name),
       segments_(std::make_unique<Segments>(std::move(segments))) {
     if (gather) held_.insert(held_.end(), {*gather, *reduce});
     if (nodes) held_.insert(held_.end(), {nodes->first, nodes->second});
+    if (replicas) held_.push_back(*replicas);
     try {
         comms_ = std::make_unique<Comms>(*runtime_, gather, reduce, options.communicator,
-                                         options.verify, nodes);
+                                         options.verify, nodes, replicas);
         pst_zero_options zero{};
         zero.size = sizeof zero;
         zero.name = options.name.c_str();
         zero.stage = options.stage;
         zero.gather_comm = comms_->gather();
         zero.reduce_comm = comms_->reduce();
+        zero.replica_comm = comms_->replicas();
         zero.device = runtime_->device();
         zero.compute = runtime_->compute();
         zero.prefetch_ahead = options.prefetch_ahead;

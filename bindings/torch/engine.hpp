@@ -59,11 +59,12 @@ pst_zero_forecast predict(bool grad, int stage, const Recording &recording,
 // Methods may be called without the interpreter's lock; one thread at a time.
 class Engine {
   public:
-    // Both groups, for this engine alone, or neither: then the world is this one process. Nodes as
-    // Comms takes them.
+    // Both groups, for this engine alone, or neither: then the world is this one process. Nodes and
+    // replicas as Comms takes them.
     Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
            const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce,
-           const std::optional<Nodes> &nodes, SegmentMaker segments);
+           const std::optional<Nodes> &nodes, const std::optional<ProcessGroup> &replicas,
+           SegmentMaker segments);
     ~Engine();
     Engine(const Engine &) = delete;
     Engine &operator=(const Engine &) = delete;

@@ -59,6 +59,8 @@ py::dict stats_dict(const pst_zero_stats &stats) {
     PST_PUT(staging_reserved);
     PST_PUT(passes_ns);
     PST_PUT(timed_passes);
+    PST_PUT(all_reduces);
+    PST_PUT(all_reduce_bytes);
 #undef PST_PUT
     return result;
 }
@@ -124,20 +126,20 @@ void bind_plans(py::module_ &module) {
         .def_readonly("backward", &pst_zero_group_forecast::backward);
 }
 
-std::shared_ptr<Engine> create_engine(std::shared_ptr<Runtime> runtime, std::string name,
-                                      std::string communicator, int stage,
-                                      const std::optional<ProcessGroup> &gather,
-                                      const std::optional<ProcessGroup> &reduce,
-                                      const std::optional<Nodes> &nodes, uint32_t prefetch_ahead,
-                                      size_t prefetch_bytes, size_t bucket_bytes, size_t part_bytes,
-                                      bool verify, bool time_waits, SegmentMaker segments) {
+std::shared_ptr<Engine>
+create_engine(std::shared_ptr<Runtime> runtime, std::string name, std::string communicator,
+              int stage, const std::optional<ProcessGroup> &gather,
+              const std::optional<ProcessGroup> &reduce, const std::optional<Nodes> &nodes,
+              const std::optional<ProcessGroup> &replicas, uint32_t prefetch_ahead,
+              size_t prefetch_bytes, size_t bucket_bytes, size_t part_bytes, bool verify,
+              bool time_waits, SegmentMaker segments) {
     const EngineOptions options{std::move(name), std::move(communicator),
                                 stage,           prefetch_ahead,
                                 prefetch_bytes,  bucket_bytes,
                                 part_bytes,      verify,
                                 time_waits};
     const WithoutInterpreter without; // it waits for its peers
-    return make_own<Engine>(std::move(runtime), options, gather, reduce, nodes,
+    return make_own<Engine>(std::move(runtime), options, gather, reduce, nodes, replicas,
                             std::move(segments));
 }
 
@@ -153,9 +155,9 @@ void bind_engine(py::module_ &module) {
     py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
         .def(py::init(&create_engine), py::kw_only(), py::arg("runtime"), py::arg("name"),
              py::arg("communicator"), py::arg("stage"), py::arg("gather"), py::arg("reduce"),
-             py::arg("nodes"), py::arg("prefetch_ahead"), py::arg("prefetch_bytes"),
-             py::arg("bucket_bytes"), py::arg("part_bytes"), py::arg("verify"),
-             py::arg("time_waits"), py::arg("segments"))
+             py::arg("nodes"), py::arg("replicas"), py::arg("prefetch_ahead"),
+             py::arg("prefetch_bytes"), py::arg("bucket_bytes"), py::arg("part_bytes"),
+             py::arg("verify"), py::arg("time_waits"), py::arg("segments"))
         .def("destroy", &destroy_engine, Unlocked())
         .def("communicator", &Engine::communicator)
         .def("why_not_ce", &Engine::why_not_ce)

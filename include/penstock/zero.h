@@ -85,6 +85,13 @@ typedef struct pst_zero_options {
     void *callback_context;
     int time_waits; /* 1: device_gather_ns and device_reduce_ns of the stats are taken all the time;
                        0: while the runtime is traced */
+    /* (optional) The ranks of all replicas that have this rank's shards, where the ranks of
+     * gather_comm are one replica of several: its rank is the replica's number. What a bucket's
+     * reduction has summed is summed between replicas behind it, so that gradients are means over
+     * all ranks of all replicas, which call alike. A communicator of its own with all-reduces and
+     * all-gathers of any memory, owned by the caller, alive until the engine is destroyed. In texts
+     * rank r of replica k is then rank k * (size of gather_comm) + r. */
+    pst_comm *replica_comm;
 } pst_zero_options;
 
 PST_API pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *options,
@@ -476,6 +483,7 @@ typedef struct pst_zero_stats {
     /* From begin_forward to end_backward, by the clock of compute; and of how many passes, as far
      * as the device has come. */
     uint64_t passes_ns, timed_passes;
+    uint64_t all_reduces, all_reduce_bytes; /* of gradients between replicas; of a rank's sums */
 } pst_zero_stats;
 PST_API void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats);
 PST_API void pst_zero_reset_stats(pst_zero *engine);

@@ -72,7 +72,7 @@ static pst_status build(pst_runtime *runtime, pst_partition *partition) {
         status = pst__carrier_add_then_lane(
             &partition->carrier, &partition->carrier.queues[PST__GATHER_LANE], "deliver");
     if (status != PST_OK) return status;
-    return pst__comparisons_create(carrier, "order of gradients",
+    return pst__comparisons_create(carrier, PST__GATHER_LANE, "order of gradients",
                                    "reported other gradients in a backward, or in another order; "
                                    "the reduced gradients are wrong",
                                    &partition->comparisons);

@@ -1,5 +1,7 @@
 #include "ops/transfer/bucket.h"
 
+#include "ops/transfer/replicas.h"
+
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Peers may still read what a bucket has held. */
@@ -134,20 +136,43 @@ void pst__bucket_describe(pst__operation *operation, const pst_bucket *bucket, c
     operation->wait_name = PST__WAIT_GRADIENTS;
 }
 
-pst_status pst__bucket_submit(pst__carrier *carrier, pst_dtype dtype) {
-    const pst__open_bucket open = carrier->open[dtype];
-    pst__operation *operation = open.operation;
+static pst_status record_filled(const pst__carrier *carrier, const pst__operation *operation) {
     pst_device *device = carrier->device;
-    carrier->open[dtype] = (pst__open_bucket){0};
-    pst_status status =
-        device->ops->event_record(device, operation->ready, carrier->filling.stream);
-    if (status != PST_OK) {
-        pst__operation_give(carrier, operation);
-        return status;
-    }
-    status = pst__operation_submit(operation, open.whole_bytes, &operation->ready, 1);
+    return device->ops->event_record(device, operation->ready, carrier->filling.stream);
+}
+
+/* Behind the copies into the bucket, and the last use of memory for its sums. */
+static pst_status submit_within(pst__operation *operation, const pst__operation *across,
+                                size_t bytes) {
+    pst__carrier *carrier = operation->carrier;
+    pst_event *after[1 + PST_LEASE_EVENTS] = {operation->ready};
+    size_t count = 1;
+    for (size_t i = 0; across != NULL && i < across->summed.after_count; i++)
+        after[count++] = across->summed.after[i];
+    const pst_status status = pst__operation_submit(operation, bytes, after, count);
     if (status == PST_OK && carrier->keeps_tickets)
         carrier->bucket_tickets[operation->bucket] = operation->work.collective.ticket;
+    return status;
+}
+
+static pst_status submit_across(pst__operation *across, const pst__operation *within) {
+    const pst_collective *sums = &across->work.collective;
+    return pst__operation_submit_behind(across, within, sums->count * pst_dtype_size(sums->dtype));
+}
+
+pst_status pst__bucket_submit(pst__carrier *carrier, pst_dtype dtype) {
+    const pst__open_bucket open = carrier->open[dtype];
+    pst__operation *operation = open.operation, *across = NULL;
+    carrier->open[dtype] = (pst__open_bucket){0};
+    pst_status status = carrier->replicas > 1 ? pst__replicas_split(operation, &across) : PST_OK;
+    if (status == PST_OK) status = record_filled(carrier, operation);
+    if (status != PST_OK)
+        pst__operation_give(carrier, operation);
+    else
+        status = submit_within(operation, across, open.whole_bytes);
+    if (across == NULL) return status;
+    if (status == PST_OK) return submit_across(across, operation);
+    pst__operation_give(carrier, across);
     return status;
 }
 
@@ -157,7 +182,7 @@ pst_status pst__bucket_send(pst__carrier *carrier, pst_dtype dtype, const char *
     if (status != PST_OK) return status;
     /* The sums are in fp32. */
     pst__bucket_describe(carrier->open[dtype].operation, &bucket, name,
-                         1.0 / (double)carrier->world);
+                         1.0 / (double)pst__carrier_ranks(carrier));
     return pst__bucket_submit(carrier, dtype);
 }
 

@@ -29,8 +29,8 @@ pst_status pst__bucket_slot(pst__carrier *carrier, pst_dtype dtype, size_t bytes
 /* Elements from `first` of the target are delivered from `offset` of this rank's sums. */
 pst_status pst__bucket_deliver(pst__operation *operation, const pst__target *target, size_t first,
                                size_t count, size_t offset);
-/* The open bucket of this dtype goes out as a reduce-scatter of means, behind all copies into it.
- */
+/* The open bucket of this dtype goes out as a reduce-scatter of means, behind all copies into it;
+ * and its sums, where there are several replicas, as an all-reduce behind that. */
 pst_status pst__bucket_send(pst__carrier *carrier, pst_dtype dtype, const char *name);
 /* The same step by step, for an executor that fills a bucket only when it goes out, or sends it
  * otherwise. First the bucket is closed: it takes no more slots, and belongs to its operation. */

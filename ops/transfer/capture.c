@@ -19,18 +19,13 @@ static pst_status each_stream(pst__carrier *carrier,
     return status == PST_OK && filling->own != NULL ? call(carrier, filling->own) : status;
 }
 
-/* Of each communicator once. */
-static size_t queue_count(const pst__carrier *carrier) {
-    return carrier->one_comm ? 1 : PST__LANE_COUNT;
-}
-
 static pst_status begin_comms(pst__carrier *carrier) {
     pst_status status = PST_OK;
     carrier->captures++;
-    for (size_t i = 0; i < queue_count(carrier) && status == PST_OK; i++) {
+    for (size_t i = 0; i < PST__LANE_COUNT && status == PST_OK; i++) {
         pst__queue *queue = &carrier->queues[i];
         queue->captured_tickets = 0;
-        if (queue->comm->ops->capture_begin != NULL)
+        if (queue->lane != NULL && queue->comm->ops->capture_begin != NULL)
             status = queue->comm->ops->capture_begin(queue->comm);
     }
     return status;
@@ -39,9 +34,9 @@ static pst_status begin_comms(pst__carrier *carrier) {
 /* Behind all that waits within the graph; each of them, whatever the others answer. */
 static pst_status end_comms(pst__carrier *carrier) {
     pst_status status = PST_OK;
-    for (size_t i = 0; i < queue_count(carrier); i++) {
+    for (size_t i = 0; i < PST__LANE_COUNT; i++) {
         const pst__queue *queue = &carrier->queues[i];
-        if (queue->comm->ops->capture_end == NULL) continue;
+        if (queue->lane == NULL || queue->comm->ops->capture_end == NULL) continue;
         const pst_status ended = queue->comm->ops->capture_end(queue->comm, carrier->compute);
         if (status == PST_OK) status = ended;
     }
@@ -50,9 +45,9 @@ static pst_status end_comms(pst__carrier *carrier) {
 
 static pst_status tell_comms(pst__carrier *carrier) {
     pst_status status = PST_OK;
-    for (size_t i = 0; i < queue_count(carrier) && status == PST_OK; i++) {
+    for (size_t i = 0; i < PST__LANE_COUNT && status == PST_OK; i++) {
         pst_comm *comm = carrier->queues[i].comm;
-        if (comm->ops->graph_launched != NULL)
+        if (carrier->queues[i].lane != NULL && comm->ops->graph_launched != NULL)
             status = comm->ops->graph_launched(comm, carrier->compute);
     }
     return status;

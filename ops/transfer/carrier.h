@@ -20,6 +20,7 @@ typedef struct pst__operation pst__operation;
 typedef struct pst__carrier_options {
     const char *name;
     pst_comm *gather_comm, *reduce_comm; /* may be one */
+    pst_comm *replica_comm;              /* NULL: there is one replica */
     pst_device *device;                  /* NULL: the runtime's host */
     pst_lane *compute;                   /* BORROWED; NULL: the calling thread, on the host only */
     int pumped;
@@ -33,13 +34,14 @@ typedef struct pst__carrier_options {
 typedef enum pst__lane_index {
     PST__GATHER_LANE = 0,
     PST__REDUCE_LANE,
+    PST__REPLICA_LANE, /* what is reduced between replicas */
     PST__LANE_COUNT
 } pst__lane_index;
 
 /* A communicator's queue: its lane, its tickets, its collectives in flight (oldest first). */
 typedef struct pst__queue {
     pst_comm *comm;
-    pst_lane *lane;
+    pst_lane *lane;                     /* NULL: this direction has no communicator of its own */
     pst_lane *sum_lane;                 /* of reductions' second parts; NULL where they have none */
     pst_lane *then_lane;                /* of operations' `then`; NULL where nobody has one */
     uint64_t tickets, captured_tickets; /* the latter of this capture */
@@ -86,11 +88,12 @@ typedef struct pst__carrier {
     char *name;
     pst__carrier_options options;
     pst_device *device;
-    pst_stream *compute; /* the stream of the compute lane, or of the calling thread */
-    size_t world, rank;
-    int asynchronous; /* the device keeps its streams' order itself */
-    int one_comm;     /* both directions share a communicator */
-    int is_abandoned; /* atomic: tasks ask the communicators no more */
+    pst_stream *compute;      /* the stream of the compute lane, or of the calling thread */
+    size_t world, rank;       /* of this replica's ranks */
+    size_t replicas, replica; /* how many there are, and which one this is */
+    int asynchronous;         /* the device keeps its streams' order itself */
+    int one_comm;             /* both directions share a communicator */
+    int is_abandoned;         /* atomic: tasks ask the communicators no more */
 
     pst_graph *graph;      /* growing; every collective is one of its tasks, but those of: */
     pst__program *program; /* of the pass that runs; NULL: none, or the pass has left it */
@@ -146,12 +149,26 @@ pst_status pst__carrier_record(pst__carrier *carrier, pst_event *event);
  * Returns `status`. */
 pst_status pst__carrier_give_up(pst__carrier *carrier, pst_status status);
 #define pst__carrier_fail(carrier, status, format, ...)                                            \
-    pst__fail((carrier)->error, (status), "rank %zu, engine '%s': " format, (carrier)->rank,       \
-              (carrier)->name, __VA_ARGS__)
+    pst__fail((carrier)->error, (status), "rank %zu, engine '%s': " format,                        \
+              pst__carrier_number(carrier), (carrier)->name, __VA_ARGS__)
 
 /* The same queue for both directions where they share a communicator. */
 static inline pst__queue *pst__queue_of(pst__carrier *carrier, pst__lane_index lane) {
-    return &carrier->queues[carrier->one_comm ? PST__GATHER_LANE : lane];
+    const int is_shared = carrier->one_comm && lane == PST__REDUCE_LANE;
+    return &carrier->queues[is_shared ? PST__GATHER_LANE : lane];
+}
+
+/* Of all replicas' ranks: how many there are, and which one this is, as others call it. */
+static inline size_t pst__carrier_ranks(const pst__carrier *carrier) {
+    return carrier->world * carrier->replicas;
+}
+
+static inline size_t pst__carrier_number(const pst__carrier *carrier) {
+    return carrier->replica * carrier->world + carrier->rank;
+}
+
+static inline int pst__carrier_is_alone(const pst__carrier *carrier) {
+    return pst__carrier_ranks(carrier) == 1;
 }
 
 /* ---- capture.c: collectives as parts of a CUDA graph ----------------------------------------- */
@@ -182,11 +199,12 @@ pst_status pst__wait_readers(pst__carrier *carrier, pst_comm *comm, pst_stream *
 pst_status pst__wait_all_readers(pst__carrier *carrier);
 /* Compute waits until no peer reads what was gathered from so far. */
 pst_status pst__wait_gather_readers(pst__carrier *carrier);
-/* An operation, not submitted yet, that gathers `bytes` of each rank's pinned memory to behind
- * them, in the order of ranks. */
-pst_status pst__take_gather_of_bytes(pst__carrier *carrier, const char *name, void *memory,
-                                     size_t bytes, pst__operation **operation);
-/* Each rank's `bytes` of host memory, in the order of ranks. Blocks. */
+/* An operation, not submitted yet, that gathers `bytes` of the pinned memory of each rank of this
+ * lane's communicator to behind them, in the order of ranks. */
+pst_status pst__take_gather_of_bytes(pst__carrier *carrier, pst__lane_index lane, const char *name,
+                                     void *memory, size_t bytes, pst__operation **operation);
+/* The `bytes` of host memory of each rank of all replicas, in the order of their numbers. Blocks.
+ */
 pst_status pst__gather_bytes(pst__carrier *carrier, const char *name, const void *own, size_t bytes,
                              void *everyone);
 

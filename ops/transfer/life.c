@@ -69,6 +69,24 @@ pst_status pst__fill_join(pst__carrier *carrier) {
 
 /* ---- creating -------------------------------------------------------------------------------- */
 
+/* It serves beside the other two, and for memory that is opened to nobody. */
+static pst_status check_replicas(pst__error *error, const pst__carrier_options *options) {
+    const pst_comm *comm = options->replica_comm;
+    const unsigned needed = 1u << PST_ALL_REDUCE | 1u << PST_ALL_GATHER;
+    if (comm == NULL) return PST_OK;
+    if (comm == options->gather_comm || comm == options->reduce_comm)
+        return pst__fail(error, PST_EINVAL,
+                         "engine '%s': replica_comm is one of the other two: give it a queue of "
+                         "its own",
+                         options->name);
+    if ((comm->ops->kinds & needed) != needed || comm->ops->open_memory != NULL)
+        return pst__fail(error, PST_EINVAL,
+                         "engine '%s': replica_comm is '%s', which has no all-reduces and "
+                         "all-gathers of any memory",
+                         options->name, comm->ops->name);
+    return PST_OK;
+}
+
 static pst_status check_comms(pst__error *error, const pst__carrier_options *options) {
     const pst_comm *gather = options->gather_comm, *reduce = options->reduce_comm;
     if (gather == NULL || reduce == NULL)
@@ -78,7 +96,7 @@ static pst_status check_comms(pst__error *error, const pst__carrier_options *opt
         return pst__fail(error, PST_EINVAL,
                          "engine '%s': gather_comm has rank %d of %d, reduce_comm rank %d of %d",
                          options->name, gather->rank, gather->size, reduce->rank, reduce->size);
-    return PST_OK;
+    return check_replicas(error, options);
 }
 
 static pst_status check_options(pst__error *error, const pst__carrier_options *options) {
@@ -116,6 +134,25 @@ static pst_status create_lane(const pst__carrier *carrier, const char *name, pst
     return pst_lane_create(carrier->runtime, &options, lane);
 }
 
+pst_status pst__carrier_add_then_lane(const pst__carrier *carrier, pst__queue *queue,
+                                      const char *name) {
+    queue->then_lane = queue->sum_lane != NULL ? queue->sum_lane : queue->lane;
+    if (queue->sum_lane != NULL || !carrier->asynchronous) return PST_OK;
+    queue->then_lane = NULL;
+    return create_lane(carrier, name, queue->lane, &queue->then_lane);
+}
+
+static pst_status create_replica_queue(pst__carrier *carrier) {
+    pst__queue *gather = &carrier->queues[PST__GATHER_LANE];
+    pst__queue *replicas = &carrier->queues[PST__REPLICA_LANE];
+    if (carrier->replicas == 1) return PST_OK;
+    replicas->comm = carrier->options.replica_comm;
+    const pst_status status =
+        create_lane(carrier, "reduce replicas", gather->lane, &replicas->lane);
+    return status == PST_OK ? pst__carrier_add_then_lane(carrier, replicas, "sum replicas")
+                            : status;
+}
+
 /* The same communicator twice is one queue: one lane for both directions. */
 static pst_status create_queues(pst__carrier *carrier) {
     pst__queue *gather = &carrier->queues[PST__GATHER_LANE];
@@ -130,14 +167,6 @@ static pst_status create_queues(pst__carrier *carrier) {
         return status;
     return create_lane(carrier, "sum", gather->lane,
                        &pst__queue_of(carrier, PST__REDUCE_LANE)->sum_lane);
-}
-
-pst_status pst__carrier_add_then_lane(const pst__carrier *carrier, pst__queue *queue,
-                                      const char *name) {
-    queue->then_lane = queue->sum_lane != NULL ? queue->sum_lane : queue->lane;
-    if (queue->sum_lane != NULL || !carrier->asynchronous) return PST_OK;
-    queue->then_lane = NULL;
-    return create_lane(carrier, name, queue->lane, &queue->then_lane);
 }
 
 pst_status pst__carrier_create_arena(const pst__carrier *carrier, const char *name,
@@ -166,7 +195,7 @@ static int abort_comms(pst__carrier *carrier, pst_status status) {
     int quiet = 1;
     for (int lane = 0; lane < PST__LANE_COUNT; lane++) {
         pst_comm *comm = carrier->queues[lane].comm;
-        quiet &= comm->ops->abort(comm, status) == PST_OK;
+        if (comm != NULL) quiet &= comm->ops->abort(comm, status) == PST_OK;
     }
     return quiet;
 }
@@ -197,6 +226,9 @@ static pst_status build(pst__carrier *carrier) {
     carrier->asynchronous = !(carrier->device->ops->caps & PST_DEVICE_STREAM_IS_WORKER);
     carrier->world = (size_t)carrier->options.gather_comm->size;
     carrier->rank = (size_t)carrier->options.gather_comm->rank;
+    const pst_comm *replicas = carrier->options.replica_comm;
+    carrier->replicas = replicas == NULL ? 1 : (size_t)replicas->size;
+    carrier->replica = replicas == NULL ? 0 : (size_t)replicas->rank;
     carrier->name = pst__heap_text(carrier->heap, carrier->options.name);
     if (carrier->name == NULL) return PST_ENOMEM;
     carrier->options.name = carrier->name;
@@ -219,6 +251,7 @@ static pst_status build(pst__carrier *carrier) {
         status = carrier->device->ops->event_create(carrier->device, 0, &carrier->reached);
     if (status == PST_OK) status = create_filling(carrier);
     if (status == PST_OK) status = create_queues(carrier);
+    if (status == PST_OK) status = create_replica_queue(carrier);
     return status == PST_OK ? watch(carrier) : status;
 }
 
@@ -350,7 +383,7 @@ int pst__carrier_close(pst__carrier *carrier) {
     pst__log(carrier->error, PST_LOG_WARNING,
              "rank %zu, engine '%s': a collective may still write to its memory, which is not "
              "freed",
-             carrier->rank, carrier->name);
+             pst__carrier_number(carrier), carrier->name);
     return 0;
 }
 

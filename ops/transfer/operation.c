@@ -61,8 +61,11 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     operation->owner = NULL;
     operation->wait_name = NULL;
     operation->timing = NULL;
+    operation->behind = NULL;
+    operation->goes_on = 0;
+    operation->delivery_count = 0;
     operation->is_for_others = 0;
-    operation->staging = operation->sums = operation->unread = (pst_lease){0};
+    operation->staging = operation->sums = operation->summed = operation->unread = (pst_lease){0};
     operation->has_bucket = 0;
     operation->next = NULL;
     /* Nobody else knows it yet; add publishes these. */
@@ -105,10 +108,12 @@ static void give_memory(pst__operation *operation, pst_event *event) {
         pst_arena_release(carrier->staging, &operation->staging, event);
     if (operation->sums.memory != NULL)
         pst_arena_release(carrier->staging, &operation->sums, event);
+    if (operation->summed.memory != NULL)
+        pst_arena_release(carrier->staging, &operation->summed, event);
     if (operation->unread.memory != NULL)
         pst_arena_release(carrier->gathered, &operation->unread, event);
     if (operation->has_bucket) pst_buckets_retire(carrier->buckets, operation->bucket, event);
-    operation->staging = operation->sums = operation->unread = (pst_lease){0};
+    operation->staging = operation->sums = operation->summed = operation->unread = (pst_lease){0};
     operation->has_bucket = 0;
 }
 
@@ -194,12 +199,13 @@ static void let_callback_run(const pst__operation *operation) {
 pst_status pst__operation_check_comms(pst__carrier *carrier) {
     char text[2 * PST__ERROR_BYTES];
     for (int lane = 0; carrier->asynchronous && lane < PST__LANE_COUNT; lane++) {
-        pst_comm *comm = pst__queue_of(carrier, (pst__lane_index)lane)->comm;
-        if (comm->ops->status == NULL) continue;
+        pst_comm *comm = carrier->queues[lane].comm;
+        if (comm == NULL || comm->ops->status == NULL) continue;
         pst_status status = comm->ops->status(comm);
         if (status == PST_OK) continue;
         (void)snprintf(text, sizeof text, "rank %zu, engine '%s': communicator %s: %s",
-                       carrier->rank, carrier->name, comm->ops->name, comm->ops->error_text(comm));
+                       pst__carrier_number(carrier), carrier->name, comm->ops->name,
+                       comm->ops->error_text(comm));
         pst_runtime_poison(carrier->runtime, status, text);
     }
     return pst_runtime_status(carrier->runtime);
@@ -298,13 +304,18 @@ static int is_reduction(const pst__operation *operation) {
     return operation->wait_name != NULL && !is_gather(operation);
 }
 
+static pst_status wait_reductions(const pst__queue *queue) {
+    pst_status status = PST_OK;
+    for (pst__operation *operation = queue->oldest; status == PST_OK && operation != NULL;
+         operation = operation->next)
+        if (is_reduction(operation)) status = pst__operation_wait(operation);
+    return status;
+}
+
 pst_status pst__operation_wait_reductions(pst__carrier *carrier) {
-    pst__operation *operation = pst__queue_of(carrier, PST__REDUCE_LANE)->oldest;
-    for (; operation != NULL; operation = operation->next) {
-        pst_status status = is_reduction(operation) ? pst__operation_wait(operation) : PST_OK;
-        if (status != PST_OK) return status;
-    }
-    return pst_runtime_status(carrier->runtime);
+    pst_status status = wait_reductions(pst__queue_of(carrier, PST__REDUCE_LANE));
+    if (status == PST_OK) status = wait_reductions(&carrier->queues[PST__REPLICA_LANE]);
+    return status == PST_OK ? pst_runtime_status(carrier->runtime) : status;
 }
 
 pst_status pst__operation_wait_end(const pst__operation *operation) {

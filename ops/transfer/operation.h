@@ -42,10 +42,15 @@ struct pst__operation {
     const char *wait_name; /* interned: what compute's wait for it is called; NULL: nothing */
     pst__timing *timing;   /* from its start to its end, on its streams; NULL: nobody asks */
     pst_lease staging;
-    pst_lease sums;    /* scratch for the second part */
-    int is_for_others; /* nobody here wants what it gathers */
-    pst_lease unread;  /* where that goes */
-    uint64_t bucket;   /* to be retired, if has_bucket */
+    pst_lease sums; /* scratch for the second part */
+    /* Between replicas: what another operation sums up, and this one sums up further. */
+    const pst__operation *behind; /* that one, submitted right before; NULL: none */
+    int goes_on;                  /* there is one behind this, with which it is over */
+    pst_lease summed;
+    size_t delivery_count; /* of its pieces, which `then` delivers */
+    int is_for_others;     /* nobody here wants what it gathers */
+    pst_lease unread;      /* where that goes */
+    uint64_t bucket;       /* to be retired, if has_bucket */
     int has_bucket;
     pst_reduce_piece *pieces;
     size_t piece_capacity;
@@ -68,6 +73,9 @@ void pst__operation_give(pst__carrier *carrier, pst__operation *operation);
 /* Submits it: staging, ticket, the events that it waits for. On failure it is given back. */
 pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_event *const *after,
                                  size_t after_count);
+/* The same, behind what the operation that was submitted last does, which is of another lane. */
+pst_status pst__operation_submit_behind(pst__operation *operation, const pst__operation *before,
+                                        size_t bytes);
 /* What is delivered where; its pieces are the collective's when it is submitted. */
 pst_status pst__operation_add_piece(pst__operation *operation, const pst_reduce_piece *piece);
 /* The capture in which they were launched has ended: so have they. */

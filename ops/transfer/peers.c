@@ -48,6 +48,7 @@ pst_status pst__wait_all_readers(pst__carrier *carrier) {
     pst_status status = PST_OK;
     for (int lane = 0; lane < PST__LANE_COUNT && status == PST_OK; lane++) {
         const pst__queue *queue = &carrier->queues[lane];
+        if (queue->lane == NULL) continue;
         status = pst__wait_readers(carrier, queue->comm, carrier->compute, queue->tickets);
     }
     return status;
@@ -60,19 +61,19 @@ pst_status pst__wait_gather_readers(pst__carrier *carrier) {
 
 /* ---- a small all-gather of host memory ------------------------------------------------------- */
 
-pst_status pst__take_gather_of_bytes(pst__carrier *carrier, const char *name, void *memory,
-                                     size_t bytes, pst__operation **taken) {
+pst_status pst__take_gather_of_bytes(pst__carrier *carrier, pst__lane_index lane, const char *name,
+                                     void *memory, size_t bytes, pst__operation **taken) {
+    const size_t ranks = (size_t)pst__queue_of(carrier, lane)->comm->size;
     pst__operation *operation;
-    pst_status status = pst__operation_take(carrier, PST__GATHER_LANE, &operation);
+    pst_status status = pst__operation_take(carrier, lane, &operation);
     if (status != PST_OK) return status;
-    status =
-        pst__heap_grow(carrier->heap, (void **)&operation->segments, &operation->segment_capacity,
-                       carrier->world, sizeof *operation->segments);
+    status = pst__heap_grow(carrier->heap, (void **)&operation->segments,
+                            &operation->segment_capacity, ranks, sizeof *operation->segments);
     if (status != PST_OK) {
         pst__operation_give(carrier, operation);
         return pst__carrier_fail(carrier, status, "no memory for the gather of '%s'", name);
     }
-    for (size_t rank = 0; rank < carrier->world; rank++)
+    for (size_t rank = 0; rank < ranks; rank++)
         operation->segments[rank] = (pst_segment){(uint32_t)rank, 0, rank * bytes, bytes};
     pst_collective *collective = &operation->work.collective;
     collective->kind = PST_ALL_GATHER;
@@ -82,16 +83,16 @@ pst_status pst__take_gather_of_bytes(pst__carrier *carrier, const char *name, vo
     collective->source_bytes = bytes;
     collective->destination = (char *)memory + bytes;
     collective->segments = operation->segments;
-    collective->segment_count = carrier->world;
+    collective->segment_count = ranks;
     *taken = operation;
     return PST_OK;
 }
 
 /* *is_ours becomes 0 where somebody may still write to the memory: it is lost then. */
-static pst_status gather_bytes(pst__carrier *carrier, const char *name, void *memory, size_t bytes,
-                               int *is_ours) {
+static pst_status gather_bytes(pst__carrier *carrier, pst__lane_index lane, const char *name,
+                               void *memory, size_t bytes, int *is_ours) {
     pst__operation *operation;
-    pst_status status = pst__take_gather_of_bytes(carrier, name, memory, bytes, &operation);
+    pst_status status = pst__take_gather_of_bytes(carrier, lane, name, memory, bytes, &operation);
     if (status == PST_OK) status = pst__operation_submit(operation, bytes, NULL, 0);
     if (status != PST_OK) return status;
     status = pst__operation_wait_end(operation);
@@ -99,17 +100,23 @@ static pst_status gather_bytes(pst__carrier *carrier, const char *name, void *me
     return status;
 }
 
+/* Each rank's, then each replica's ranks', each behind what it is made of. */
 pst_status pst__gather_bytes(pst__carrier *carrier, const char *name, const void *own, size_t bytes,
                              void *everyone) {
     pst_device *device = carrier->device;
-    const size_t all = bytes * (carrier->world + 1);
+    const int has_replicas = carrier->replicas > 1;
+    const size_t replica = bytes * carrier->world, ranks = bytes * pst__carrier_ranks(carrier);
+    const size_t before = has_replicas ? bytes + replica : bytes, all = before + ranks;
     void *memory = NULL;
     int is_ours = 1;
     if (device->ops->alloc(device, PST_MEMORY_PINNED, all, &memory) != PST_OK)
         return pst__carrier_fail(carrier, PST_ENOMEM, "%s", "no memory to compare the ranks");
     memcpy(memory, own, bytes);
-    const pst_status status = gather_bytes(carrier, name, memory, bytes, &is_ours);
-    if (status == PST_OK) memcpy(everyone, (char *)memory + bytes, all - bytes);
+    pst_status status = gather_bytes(carrier, PST__GATHER_LANE, name, memory, bytes, &is_ours);
+    if (status == PST_OK && has_replicas)
+        status = gather_bytes(carrier, PST__REPLICA_LANE, name, (char *)memory + bytes, replica,
+                              &is_ours);
+    if (status == PST_OK) memcpy(everyone, (char *)memory + before, ranks);
     if (is_ours) device->ops->free(device, PST_MEMORY_PINNED, memory, all);
     return status;
 }

@@ -88,16 +88,17 @@ static void ended(void *argument, pst_status status) {
 
 /* ---- making one ------------------------------------------------------------------------------ */
 
+/* Behind the first task, and the second if it is one. */
 static pst_status add_task(const pst__program *program, pst__step *step, pst_lane *lane,
-                           pst_work work, pst_task after, pst_task *task) {
+                           pst_work work, const pst_task after[2], pst_task *task) {
     const pst__submission *line = &step->line;
     return pst_graph_add(program->graph,
                          &(pst_task_options){.size = sizeof(pst_task_options),
                                              .name = line->name,
                                              .lane = lane,
                                              .work = work,
-                                             .after = &after,
-                                             .after_count = 1,
+                                             .after = after,
+                                             .after_count = after[1].graph == NULL ? 1 : 2,
                                              .done = ended,
                                              .done_argument = step,
                                              .ticket = 1, /* of each launch: see give */
@@ -111,14 +112,17 @@ static pst_status add_step(pst__program *program, pst__step *step) {
     const pst_work first = {
         .start = start, .test = program->calls->test == NULL ? NULL : test, .argument = step};
     const pst_work second = {.start = start_second, .argument = step};
+    pst_task before[2] = {{NULL, 0}, {NULL, 0}};
     step->program = program;
     pst_status status = pst_graph_add_gate(program->graph, line->name, &step->gate);
-    if (status == PST_OK)
-        status = add_task(program, step, line->lane, first, step->gate, &step->first);
+    before[0] = step->gate;
+    if (line->is_behind) before[1] = step[-1].last;
+    if (status == PST_OK) status = add_task(program, step, line->lane, first, before, &step->first);
     step->last = step->first;
     program->tasks += line->second_lane != NULL ? 2 : 1;
     if (status == PST_OK && line->second_lane != NULL)
-        status = add_task(program, step, line->second_lane, second, step->first, &step->last);
+        status = add_task(program, step, line->second_lane, second,
+                          (pst_task[2]){step->first, {NULL, 0}}, &step->last);
     return status;
 }
 
@@ -197,7 +201,8 @@ int pst__program_expects(const pst__program *program, const pst__submission *lin
     if (program->next == program->count) return 0;
     const pst__submission *next = &program->steps[program->next].line;
     return next->lane == line->lane && next->second_lane == line->second_lane &&
-           next->name == line->name && next->kind == line->kind && next->bytes == line->bytes;
+           next->is_behind == line->is_behind && next->name == line->name &&
+           next->kind == line->kind && next->bytes == line->bytes;
 }
 
 pst_status pst__program_give(pst__program *program, void *operation, uint64_t ticket,

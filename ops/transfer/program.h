@@ -14,6 +14,7 @@ typedef struct pst__submission {
     const char *name, *path; /* they live as long as the executor */
     pst_lane *lane;
     pst_lane *second_lane; /* of its second part; NULL: it has none */
+    int is_behind;         /* 1: it begins behind the line before it, which is of another lane */
     size_t bytes;
     int kind; /* what else tells it from others */
 } pst__submission;

@@ -46,6 +46,10 @@ static pst_status wait_for_all(const pst__operation *operation, pst_stream *stre
     return status;
 }
 
+static void note_end(const pst__operation *operation, pst_stream *stream) {
+    if (!operation->goes_on) pst__timing_note(operation->timing, PST__ENDED, stream);
+}
+
 static pst_status start(void *argument, pst_stream *stream) {
     pst__operation *operation = argument;
     if (is_abandoned(operation)) return PST_ECANCELED;
@@ -54,7 +58,7 @@ static pst_status start(void *argument, pst_stream *stream) {
     pst__timing_note(operation->timing, PST__BEGAN, stream);
     if (status == PST_OK) status = work.start(work.argument, stream);
     if (status != PST_OK || has_second_part(operation)) return status;
-    pst__timing_note(operation->timing, PST__ENDED, stream);
+    note_end(operation, stream);
     return operation->carrier->asynchronous ? note_launch(operation, stream) : PST_OK;
 }
 
@@ -63,8 +67,7 @@ static pst_status test(void *argument) {
     if (is_abandoned(operation)) return PST_ECANCELED;
     pst_work work = pst_collective_as_work(&operation->work);
     const pst_status status = work.test(work.argument);
-    if (status == PST_OK && !has_second_part(operation))
-        pst__timing_note(operation->timing, PST__ENDED, NULL);
+    if (status == PST_OK && !has_second_part(operation)) note_end(operation, NULL);
     return status;
 }
 
@@ -79,7 +82,7 @@ static pst_status start_second(void *argument, pst_stream *stream) {
     pst_status status = operation->work.combine_apart ? combine(operation, stream) : PST_OK;
     if (status == PST_OK && operation->then != NULL) status = operation->then(operation, stream);
     if (status != PST_OK) return status;
-    pst__timing_note(operation->timing, PST__ENDED, stream);
+    note_end(operation, stream);
     return operation->carrier->asynchronous ? note_launch(operation, stream) : PST_OK;
 }
 
@@ -88,7 +91,7 @@ static void poison(const pst__operation *operation, pst_status status) {
     pst_comm *comm = operation->work.comm;
     char text[PST__ERROR_BYTES];
     (void)snprintf(text, sizeof text, "rank %zu, engine '%s': %s of '%s' (ticket %llu) failed: %s",
-                   operation->carrier->rank, operation->carrier->name,
+                   pst__carrier_number(operation->carrier), operation->carrier->name,
                    pst_collective_name(collective->kind), collective->name,
                    (unsigned long long)collective->ticket, comm->ops->error_text(comm));
     pst_runtime_poison(operation->carrier->runtime, status, text);
@@ -215,6 +218,8 @@ static pst_status add_task(pst__operation *operation, size_t bytes, pst_event *c
                                 .name = collective->name,
                                 .lane = operation->queue->lane,
                                 .work = work_of(operation),
+                                .after = operation->behind ? &operation->behind->task : NULL,
+                                .after_count = operation->behind != NULL,
                                 .after_events = after,
                                 .after_event_count = after_count,
                                 .done = ended,
@@ -303,6 +308,7 @@ static pst_status add(pst__operation *operation, size_t bytes, pst_event *const 
                                   .lane = operation->queue->lane,
                                   .second_lane =
                                       has_second_part(operation) ? second_lane(operation) : NULL,
+                                  .is_behind = operation->behind != NULL,
                                   .bytes = bytes,
                                   .kind = (int)operation->work.collective.kind};
     pst__script_note(carrier->heap, &carrier->script, &line);
@@ -341,6 +347,8 @@ pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_ev
     size_t count = add_events(operation->carrier, after, after_count, all, 0);
     count = add_events(operation->carrier, staging->after, staging->after_count, all, count);
     count = add_events(operation->carrier, sums->after, sums->after_count, all, count);
+    if (operation->carrier->outside != NULL && operation->behind != NULL)
+        all[count++] = operation->behind->finished;
     operation->carrier->is_beside_graph |= operation->carrier->outside == NULL;
     if (status == PST_OK)
         status = operation->carrier->outside != NULL ? launch_captured(operation, all, count)
@@ -351,6 +359,14 @@ pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_ev
     }
     enqueue(operation->queue, operation);
     return PST_OK;
+}
+
+pst_status pst__operation_submit_behind(pst__operation *operation, const pst__operation *before,
+                                        size_t bytes) {
+    operation->behind = before;
+    const pst_status status = pst__operation_submit(operation, bytes, NULL, 0);
+    if (status == PST_OK) operation->behind = NULL; /* it may be given back first */
+    return status;
 }
 
 /* A task behind a launched graph: until that has ended, ranks are watched and deadlines count. */

@@ -125,7 +125,8 @@ static pst_status no_memory(pst_zero *engine) {
 
 /* Finds the first difference; all ranks hold all texts and so name the same. */
 static pst_status exchange_texts(pst_zero *engine, size_t longest) {
-    const size_t bytes = longest < TEXT_LIMIT ? longest : TEXT_LIMIT, world = engine->carrier.world;
+    const size_t bytes = longest < TEXT_LIMIT ? longest : TEXT_LIMIT,
+                 world = pst__carrier_ranks(&engine->carrier);
     char *own = pst__heap_alloc(engine->carrier.heap, (world + 1) * bytes); /* then everybody's */
     if (own == NULL) return no_memory(engine);
     char *all = own + bytes;
@@ -159,7 +160,7 @@ static pst_status digest_registry(pst_zero *engine, digest *out) {
 }
 
 pst_status pst__agree_registry(pst_zero *engine) {
-    const size_t world = engine->carrier.world;
+    const size_t world = pst__carrier_ranks(&engine->carrier);
     digest own;
     pst_status status = digest_registry(engine, &own);
     if (status != PST_OK) return status;
@@ -179,16 +180,16 @@ pst_status pst__agree_registry(pst_zero *engine) {
 static pst_status take_largest(pst_zero *engine, uint64_t *words, size_t count, uint64_t *all) {
     const pst_status status =
         pst__gather_bytes(&engine->carrier, "times", words, count * sizeof *words, all);
-    for (size_t i = 0; status == PST_OK && i < engine->carrier.world * count; i++)
+    for (size_t i = 0; status == PST_OK && i < pst__carrier_ranks(&engine->carrier) * count; i++)
         if (all[i] > words[i % count]) words[i % count] = all[i];
     return status;
 }
 
 pst_status pst__agree_largest(pst_zero *engine, uint64_t *words, size_t count) {
     const size_t most = TEXT_LIMIT / sizeof *words, at_once = count < most ? count : most;
-    const size_t bytes = engine->carrier.world * at_once * sizeof *words;
+    const size_t bytes = pst__carrier_ranks(&engine->carrier) * at_once * sizeof *words;
     pst_status status = PST_OK;
-    if (engine->carrier.world == 1) return PST_OK;
+    if (pst__carrier_is_alone(&engine->carrier)) return PST_OK;
     uint64_t *all = pst__heap_alloc(engine->carrier.heap, bytes);
     if (all == NULL) return no_memory(engine);
     for (size_t done = 0; status == PST_OK && done < count; done += at_once)

@@ -32,7 +32,7 @@ static uint64_t vote_of(const pst_zero *engine, const pst__measured *measured) {
     if (total == 0) return 0;
     const uint64_t us = at_most(total / 1000, TOTAL_BITS);
     return ~((at_most(unknown, 64 - TOTAL_BITS - RANK_BITS) << TOTAL_BITS | us) << RANK_BITS |
-             (uint64_t)engine->carrier.rank);
+             (uint64_t)pst__carrier_number(&engine->carrier));
 }
 
 /* Leaves collectives' times to the rank that has waited least. */
@@ -40,7 +40,8 @@ static pst_status elect(pst_zero *engine, pst__measured *measured) {
     uint64_t vote = vote_of(engine, measured);
     const pst_status status = pst__agree_largest(engine, &vote, 1);
     const uint64_t elected = ~vote & (((uint64_t)1 << RANK_BITS) - 1);
-    if (status != PST_OK || vote == 0 || elected == (uint64_t)engine->carrier.rank) return status;
+    if (status != PST_OK || vote == 0 || elected == (uint64_t)pst__carrier_number(&engine->carrier))
+        return status;
     for (size_t i = 0; i < engine->group_count; i++)
         measured[i].gather = measured[i].reduce = 0;
     return PST_OK;
@@ -118,6 +119,13 @@ static void adopt(pst_zero *engine, int grad, pst__plan *plan) {
     engine->stats.plan_lower_bound = plan->summary.lower_bound_bytes;
 }
 
+/* Within replicas and between them: a plan that differs does so from another one of either. */
+static pst_status compare(pst_zero *engine, int grad, uint64_t hash) {
+    const pst_status status = pst__compare(&engine->plans[grad], hash);
+    if (status != PST_OK || engine->carrier.replicas == 1) return status;
+    return pst__compare(&engine->replicas_plans[grad], hash);
+}
+
 static pst_status compile(pst_zero *engine, const pst_zero_compile_options *options,
                           int is_blocking) {
     pst__plan *plan = NULL;
@@ -127,7 +135,7 @@ static pst_status compile(pst_zero *engine, const pst_zero_compile_options *opti
     pst__knowledge_free(engine, &known);
     if (status != PST_OK) return status;
     status = is_blocking ? pst__compare_now(&engine->plans[options->grad], plan->summary.hash)
-                         : pst__compare(&engine->plans[options->grad], plan->summary.hash);
+                         : compare(engine, options->grad, plan->summary.hash);
     if (status != PST_OK) {
         pst__plan_destroy(engine->carrier.heap, plan);
         return status;

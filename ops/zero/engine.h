@@ -199,9 +199,10 @@ struct pst_zero {
 
     pst__presence presence[PST__PRESENCE_SLOTS];
     size_t presence_words;
-    uint64_t exchanges;        /* of presence so far */
-    int32_t *question;         /* pinned */
-    pst__comparisons plans[2]; /* of evaluation, of training */
+    uint64_t exchanges;                 /* of presence so far */
+    int32_t *question;                  /* pinned */
+    pst__comparisons plans[2];          /* of evaluation, of training */
+    pst__comparisons replicas_plans[2]; /* the same between replicas, where there are several */
 
     pst_zero_stats stats;
 };

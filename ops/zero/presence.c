@@ -14,6 +14,7 @@
 
 #include "base/atomic.h"
 #include "base/hash.h"
+#include "ops/transfer/replicas.h"
 #include "sched/runtime.h"
 
 #include <limits.h>
@@ -165,7 +166,7 @@ static void write_words(pst_zero *engine, int32_t *words, uint64_t hash) {
         engine->needed_here[i] = 0;
     }
     write_hash(words, hash);
-    words[HASH_WORDS] = engine->is_broken ? (int32_t)engine->carrier.rank + 1 : 0;
+    words[HASH_WORDS] = engine->is_broken ? (int32_t)pst__carrier_number(&engine->carrier) + 1 : 0;
 }
 
 /* ---- what it learns -------------------------------------------------------------------------- */
@@ -273,7 +274,6 @@ pst_status pst__presence_exchange(pst_zero *engine) {
     slot->order = engine->backward_order;
     slot->agreement = engine->agreed;
     slot->hash = hash_of_reductions(engine, pst__backward_hash(engine, slot->order));
-    slot->exchange = operation;
     write_words(engine, slot->words, slot->hash);
     pst__store_relaxed(&slot->arrived, 0); /* submitting publishes it */
     pst_collective *collective = &operation->work.collective;
@@ -286,7 +286,7 @@ pst_status pst__presence_exchange(pst_zero *engine) {
     operation->owner = engine;
     operation->argument = index;
     operation->done = arrive;
-    status = pst__operation_submit(operation, bytes_of(engine), NULL, 0);
+    status = pst__replicas_submit_maxima(operation, bytes_of(engine), &slot->exchange);
     if (status != PST_OK) return status;
     engine->exchanges++;
     slot->is_open = 1;
@@ -305,7 +305,7 @@ pst_status pst__presence_ask(pst_zero *engine, int32_t own, int32_t *largest) {
     collective->destination = engine->question;
     collective->count = 1;
     collective->reduce = PST_REDUCE_MAX;
-    status = pst__operation_submit(operation, sizeof own, NULL, 0);
+    status = pst__replicas_submit_maxima(operation, sizeof own, &operation);
     if (status == PST_OK) status = pst__operation_wait_end(operation);
     if (status == PST_OK) *largest = *engine->question;
     return status;

@@ -35,6 +35,14 @@ static const char *name_of_bucket(const pst_zero *engine, const pst__open_bucket
     return pst__trace_intern(pst__runtime_trace(engine->carrier.runtime), name);
 }
 
+/* That of the bucket that has just gone out. */
+static void note_all_reduce(pst_zero *engine) {
+    const pst__operation *latest = engine->carrier.queues[PST__REPLICA_LANE].newest;
+    const pst_collective *sums = &latest->work.collective;
+    engine->stats.all_reduces++;
+    engine->stats.all_reduce_bytes += sums->count * pst_dtype_size(sums->dtype);
+}
+
 static pst_status send_bucket(void *context, pst_dtype dtype) {
     pst_zero *engine = context;
     const pst__open_bucket *open = &engine->carrier.open[dtype];
@@ -47,6 +55,7 @@ static pst_status send_bucket(void *context, pst_dtype dtype) {
     note_written(engine, dtype);
     engine->stats.reduces++;
     engine->stats.reduce_bytes += bytes;
+    if (engine->carrier.replicas > 1) note_all_reduce(engine);
     return PST_OK;
 }
 
@@ -140,7 +149,7 @@ static void consumed(pst_zero *engine, uint32_t group) {
 /* One rank alone has the sum: what would be rounded in a bucket as it is, and not added to. */
 static int is_sum(const pst_zero *engine, const pst__group *group, pst_dtype dtype,
                   int accumulate) {
-    return engine->carrier.world == 1 && group->target != NULL && !accumulate &&
+    return pst__carrier_is_alone(&engine->carrier) && group->target != NULL && !accumulate &&
            dtype == group->reduce_dtype;
 }
 
@@ -199,7 +208,7 @@ static int has_all_sources(const pst__group *group) {
 /* One rank alone may keep the gradients that it has reported. */
 static int is_kept(const pst_zero *engine, uint32_t index) {
     const pst__group *group = &engine->groups[index];
-    return engine->carrier.world == 1 && engine->options.gradients_kept != NULL &&
+    return pst__carrier_is_alone(&engine->carrier) && engine->options.gradients_kept != NULL &&
            group->reported && group->sources_dtype == group->dtype &&
            group->reduce_dtype == group->dtype && has_all_sources(group) &&
            engine->options.gradients_kept(engine->options.callback_context, index);

@@ -187,16 +187,24 @@ static pst_status alloc_resident(pst_zero *engine) {
     return bytes == 0 ? PST_OK : pst_arena_add_segment(engine->carrier.gathered, bytes);
 }
 
+static pst_status create_comparisons(pst_zero *engine, pst__lane_index lane,
+                                     pst__comparisons plans[2]) {
+    pst_status status = PST_OK;
+    for (int grad = 0; status == PST_OK && grad < 2; grad++)
+        status = pst__comparisons_create(
+            &engine->carrier, lane, grad ? "plan of training" : "plan of evaluation",
+            grad ? "has another plan of training: the ranks ran different passes"
+                 : "has another plan of evaluation: the ranks ran different passes",
+            &plans[grad]);
+    return status;
+}
+
 static pst_status alloc_all(pst_zero *engine) {
     pst_status status = alloc_tables(engine);
     if (status == PST_OK) status = pst__presence_alloc(engine);
-    for (int grad = 0; status == PST_OK && grad < 2; grad++)
-        status = pst__comparisons_create(
-            &engine->carrier, grad ? "plan of training" : "plan of evaluation",
-            grad ? "has another plan of training: the ranks ran different passes"
-                 : "has another plan of evaluation: the ranks ran different passes",
-            &engine->plans[grad]);
-    return status;
+    if (status == PST_OK) status = create_comparisons(engine, PST__GATHER_LANE, engine->plans);
+    if (status != PST_OK || engine->carrier.replicas == 1) return status;
+    return create_comparisons(engine, PST__REPLICA_LANE, engine->replicas_plans);
 }
 
 /* What is as large as the parameters: only once the ranks agree on these. */
@@ -222,8 +230,10 @@ void pst__seal_free(pst_zero *engine) {
     size_t count = engine->group_count;
     pst_buckets_destroy(engine->carrier.buckets);
     free_copies(engine);
-    for (int grad = 0; grad < 2; grad++)
+    for (int grad = 0; grad < 2; grad++) {
         pst__comparisons_free(&engine->plans[grad]);
+        pst__comparisons_free(&engine->replicas_plans[grad]);
+    }
     pst__presence_free(engine);
     pst__order_free(engine->carrier.heap, &engine->order);
     pst__heap_free(engine->carrier.heap, engine->casts,

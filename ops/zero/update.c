@@ -219,7 +219,7 @@ pst_status pst__update_add(pst_zero *engine, const pst__group *group, pst__part 
 /* ---- one rank -------------------------------------------------------------------------------- */
 
 int pst__update_is_alone(const pst_zero *engine, const pst__group *group) {
-    if (engine->carrier.world > 1 || !group->is_updated || !group->reported ||
+    if (!pst__carrier_is_alone(&engine->carrier) || !group->is_updated || !group->reported ||
         group->sources_dtype != group->dtype || group->reduce_dtype != group->dtype)
         return 0;
     for (size_t i = 0; i < group->layout.member_count; i++)

@@ -52,6 +52,7 @@ static pst_status create_carrier(pst_runtime *runtime, pst_zero *engine) {
     const pst__carrier_options options = {.name = given->name,
                                           .gather_comm = given->gather_comm,
                                           .reduce_comm = given->reduce_comm,
+                                          .replica_comm = given->replica_comm,
                                           .device = given->device,
                                           .compute = given->compute,
                                           .pumped = given->pumped,
@@ -74,7 +75,8 @@ static pst_status build(pst_runtime *runtime, pst_zero *engine) {
         engine->history[grad].notes.timings =
             (pst__timings){.heap = carrier->heap, .device = carrier->device};
     engine->clock.timings = engine->history[0].notes.timings;
-    engine->one_order = carrier->one_comm || carrier->asynchronous;
+    /* Both directions ask between replicas, on one communicator. */
+    engine->one_order = carrier->one_comm || carrier->asynchronous || carrier->replicas > 1;
     status = pst__carrier_create_arena(carrier, "places", 0, &engine->places);
     if (status != PST_OK) return status;
     return carrier->device->ops->event_create(carrier->device, 0, &engine->shards_ready);

@@ -30,12 +30,13 @@ typedef struct model {
     unsigned forward_only; /* groups, by bit, whose values backwards do not need */
     int in_place;          /* shards lie where peers read them, if there is such a place */
     int one_comm, pumped;
+    int replicas;                                               /* of which ranks are; 0: one */
     uint64_t deadline_ns, watchdog_ns;                          /* a watchdog poisons */
     enum { ON_HOST = 0, ON_ASYNC, ON_ONE_SIDED, ON_CE } device; /* and what communicators */
     unsigned delay_us; /* of asynchronous operations, at most */
     unsigned start_us; /* that starting a collective takes there: launches are late */
     uint64_t seed;     /* of what they do when */
-    uint64_t fail_at;  /* ticket of the reductions that fails */
+    uint64_t fail_at;  /* ticket of the first replica's reductions that fails */
 } model;
 
 /* ---- values that every rank can compute ------------------------------------------------------ */
@@ -61,6 +62,10 @@ static inline float mean_gradient(int world, unsigned have, uint64_t step, size_
         sum += (have >> rank) & 1u ? sent : 0.0f;
     }
     return sum;
+}
+
+static inline int replicas_of(const model *model) {
+    return model->replicas > 1 ? model->replicas : 1;
 }
 
 static inline size_t elements_of(const shape *shape) {

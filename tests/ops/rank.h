@@ -17,18 +17,19 @@
 struct sim_course; /* world.h */
 
 typedef struct rank_state {
-    int rank, world;
+    int rank, world;   /* of all replicas */
+    int part, replica; /* of this rank */
     const model *model;
     void *argument;
-    pst_local_world *meeting;
-    board *boards; /* of gathers and of reductions */
+    pst_local_world *meeting, *between; /* of its replica; of those that have its part */
+    board *boards, *board_between;      /* of gathers and of reductions; the same */
     async_device *async;
     pst_device *sim; /* all ranks' */
     struct sim_course *course;
     pst_comm *host; /* for setting up */
     pst_exchange exchange;
     pst_runtime *runtime;
-    pst_comm *gather, *reduce;
+    pst_comm *gather, *reduce, *replicas;
     pst_lane *compute;
     pst_zero *engine;
     uint32_t parameters[MOST_PARAMETERS], groups[MOST_GROUPS];
@@ -258,7 +259,8 @@ static inline pst_status create_engine(rank_state *state) {
         .gradient_target = give_target,
         .gradients_kept = keep_gradients,
         .gradients_consumed = note_consumed,
-        .callback_context = state};
+        .callback_context = state,
+        .replica_comm = state->replicas};
     return pst_zero_create(state->runtime, &options, &state->engine);
 }
 

@@ -28,6 +28,7 @@ typedef struct trainer {
     _Alignas(16) unsigned char own_coefficients[PST_ADAMW_COEFFICIENTS_BYTES];
     _Alignas(16) unsigned char whole_coefficients[PST_ADAMW_COEFFICIENTS_BYTES];
     float *raw[MOST_RANKS], *sent[MOST_RANKS], *sum; /* a parameter's gradients */
+    float *sums[MOST_RANKS];                         /* the same of each replica */
     char *free;                                      /* the rest of the block */
 } trainer;
 
@@ -80,7 +81,7 @@ static inline void *take_memory(trainer *it, size_t elements) {
 static inline trainer *alloc_trainer(rank_state *state) {
     const model *model = state->model;
     const size_t largest = largest_parameter(model);
-    size_t bytes = ROUNDED(sizeof(trainer)) + (2 * MOST_RANKS + 1) * (largest * sizeof(float) + 64);
+    size_t bytes = ROUNDED(sizeof(trainer)) + (3 * MOST_RANKS + 1) * (largest * sizeof(float) + 64);
     for (size_t p = 0; p < model->parameter_count; p++)
         bytes += 10 * (elements_of(&model->shapes[p]) * sizeof(float) + 64);
     state->own = aligned_alloc(64, ROUNDED(bytes));
@@ -90,6 +91,7 @@ static inline trainer *alloc_trainer(rank_state *state) {
     for (int rank = 0; rank < MOST_RANKS; rank++) {
         it->raw[rank] = take_memory(it, largest);
         it->sent[rank] = take_memory(it, largest);
+        it->sums[rank] = take_memory(it, largest);
     }
     it->sum = take_memory(it, largest);
     return it;
@@ -167,9 +169,40 @@ static inline trainer *open_trainer(rank_state *state) {
 
 /* ---- what is expected ------------------------------------------------------------------------ */
 
+/* The mean of what so many ranks from `first` on send, as a part of that of all. */
+static inline void add_up(trainer *it, int first, int ranks, size_t count, void *sum,
+                          pst_dtype dtype) {
+    const void *sources[MOST_RANKS];
+    for (int rank = 0; rank < ranks; rank++)
+        sources[rank] = it->sent[first + rank];
+    const pst_sum all = {.destination = sum,
+                         .sources = sources,
+                         .source_count = (size_t)ranks,
+                         .count = count,
+                         .scale = 1.0 / it->state->world,
+                         .destination_dtype = dtype,
+                         .source_dtype = it->state->model->reduce_dtype};
+    (void)pst__host_sum(&all);
+}
+
+static inline void add_up_replicas(trainer *it, size_t count) {
+    const void *sources[MOST_RANKS];
+    const int replicas = replicas_of(it->state->model), parts = it->state->world / replicas;
+    for (int i = 0; i < replicas; i++) {
+        add_up(it, i * parts, parts, count, it->sums[i], PST_FLOAT32);
+        sources[i] = it->sums[i];
+    }
+    const pst_sum all = {.destination = it->sum,
+                         .sources = sources,
+                         .source_count = (size_t)replicas,
+                         .count = count,
+                         .scale = 1.0,
+                         .destination_dtype = it->state->model->dtype};
+    (void)pst__host_sum(&all);
+}
+
 static inline void add_up_gradients(trainer *it, const trainer_job *job, size_t p) {
     const model *model = it->state->model;
-    const void *sources[MOST_RANKS];
     const size_t count = it->whole[p].count;
     for (int rank = 0; rank < it->state->world; rank++) {
         const int has = rank != 0 || p != job->missing;
@@ -178,16 +211,11 @@ static inline void add_up_gradients(trainer *it, const trainer_job *job, size_t 
         const pst_cast sent = {it->sent[rank], it->raw[rank], count, model->reduce_dtype,
                                PST_FLOAT32};
         (void)pst__host_cast(&sent, 1.0);
-        sources[rank] = it->sent[rank];
     }
-    const pst_sum sum = {.destination = it->sum,
-                         .sources = sources,
-                         .source_count = (size_t)it->state->world,
-                         .count = count,
-                         .scale = 1.0 / it->state->world,
-                         .destination_dtype = model->dtype,
-                         .source_dtype = model->reduce_dtype};
-    (void)pst__host_sum(&sum);
+    if (replicas_of(model) > 1)
+        add_up_replicas(it, count);
+    else
+        add_up(it, 0, it->state->world, count, it->sum, model->dtype);
 }
 
 static inline pst_status expect_now(void *argument) {

@@ -22,6 +22,7 @@ static inline void free_rank(rank_state *state) {
     pst_zero_destroy(state->engine);
     if (state->gather != NULL) state->gather->ops->destroy(state->gather);
     if (state->reduce != NULL) state->reduce->ops->destroy(state->reduce);
+    if (state->replicas != NULL) state->replicas->ops->destroy(state->replicas);
     if (state->host != NULL) {
         pst_comm_exchange_close(&state->exchange);
         state->host->ops->destroy(state->host);
@@ -50,9 +51,12 @@ static inline pst_status open_async(rank_state *state) {
     const int one_sided = model->device == ON_ONE_SIDED;
     state->async = async_open(mix((uint64_t)state->rank + model->seed), model->delay_us);
     state->gather =
-        async_comm_create(&state->boards[0], state->async, state->rank, one_sided, model->start_us);
+        async_comm_create(&state->boards[0], state->async, state->part, one_sided, model->start_us);
     state->reduce =
-        async_comm_create(&state->boards[1], state->async, state->rank, one_sided, model->start_us);
+        async_comm_create(&state->boards[1], state->async, state->part, one_sided, model->start_us);
+    if (model->replicas > 1)
+        state->replicas = async_comm_create(state->board_between, state->async, state->replica, 0,
+                                            model->start_us);
     return open_compute(state);
 }
 
@@ -80,10 +84,13 @@ static inline pst_status open_rank(rank_state *state) {
     if (state->boards != NULL) return open_async(state);
     if (status == PST_OK)
         status =
-            pst_local_comm_create(state->meeting, state->runtime, state->rank, 0, &state->gather);
+            pst_local_comm_create(state->meeting, state->runtime, state->part, 0, &state->gather);
     if (status == PST_OK)
         status =
-            pst_local_comm_create(state->meeting, state->runtime, state->rank, 1, &state->reduce);
+            pst_local_comm_create(state->meeting, state->runtime, state->part, 1, &state->reduce);
+    if (status == PST_OK && state->model->replicas > 1)
+        status = pst_local_comm_create(state->between, state->runtime, state->replica, 0,
+                                       &state->replicas);
     return status;
 }
 
@@ -185,30 +192,70 @@ static inline pst_device *open_sim(pst_runtime *runtime, const model *model, sim
     return device;
 }
 
+/* Where the ranks of each replica meet, and those of all replicas that have the same part. */
+typedef struct places {
+    int parts, replicas;
+    board boards[MOST_RANKS][2], boards_between[MOST_RANKS];
+    pst_local_world *meetings[MOST_RANKS], *between[MOST_RANKS];
+} places;
+
+static inline void open_places(places *places, pst_runtime *runtime, int parts, int replicas) {
+    *places = (struct places){.parts = parts, .replicas = replicas};
+    for (int i = 0; i < replicas; i++) {
+        board_open(&places->boards[i][0], parts);
+        board_open(&places->boards[i][1], parts);
+        assert_int_equal(pst_local_world_create(runtime, parts, &places->meetings[i]), PST_OK);
+    }
+    for (int i = 0; i < parts; i++) {
+        board_open(&places->boards_between[i], replicas);
+        assert_int_equal(pst_local_world_create(runtime, replicas, &places->between[i]), PST_OK);
+    }
+}
+
+static inline void close_places(places *places) {
+    for (int i = 0; i < places->replicas; i++) {
+        board_close(&places->boards[i][0]);
+        board_close(&places->boards[i][1]);
+        pst_local_world_destroy(places->meetings[i]);
+    }
+    for (int i = 0; i < places->parts; i++) {
+        board_close(&places->boards_between[i]);
+        pst_local_world_destroy(places->between[i]);
+    }
+}
+
 /* Runs `body` on every rank, on the model's device; it may build the engine itself. */
 static inline void run_ranks_on_device(int world, const model *model, rank_body body,
                                        void *argument) {
     static const pst_runtime_options plain = {.size = sizeof plain};
+    const int replicas = replicas_of(model), parts = world / replicas;
     pst_runtime *runtime;
-    pst_local_world *meeting;
+    places places;
     rank_state *states = calloc((size_t)world, sizeof *states);
     rank_start starts[MOST_RANKS];
     pthread_t threads[MOST_RANKS];
-    board boards[2];
-    for (int i = 0; i < 2; i++)
-        board_open(&boards[i], world);
-    boards[model->one_comm ? 0 : 1].fail_at = model->fail_at;
     assert_int_equal(pst_runtime_create(&plain, &runtime), PST_OK);
-    assert_int_equal(pst_local_world_create(runtime, world, &meeting), PST_OK);
+    open_places(&places, runtime, parts, replicas);
+    places.boards[0][model->one_comm ? 0 : 1].fail_at = model->fail_at;
     sim_course course;
     pst_device *sim = open_sim(runtime, model, &course);
     for (int rank = 0; rank < world; rank++) {
         rank_state *state = &states[rank];
-        *state = (rank_state){
-            .rank = rank, .world = world, .model = model, .argument = argument, .meeting = meeting};
+        const int part = rank % parts, replica = rank / parts;
+        *state = (rank_state){.rank = rank,
+                              .world = world,
+                              .part = part,
+                              .replica = replica,
+                              .model = model,
+                              .argument = argument,
+                              .meeting = places.meetings[replica],
+                              .between = places.between[part]};
         state->sim = sim;
         state->course = &course;
-        if (model->device == ON_ASYNC || model->device == ON_ONE_SIDED) state->boards = boards;
+        if (model->device == ON_ASYNC || model->device == ON_ONE_SIDED) {
+            state->boards = places.boards[replica];
+            state->board_between = &places.boards_between[part];
+        }
         assert_int_equal(open_rank(state), PST_OK);
         starts[rank] = (rank_start){state, body};
     }
@@ -216,9 +263,7 @@ static inline void run_ranks_on_device(int world, const model *model, rank_body 
         assert_int_equal(pthread_create(&threads[rank], NULL, run_rank, &starts[rank]), 0);
     for (int rank = 0; rank < world; rank++)
         (void)pthread_join(threads[rank], NULL);
-    for (int i = 0; i < 2; i++)
-        board_close(&boards[i]);
-    pst_local_world_destroy(meeting);
+    close_places(&places);
     if (sim != NULL) sim->ops->destroy(sim);
     pst_runtime_destroy(runtime);
     char failure[512] = "";

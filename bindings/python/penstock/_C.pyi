@@ -99,6 +99,7 @@ class Engine:
         gather: ProcessGroup | None,
         reduce: ProcessGroup | None,
         nodes: tuple[ProcessGroup, ProcessGroup] | None,
+        replicas: ProcessGroup | None,
         prefetch_ahead: int,
         prefetch_bytes: int,
         bucket_bytes: int,

@@ -79,8 +79,8 @@ def check_meta(world: World, is_meta: bool) -> None:
         )
 
 
-def broadcast(world: World, model: nn.Module) -> None:
-    """Give all ranks the parameters and buffers that rank 0 has.
+def broadcast(world: World, model: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+    """Give all ranks these parameters, and all buffers, as rank 0 has them.
 
     Parameters
     ----------
@@ -88,15 +88,19 @@ def broadcast(world: World, model: nn.Module) -> None:
         The ranks; all of them call this alike.
     model : nn.Module
         With parameters of the same names, shapes and dtypes on all ranks.
+    parameters : dict of str and nn.Parameter
+        Those of it that are to be the same.
     """
     if world.mesh is None:
         return
     _check_buffers(world, model)
-    group = world.mesh.get_group()
+    # Within each replica, then from the first one to the others.
+    groups = [world.mesh.get_group(dim) for dim in world.ranks.dims]
     with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
+        for tensor in (*parameters.values(), *model.buffers()):
             octets = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            dist.broadcast(octets, group=group, group_src=0)
+            for group in groups:
+                dist.broadcast(octets, group=group, group_src=0)
             tensor.copy_(octets.view(tensor.dtype).view(tensor.shape))
 
 

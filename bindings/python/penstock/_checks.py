@@ -4,33 +4,68 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
+from penstock._arguments import refuse
 from penstock._errors import PenstockError
 from penstock._units import is_shared
 
+Named = dict[str, nn.Parameter]
 
-def check_parameters(model: nn.Module) -> None:
-    """Raise when the model has no parameters, or one that cannot be sharded."""
+
+def find_parameters(model: nn.Module, ignored: Any) -> Named:
+    """Find what is to be sharded; raise when that is nothing, or something cannot be.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Not sharded yet.
+    ignored : iterable of nn.Parameter, optional
+        Parameters of it that are left alone.
+
+    Returns
+    -------
+    dict of str and nn.Parameter
+        All others.
+    """
     kind = type(model).__name__
-    parameters = dict(model.named_parameters())
-    if not parameters:
-        raise PenstockError("EINVAL", f"{kind} has no parameters: there is nothing to shard")
-    for name, parameter in parameters.items():
+    found = dict(model.named_parameters())
+    ids = _ids_of(kind, {id(parameter) for parameter in found.values()}, ignored)
+    found = {name: parameter for name, parameter in found.items() if id(parameter) not in ids}
+    if not found:
+        but = " but those of ignored_params=" if ids else ""
+        raise PenstockError("EINVAL", f"{kind} has no parameters{but}: there is nothing to shard")
+    for name, parameter in found.items():
         problem = _problem(parameter)
         if problem:
             raise PenstockError("EINVAL", f"parameter {name!r} of {kind} {problem}")
+    return found
+
+
+def _ids_of(kind: str, known: set[int], ignored: Any) -> set[int]:
+    if ignored is None:
+        return set()
+    is_several = isinstance(ignored, Iterable) and not isinstance(ignored, torch.Tensor)
+    given = list(ignored) if is_several else []
+    if not is_several or not all(isinstance(parameter, nn.Parameter) for parameter in given):
+        refuse("ignored_params", type(ignored), "give parameters of the model, as a set")
+    strangers = [parameter for parameter in given if id(parameter) not in known]
+    if strangers:
+        shape = tuple(strangers[0].shape)
+        refuse("ignored_params", f"parameter of shape {shape}", f"{kind} does not have it")
+    return {id(parameter) for parameter in given}
 
 
 # The first that is so is said: what follows cannot be asked of all tensors.
 _PROBLEMS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
     (
         lambda p: isinstance(p, DTensor),
-        "is a DTensor already: shard the plain model",
+        "is a DTensor already (of parallelize_module?): shard the plain model",
     ),
     (
         is_lazy,
@@ -75,10 +110,10 @@ def _problem(parameter: nn.Parameter) -> str:
     return text.format(p=parameter, kind=type(parameter).__name__) if text else ""
 
 
-def check_device(model: nn.Module) -> torch.device:
-    """Return the one device that all parameters lie on; raise when there are several."""
-    first_name, first = next(model.named_parameters())
-    for name, parameter in model.named_parameters():
+def check_device(parameters: Named) -> torch.device:
+    """Return the one device that all of these lie on; raise when there are several."""
+    first_name, first = next(iter(parameters.items()))
+    for name, parameter in parameters.items():
         if parameter.device != first.device:
             what_to_do = (
                 "give all of them values before shard, or none: build the whole model on meta"
@@ -93,9 +128,9 @@ def check_device(model: nn.Module) -> torch.device:
     return first.device
 
 
-def check_no_optimizer(model: nn.Module) -> None:
-    """Raise when an optimizer holds parameters of the model: it would go on with the old ones."""
-    names = {id(p): name for name, p in model.named_parameters()}
+def check_no_optimizer(parameters: Named) -> None:
+    """Raise when an optimizer holds some of these: it would go on with the old ones."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
     if not _holders(names):
         return
     gc.collect()  # what nobody uses any more does not count

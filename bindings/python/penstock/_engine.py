@@ -126,9 +126,7 @@ class Engine:
         self.backward = Backward(self)
         self._parameters = [p for group in self.groups() for p in group.parameters]
         self._note_shards()
-        self._structure = Structure(
-            model, (place for p in self._parameters for place in p.places), is_sharded
-        )
+        self._structure = Structure(model, is_sharded)
         self._ids = {id(p.sharded) for p in self._parameters}
         self.whole_ids = {id(p.full) for p in self._parameters}
         world.roll.follow(self.phases.where, self.phases.describe)
@@ -341,6 +339,10 @@ class Engine:
         self.refuse_stream("is updated")
         self._known_versions = self._versions()
         self.native.updated()
+
+    def owns(self, parameter: torch.Tensor) -> bool:
+        """Whether it is one of the model's sharded parameters, as optimizers or modules have it."""
+        return id(parameter) in self._ids or id(parameter) in self.whole_ids
 
     def owns_any(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the optimizer holds parameters of this model."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -130,18 +130,18 @@ class _Slot:
         Of a tied one several.
     wanted : Wanted
         Where its values go.
-    places : list of (nn.Module, str)
-        Those of a buffer.
+    places : list of (dict, str)
+        Those of a buffer, or of a parameter that is not sharded.
     """
 
     names: list[str]
     wanted: Wanted
-    places: list[tuple[nn.Module, str]]
+    places: list[tuple[dict[str, Any], str]]
 
     def show(self) -> None:
-        """Set a buffer in its modules, as it may have been allocated for this."""
-        for module, attribute in self.places:
-            module._buffers[attribute] = self.wanted.whole
+        """Set it in its modules, as it may have been allocated for this."""
+        for held, attribute in self.places:
+            held[attribute] = self.wanted.whole
 
 
 def _slots(engine: Engine) -> list[_Slot]:
@@ -156,16 +156,32 @@ def _slots(engine: Engine) -> list[_Slot]:
         slots.append(_Slot(names, Wanted(whole, parameter.local, parameter.own.start), []))
     found: dict[int, _Slot] = {}
     for module, its_prefixes in prefixes.items():
-        for attribute, buffer in module._buffers.items():
-            if buffer is None or attribute in module._non_persistent_buffers_set:
-                continue
-            if id(buffer) not in found:
-                device = engine.world.device if buffer.is_meta else buffer.device
-                tensor = torch.empty_like(buffer, device=device) if buffer.is_meta else buffer
-                found[id(buffer)] = _Slot([], Wanted(tensor, tensor, 0), [])
-            found[id(buffer)].names += [prefix + attribute for prefix in its_prefixes]
-            found[id(buffer)].places.append((module, attribute))
+        for held, attribute, whole in _whole_ones(engine, module):
+            if id(whole) not in found:
+                tensor = _with_memory(whole, engine.world.device)
+                found[id(whole)] = _Slot([], Wanted(tensor, tensor, 0), [])
+            found[id(whole)].names += [prefix + attribute for prefix in its_prefixes]
+            found[id(whole)].places.append((held, attribute))
     return [*slots, *found.values()]
+
+
+def _whole_ones(
+    engine: Engine, module: nn.Module
+) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+    """Find what a module has of its own, and all ranks have whole: where, its name, itself."""
+    for attribute, buffer in module._buffers.items():
+        if buffer is not None and attribute not in module._non_persistent_buffers_set:
+            yield module._buffers, attribute, buffer
+    for attribute, parameter in module._parameters.items():
+        if parameter is not None and not engine.owns(parameter):
+            yield module._parameters, attribute, parameter
+
+
+def _with_memory(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if not tensor.is_meta:
+        return tensor
+    made = torch.empty_like(tensor, device=device)
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
 def _match(

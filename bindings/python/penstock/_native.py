@@ -53,6 +53,7 @@ def open_native(
         gather=world.gather,
         reduce=world.reduce,
         nodes=world.nodes,
+        replicas=world.between,
         prefetch_ahead=options.prefetch_ahead,
         prefetch_bytes=options.prefetch_bytes or 0,
         bucket_bytes=options.bucket_bytes,

@@ -58,11 +58,11 @@ def _ranks_of(parameter: torch.Tensor) -> Any:
     """Return the ranks that have the other rows of a parameter; None: this one has all of it."""
     if not isinstance(parameter, DTensor) or not any(p.is_shard() for p in parameter.placements):
         return None
-    mesh = parameter.device_mesh
-    if mesh.ndim != 1:
+    placements = parameter.placements
+    if sum(not placement.is_replicate() for placement in placements) != 1:
         raise PenstockError(
             "EUNSUPPORTED",
-            f"the norm of gradients over a mesh of {mesh.ndim} dimensions: use "
+            f"the norm of gradients that are placed as {placements}: use "
             "torch.nn.utils.clip_grad_norm_",
         )
-    return mesh.get_group()
+    return parameter.device_mesh.get_group([p.is_shard() for p in placements].index(True))

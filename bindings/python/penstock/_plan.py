@@ -97,8 +97,8 @@ class Plan:
         save(
             SavedPlan(
                 model=engine.name,
-                rank=engine.world.rank,
-                ranks=engine.world.size,
+                rank=engine.world.ranks.part,
+                ranks=engine.world.ranks.parts,
                 communicator=engine.native.communicator(),
                 stage=engine.stage,
                 groups=self.forecasts,

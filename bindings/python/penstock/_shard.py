@@ -18,6 +18,7 @@ from penstock._checkpoint import Checkpointed
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
 from penstock._keeping import Keeping
+from penstock._mesh import Mesh
 from penstock._native import fill_shard, make_shards, open_native
 from penstock._units import Group, Parameter, Unit
 from penstock._world import World
@@ -36,6 +37,9 @@ def shard(
     blocks: Blocks = None,
     device: torch.device | str | int | None = None,
     process_group: Any = None,
+    mesh: Any = None,
+    shard_dim: str = "shard",
+    replicate_dim: str = "replicate",
     communicator: str = "auto",
     ranks_per_node: int | None = None,
     param_dtype: torch.dtype | None = None,
@@ -52,6 +56,7 @@ def shard(
     checkpoint: Blocks = None,
     forward_methods: str | Iterable[str] = (),
     memory: str | int | float | None = None,
+    ignored_params: Iterable[nn.Parameter] | None = None,
 ) -> Model:
     """Shard a model over its ranks, in place.
 
@@ -98,6 +103,15 @@ def shard(
         CPU where torch finds none.
     process_group : ProcessGroup or DeviceMesh, optional
         The ranks, as a group or a mesh of one dimension; left out: all.
+    mesh : DeviceMesh, optional
+        In place of it: a mesh of one dimension, or of two, of which ``replicate_dim`` counts
+        replicas of the model, and ``shard_dim`` the ranks that each is sharded over. Gathers and
+        reductions stay within a replica; the sums of each bucket of gradients are all-reduced
+        between replicas behind that, in fp32, so that gradients are means over all ranks.
+        Parameters are placed as ``Replicate()`` and ``Shard(0)``, as FSDP2 has them on such a mesh.
+        In texts ranks count replica by replica.
+    shard_dim, replicate_dim : str
+        The names of the dimensions of a mesh of two.
     communicator : str
         What moves the data of GPUs: "ce", their copy engines, which takes nothing from the compute
         and wants all ranks on one machine; "nccl"; "crossover": "ce", and "nccl" for what is small,
@@ -163,6 +177,9 @@ def shard(
         what saves most time; the log says what. On GPUs torch's peak
         (``torch.cuda.max_memory_allocated``) begins anew with what is measured. On the CPU bytes
         are those that all of it may take.
+    ignored_params : iterable of nn.Parameter, optional
+        Parameters of the model that are left alone: neither sharded nor moved, compared or
+        broadcast, and their gradients are each rank's own.
 
     Returns
     -------
@@ -178,6 +195,7 @@ def shard(
         unless the text says that it is lost.
     """
     check_model(model)
+    on_mesh = Mesh(mesh, shard_dim, replicate_dim)
     options = Options(
         stage=stage,
         communicator=communicator,
@@ -197,26 +215,37 @@ def shard(
         memory=memory,
     )
     _check(model)
-    lies_on = _checks.check_device(model)
+    parameters = _checks.find_parameters(model, ignored_params)
+    _checks.check_no_optimizer(parameters)
+    lies_on = _checks.check_device(parameters)
     device = _meta.choose_device(device, lies_on)
     is_meta = lies_on.type == "meta"
     options.check(device)
+    ranks = on_mesh.choose(process_group, device)
     found = find_blocks(model, blocks)
-    units = _make_units(model, found, options)
+    units = _make_units(model, found, parameters, options)
     methods = _methods.find_methods(forward_methods, units)
     checkpointed, keeping = _find_checkpointed(model, found, units, options)
     groups = [group for unit in units for group in unit.groups]
     with ExitStack() as undo:
-        world = World(process_group, device, options.seconds, communicator, ranks_per_node)
+        world = World(
+            ranks,
+            device,
+            options.seconds,
+            communicator=communicator,
+            ranks_per_node=ranks_per_node,
+            shard_dim=shard_dim,
+        )
         undo.callback(world.close)
         _agree.check_meta(world, is_meta)
         runtime, native = open_native(type(model).__name__, options, world, units)
         undo.callback(runtime.destroy)
         undo.callback(native.destroy)
         if options.broadcast and not is_meta:
-            _agree.broadcast(world, model)
+            _agree.broadcast(world, model, parameters)
         elif not is_meta:
-            _agree.check_equal(world, dict(model.named_parameters()))
+            _agree.check_equal(world, dict(parameters))
+        parameters.clear()  # each goes when its shard is filled
         make_shards(native, world, groups)
         _fill_shards(world, groups)
         undo.pop_all()
@@ -242,7 +271,9 @@ def shard(
         engine.awaited = _meta.Awaited(world, model, engine.parameters())
     reason = native.why_not_ce() or world.why_no_nodes
     because = f", as copy engines cannot serve: {reason}" if reason else ""
-    _logger.info("%s: %d ranks, by %s%s", engine.name, world.size, native.communicator(), because)
+    replicas = f" in {world.ranks.replicas} replicas" if world.ranks.replicas > 1 else ""
+    how = f"{world.size} ranks{replicas}, by {native.communicator()}{because}"
+    _logger.info("%s: %s", engine.name, how)
     return model
 
 
@@ -303,8 +334,6 @@ def _check(model: nn.Module) -> None:
             raise PenstockError(
                 "ESTATE", f"{type(model).__name__}: {where} is sharded already; shard once"
             )
-    _checks.check_parameters(model)
-    _checks.check_no_optimizer(model)
 
 
 def _find_checkpointed(
@@ -336,7 +365,10 @@ def _select_checkpointed(model: nn.Module, blocks: list[Named], options: Options
 
 
 def _make_units(
-    model: nn.Module, blocks: list[tuple[str, nn.Module]], options: Options
+    model: nn.Module,
+    blocks: list[tuple[str, nn.Module]],
+    parameters: dict[str, nn.Parameter],
+    options: Options,
 ) -> list[Unit]:
     root = Unit("root", model)
     units = [Unit(name, module) for name, module in blocks]
@@ -348,7 +380,7 @@ def _make_units(
     for unit in units:
         for module in unit.module.modules():
             owners.setdefault(id(module), []).append(unit)
-    for parameter in _parameters_of(model):
+    for parameter in _parameters_of(model, {id(p) for p in parameters.values()}):
         owned_by = {
             id(unit): unit
             for module, _ in parameter.places
@@ -361,11 +393,11 @@ def _make_units(
     return [root, *units]
 
 
-def _parameters_of(model: nn.Module) -> list[Parameter]:
+def _parameters_of(model: nn.Module, wanted: set[int]) -> list[Parameter]:
     found: dict[int, Parameter] = {}
     for prefix, module in model.named_modules():
         for attribute, original in module._parameters.items():
-            if original is None:
+            if original is None or id(original) not in wanted:
                 continue
             if id(original) not in found:
                 name = f"{prefix}.{attribute}" if prefix else attribute

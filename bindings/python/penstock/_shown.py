@@ -19,7 +19,9 @@ def install(engine: Engine) -> None:
     engine : Engine
         The engine of the model.
     """
+    replicas = engine.world.ranks.replicas
     how = f"sharded: stage={engine.stage}, ranks={engine.world.size}"
+    how += f", replicas={replicas}" if replicas > 1 else ""
     for unit in engine.units:
         contents = ", ".join(map(_describe, unit.groups))
         line = f"{how}, parameters={contents}" if contents else how

@@ -29,6 +29,8 @@ class Stats:
         All-gathers issued, and bytes of the groups gathered.
     reduces, reduce_bytes : int
         Reduce-scatters issued, and bytes of the whole gradients.
+    all_reduces, all_reduce_bytes : int
+        All-reduces issued between replicas, and bytes of this rank's sums.
     exposed_ns, exposed_gather_ns, exposed_reduce_ns : int
         Nanoseconds in which the calling thread waited for communication: on the CPU this is what
         the compute waited. On GPUs it is a wait for launches alone.
@@ -74,6 +76,8 @@ class Stats:
     gather_bytes: int
     reduces: int
     reduce_bytes: int
+    all_reduces: int
+    all_reduce_bytes: int
     exposed_ns: int
     exposed_gather_ns: int
     exposed_reduce_ns: int

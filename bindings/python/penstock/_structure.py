@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from torch import nn
 
 from penstock._errors import PenstockError
-
-Place = tuple[nn.Module, str]
 
 
 class Structure:
@@ -18,17 +16,18 @@ class Structure:
     ----------
     model : nn.Module
         The root.
-    places : iterable of (nn.Module, str)
-        Where the sharded parameters show.
     is_sharded : callable
         Whether a module was sharded by itself.
     """
 
-    def __init__(
-        self, model: nn.Module, places: Iterable[Place], is_sharded: Callable[[nn.Module], bool]
-    ) -> None:
+    def __init__(self, model: nn.Module, is_sharded: Callable[[nn.Module], bool]) -> None:
         self._model = model
-        self._places = {(id(module), attribute) for module, attribute in places}
+        self._places = {
+            (id(module), attribute)
+            for module in model.modules()
+            for attribute, parameter in module._parameters.items()
+            if parameter is not None
+        }
         self._is_sharded = is_sharded
         self._note()
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from penstock._arguments import refuse
 from penstock._errors import PenstockError
 from penstock._fork import groups_of_parent
 from penstock._memory import segment_maker
+from penstock._mesh import Ranks, name_of, ranks_of
 from penstock._roll import Roll
 
 if dist.is_available():
@@ -35,7 +36,8 @@ class World:
     ----------
     process_group : ProcessGroup or DeviceMesh, optional
         The ranks; left out, all of ``torch.distributed``, or this process alone where that is not
-        initialised.
+        initialised. A mesh may have two dimensions: one over which a model is sharded, one of its
+        replicas.
     device : torch.device
         Where the shards lie.
     timeout : float
@@ -44,6 +46,19 @@ class World:
         What moves the data: "hierarchy", and "auto" on GPUs, want to know the nodes.
     ranks_per_node : int, optional
         How many ranks are a node; left out: those of a host.
+    shard_dim : str
+        The dimension of a mesh of two over which the model is sharded.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and how many there are, of all replicas.
+    ranks : Ranks
+        What they have.
+    gather, reduce : ProcessGroup, optional
+        Private ones of this replica's ranks.
+    between : ProcessGroup, optional
+        A private one of the ranks of all replicas that have the same part, where there are several.
     """
 
     def __init__(
@@ -51,8 +66,10 @@ class World:
         process_group: Any,
         device: torch.device,
         timeout: float,
+        *,
         communicator: str = "auto",
         ranks_per_node: int | None = None,
+        shard_dim: str = "shard",
     ) -> None:
         self.device = device
         self.closed = False
@@ -60,42 +77,47 @@ class World:
         self.why_no_nodes = ""
         self.gather: Any = None
         self.reduce: Any = None
-        self._questions: Any = None
+        self.between: Any = None
+        self._everyone: Any = None  # a private group of all ranks, for questions of this thread
         self.mesh: DeviceMesh | None = None
-        self.rank, self.size = 0, 1
+        self.ranks = Ranks()
         self.roll = Roll(None, 0, 1, timeout)
         if process_group is None and not _joins_default():
             if communicator == "hierarchy":
                 raise PenstockError("EINVAL", "communicator='hierarchy': this process is alone")
             return
         group: Any = process_group if process_group is not None else dist.group.WORLD
-        if isinstance(group, DeviceMesh):
-            _check_mesh(group, device)
-            self.mesh, group = group, group.get_group()
-        _check_group(group)
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
-        self.mesh = self.mesh or DeviceMesh.from_group(group, device.type)
-        name, self.roll = meet(group, self.rank, self.size, timeout)
-        # Operations run on threads of the engine, and so do comparisons of what NCCL was given:
-        # they need queues that nobody else uses, and so do the questions of this thread.
-        self.gather, self.reduce, self._questions = private_groups(
-            name, self.roll, ("gather", "reduce", "questions")
-        )
+        if not isinstance(group, DeviceMesh):
+            _check_group(group)
+            group = DeviceMesh.from_group(group, device.type)
+        self.mesh, self.ranks = group, ranks_of(group, shard_dim)
+        _refuse_forked([group.get_group(dim) for dim in self.ranks.dims])
+        name, self.roll = meet(name_of(group, self.ranks), self.rank, self.size, timeout)
+        self._make_groups(name)
         if communicator == "hierarchy" or (communicator == "auto" and device.type == "cuda"):
             self.nodes = self._find_nodes(name, timeout, communicator, ranks_per_node)
+
+    @property
+    def rank(self) -> int:
+        """Its number among those of all replicas."""
+        return self.ranks.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are, of all replicas."""
+        return self.ranks.size
 
     def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
         """Bring together what the ranks have, a row a rank; on the CPU, beside the engine's work.
 
         All ranks call this alike, with a vector of the same length and dtype.
         """
-        group = self._questions
-        if group is None:
+        if self._everyone is None:
             return mine.unsqueeze(0)
         everyones = mine.new_empty(self.size * len(mine))
         self.roll.together(
-            "comparison of the models", lambda: group._allgather_base(everyones, mine).wait()
+            "comparison of the models",
+            lambda: self._everyone._allgather_base(everyones, mine).wait(),
         )
         return everyones.view(self.size, -1)
 
@@ -103,14 +125,37 @@ class World:
         """Give up the private process groups."""
         self.closed = True
         self.roll.stop()
-        self.gather = self.reduce = self._questions = self.nodes = None
+        self.gather = self.reduce = self.between = self._everyone = self.nodes = None
+
+    def _make_groups(self, name: str) -> None:
+        """Make what the engine works on, and what is asked on.
+
+        Operations run on threads of the engine, and so do comparisons of what NCCL was given: they
+        need queues that nobody else uses, and so do the questions of this thread.
+        """
+        if self.ranks.replicas == 1:
+            self.gather, self.reduce, self._everyone = private_groups(
+                name, self.roll, ("gather", "reduce", "everyone")
+            )
+            return
+        ranks, timeout = self.ranks, self.roll.timeout
+        within = f"{name}/replica/{ranks.replica}"
+        self.gather, self.reduce, self.between, self._everyone = self.roll.together(
+            "process groups of the engine",
+            lambda: (
+                _gloo_group(f"{within}/gather", ranks.part, ranks.parts, timeout),
+                _gloo_group(f"{within}/reduce", ranks.part, ranks.parts, timeout),
+                _gloo_group(f"{name}/part/{ranks.part}", ranks.replica, ranks.replicas, timeout),
+                _gloo_group(f"{name}/everyone", ranks.rank, ranks.size, timeout),
+            ),
+        )
 
     def _find_nodes(
         self, name: str, timeout: float, communicator: str, ranks_per_node: int | None
     ) -> tuple[Any, Any] | None:
         """Make groups of this rank's node and of its place in all nodes, if there are several."""
         try:
-            found = nodes_of(self.roll.hosts, ranks_per_node)
+            found = nodes_of(self.roll.hosts[self.ranks.own_replica], ranks_per_node)
         except PenstockError as error:
             if communicator == "hierarchy":
                 raise
@@ -127,7 +172,8 @@ class World:
         return None
 
     def _groups_of(self, nodes: Nodes, name: str, timeout: float) -> tuple[Any, Any]:
-        node, place = divmod(self.rank, nodes.ranks_per_node)
+        name = f"{name}/replica/{self.ranks.replica}"
+        node, place = divmod(self.ranks.part, nodes.ranks_per_node)
         return self.roll.together(
             "process groups of the nodes",
             lambda: (
@@ -141,7 +187,9 @@ class World:
         if self.mesh is None:
             return None
         stride = torch.empty(shape, device="meta").stride()
-        return DTensorSpec(self.mesh, (Shard(0),), tensor_meta=TensorMeta(shape, stride, dtype))
+        return DTensorSpec(
+            self.mesh, self.ranks.placements, tensor_meta=TensorMeta(shape, stride, dtype)
+        )
 
 
 @dataclass
@@ -199,15 +247,6 @@ def _joins_default() -> bool:
     return True
 
 
-def _check_mesh(mesh: DeviceMesh, device: torch.device) -> None:
-    if mesh.ndim != 1:
-        refuse("process_group", mesh, "give one of its dimensions, as mesh['dp']")
-    if mesh.device_type != device.type:
-        refuse("process_group", mesh, f"the model is on {device}: give a mesh of its devices")
-    if mesh.get_coordinate() is None:
-        refuse("process_group", mesh, "this process is not a rank of it")
-
-
 def _check_group(group: Any) -> None:
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise PenstockError("EINVAL", "this process is not a rank of the process group given")
@@ -248,19 +287,23 @@ def stream_of(device: torch.device) -> int:
 _made: defaultdict[str, int] = defaultdict(int)
 
 
-def meet(group: Any, rank: int, size: int, timeout: float) -> tuple[str, Roll]:
-    """Name an engine of the ranks of `group`, once all of them are here (a collective)."""
-    if group in groups_of_parent:
-        raise PenstockError(
-            "ESTATE",
-            f"process {os.getpid()} was forked from one that had joined the process group "
-            f"{group.group_name!r}, without its threads: call this in that one, or start this "
-            "process by spawn and join a group in it",
-        )
-    name = f"penstock/{group.group_name}/{_made[group.group_name]}"
+def _refuse_forked(groups: list[Any]) -> None:
+    for group in groups:
+        if group in groups_of_parent:
+            raise PenstockError(
+                "ESTATE",
+                f"process {os.getpid()} was forked from one that had joined the process group "
+                f"{group.group_name!r}, without its threads: call this in that one, or start this "
+                "process by spawn and join a group in it",
+            )
+
+
+def meet(ranks: str, rank: int, size: int, timeout: float) -> tuple[str, Roll]:
+    """Name an engine of ranks that have this name, once all are here (a collective)."""
+    name = f"penstock/{ranks}/{_made[ranks]}"
     roll = Roll(_connection_of(f"{name}/roll"), rank, size, timeout)
     roll.meet()
-    _made[group.group_name] += 1
+    _made[ranks] += 1
     return name, roll
 
 
@@ -349,7 +392,8 @@ def world_of(group: Any, timeout: float = 600.0) -> DeepCompileWorld:
     if rank < 0:
         raise PenstockError("EINVAL", "this process is not a rank of the process group given")
     device = _device(tuple(kind.type for kind in group._device_types))
-    name, roll = meet(group, rank, size, timeout)
+    _refuse_forked([group])
+    name, roll = meet(group.group_name, rank, size, timeout)
     gather, reduce, questions = private_groups(name, roll, ("gather", "reduce", "questions"))
     segments = segment_maker(device)
     return DeepCompileWorld(
