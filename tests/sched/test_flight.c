@@ -24,7 +24,7 @@ static int say_where(void *context, int rank, char *text, size_t size, uint64_t 
 static void open_flown_as(flown *flown, int rank, const char *folder, size_t records) {
     const pst_runtime_options options = {.size = sizeof options,
                                          .rank = rank,
-                                         .world_size = 4,
+                                         .world_size = rank + 1,
                                          .spin = 50,
                                          .deadline_ns = DEADLINE_MS * UINT64_C(1000000),
                                          .flight_records = records,
@@ -141,9 +141,23 @@ static void without_a_record_it_has_what_is_under_way(void **state) {
 
 /* ---- when it is written ------------------------------------------------------------------- */
 
+/* Kept where PST_TRACE_SAMPLES says, for other programs. */
+static void keep(const char *text) {
+    const char *folder = getenv("PST_TRACE_SAMPLES");
+    char path[512];
+    if (folder == NULL) return;
+    (void)snprintf(path, sizeof path, "%s/run-rank0.json", folder);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(text, 1, strlen(text), file), strlen(text));
+    assert_int_equal(fclose(file), 0);
+}
+
 static void a_gate_that_is_never_opened_is_named(void **state) {
     (void)state;
     flown flown = open_flown();
+    pst_runtime_destroy(flown.runtime);
+    open_flown_as(&flown, 0, flown.folder, 0);
     pst_graph *graph = open_graph(flown.runtime, PST_GRAPH_SEALED, "step");
     step steps[] = {{.name = "layer 0"}, {.name = "layer 1"}};
     pst_task gate;
@@ -154,14 +168,17 @@ static void a_gate_that_is_never_opened_is_named(void **state) {
     pst_launch launch;
     assert_ok(pst_graph_launch(graph, &launch));
     assert_status(pst_task_wait(launch, second, NULL), PST_ETIMEDOUT);
-    assert_dump(&flown, "\"cause\":\"deadline\",\"status\":\"ETIMEDOUT\"",
-                "{\"task\":\"layer 1\",\"lane\":\"gather\",\"graph\":\"step\",\"ticket\":0,"
-                "\"for\":\"input ready (lane (gate), ticket 0), a gate that is not open\"",
-                "{\"gate\":\"input ready\",\"graph\":\"step\"}",
-                "\"task\":\"layer 0\",\"lane\":\"gather\",\"graph\":\"step\",\"ticket\":0,"
-                "\"state\":\"queued\"");
+    char *text = take_file(&flown, 0);
+    assert_has(text, "\"cause\":\"deadline\",\"status\":\"ETIMEDOUT\"",
+               "{\"task\":\"layer 1\",\"lane\":\"gather\",\"graph\":\"step\",\"ticket\":0,"
+               "\"for\":\"input ready (lane (gate), ticket 0), a gate that is not open\"",
+               "{\"gate\":\"input ready\",\"graph\":\"step\"}",
+               "\"task\":\"layer 0\",\"lane\":\"gather\",\"graph\":\"step\",\"ticket\":0,"
+               "\"state\":\"queued\"");
+    keep(text);
+    free(text);
     assert_status(pst_launch_wait(launch), PST_ETIMEDOUT); /* within the second */
-    assert_null(take_file(&flown, 3));
+    assert_null(take_file(&flown, 0));
     assert_ok(pst_gate_open(launch, gate, NULL));
     assert_ok(pst_launch_wait(launch));
     close_flown(&flown);

@@ -241,12 +241,8 @@ class Roll:
         return failure
 
     def _log_wait(self, seconds: float) -> None:
-        """Log once that a wait is long, and look at the others some beats before.
-
-        Long is a tenth of the deadline, 30 s at most and, where there is so much, not less than it
-        takes to tell a beat that has ended from one that is to come.
-        """
-        limit = min(30.0, self.timeout / 2, max(self.timeout / 10, 2 * _SILENCE))
+        """Log once that a wait is long, and look at the others some beats before."""
+        limit = long_wait(self.timeout)
         if seconds >= limit:
             self._is_logged = True
             _logger.warning("%s", self._describe_wait(seconds))
@@ -515,6 +511,15 @@ def _latest(launches: Iterable[Place]) -> dict[str, int]:
 def _ranks(ranks: list[int]) -> str:
     named = ", ".join(map(str, ranks[:_MOST])) + (" ..." if len(ranks) > _MOST else "")
     return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"
+
+
+def long_wait(timeout: float) -> float:
+    """Return the seconds after which a wait is logged.
+
+    That is a tenth of the deadline, 30 s at most, and, where there is so much, not less than it
+    takes to tell a beat that has ended from one that is to come.
+    """
+    return min(30.0, timeout / 2, max(timeout / 10, 2 * _SILENCE))
 
 
 def _digest(parts: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from penstock._trace_files import MOST, PathLike, Trace, TraceError, load, print
 
 _OTHERS_FAULT = frozenset({"EPEER", "ETIMEDOUT", "ECANCELED"})  # statuses that accuse nobody here
 _MOST_RANKS = 2**20
+_SOON_NS = 1_000_000_000  # who is not there within that is late
+_CLOSED = ", a gate that is not open"  # how the library ends its text of such a cause
 
 Came = tuple[str, int]  # lane, ticket
 
@@ -126,6 +128,17 @@ class Hang:
         """The ranks that left no dump."""
         return [rank for rank in range(self.size) if rank not in self.dumps]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is known as JSON has it."""
+        return {
+            "name": self.name,
+            "size": self.size,
+            "silent": self.silent,
+            "blamed": [asdict(blamed) for blamed in self.blamed],
+            "notes": self.notes,
+            "ranks": {rank: dump.head for rank, dump in sorted(self.dumps.items())},
+        }
+
 
 # ---- reading ------------------------------------------------------------------------------------
 
@@ -229,6 +242,8 @@ def _hang_of(name: str, dumps: list[Dump]) -> Hang:
         hang.blamed.append(_blame(hang, rank, "left no dump"))
     if not hang.blamed and not hang.notes:
         _find_late(hang)
+    if not hang.blamed and not hang.notes:
+        _find_closed(hang)
     return hang
 
 
@@ -284,12 +299,26 @@ def _find_late(hang: Hang) -> None:
 
 def _missed(dump: Dump, other: Dump, awaited: dict[str, Any]) -> str:
     """Say how a rank has missed what another one waited for; empty: it has not."""
-    if dump.last(awaited["lane"]) < awaited["ticket"]:
+    age = awaited.get("age_ns", other.head["written"])
+    has_waited = dump.head["written"] - (other.head["written"] - age) > _SOON_NS
+    if dump.last(awaited["lane"]) < awaited["ticket"] and has_waited:
         return "did not come to"
     came = dump.arrived.get((awaited["lane"], awaited["ticket"]), 0)
     late = (came - other.head["written"]) / 1e9
     is_late = other.head["cause"] == "deadline" and late > 0
     return f"came, {late:.1f} s after rank {other.rank} had given up, to" if is_late else ""
+
+
+def _find_closed(hang: Hang) -> None:
+    """Note who waits for a gate that it has to open itself."""
+    for rank, dump in sorted(hang.dumps.items()):
+        for wait in dump.head["waits"]:
+            if wait["for"].endswith(_CLOSED):
+                gate = wait["for"].removesuffix(_CLOSED).partition(" (")[0]
+                hang.notes.append(
+                    f"missing: nobody on rank {rank} has opened the gate {gate!r} of graph "
+                    f"{wait['graph']!r}"
+                )
 
 
 # ---- in words -----------------------------------------------------------------------------------

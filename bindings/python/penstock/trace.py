@@ -14,7 +14,6 @@ import os
 import sys
 import types
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from penstock._trace_draw import draw
@@ -97,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _told(hangs: list[Hang], *, as_json: bool) -> str:
     if as_json:
-        return json.dumps([asdict(hang) for hang in hangs], indent=2) + "\n"
+        return json.dumps([hang.as_dict() for hang in hangs], indent=2) + "\n"
     return "\n".join(map(format_hang, hangs))
 
 
