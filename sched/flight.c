@@ -104,7 +104,9 @@ static int own(pst_lane *leader) {
 static void take_lane(view *view, pst_lane *lane) {
     if (pst__lane_is_gone(lane)) return;
     if (!own(lane->leader)) {
-        add_task(view, lane, NULL, "a thread serves the lane");
+        ck_spinlock_lock(&view->runtime->lock); /* keeps its name, unless the lane is gone */
+        if (!pst__lane_is_gone(lane)) add_task(view, lane, NULL, "a thread serves the lane");
+        ck_spinlock_unlock(&view->runtime->lock);
         return;
     }
     const pst__node *node = lane->in_flight.first;

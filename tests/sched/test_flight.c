@@ -2,10 +2,12 @@
 #include "tests/sched/harness.h"
 
 #include <penstock/trace.h>
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define DEADLINE_MS 150
+#define PATIENCE_NS UINT64_C(60000000000)
+#define DEADLINE_NS UINT64_C(200000000) /* of rank 0, which is alone, and waits in vain */
 
 typedef struct flown {
     char folder[96];
@@ -26,7 +28,7 @@ static void open_flown_as(flown *flown, int rank, const char *folder, size_t rec
                                          .rank = rank,
                                          .world_size = rank + 1,
                                          .spin = 50,
-                                         .deadline_ns = DEADLINE_MS * UINT64_C(1000000),
+                                         .deadline_ns = rank == 0 ? DEADLINE_NS : PATIENCE_NS,
                                          .flight_records = records,
                                          .dump_folder = folder,
                                          .dump_name = "run",
@@ -266,6 +268,63 @@ static void ranks_have_a_file_each(void **state) {
     close_flown(&flown);
 }
 
+/* ---- beside work -------------------------------------------------------------------------- */
+
+static void *dump_often(void *argument) {
+    flown *flown = argument;
+    for (int i = 0; i < 60; i++)
+        assert_ok(pst_trace_dump(flown->runtime, NULL, PST_DUMP_REQUEST, "", NULL, 0));
+    return NULL;
+}
+
+static void grow_and_end(flown *flown, pst_lane *const lanes[2]) {
+    pst_graph *graph = open_graph(flown->runtime, PST_GRAPH_GROWING, "growing");
+    step steps[] = {{.name = "first", .asks = 3}, {.name = "second"}};
+    pst_task gate;
+    assert_ok(pst_graph_add_gate(graph, "gate", &gate));
+    const pst_task first = add_step(graph, lanes[0], &steps[0], gate, NO_TASK, NO_TASK);
+    const pst_task second = add_step(graph, lanes[1], &steps[1], first, NO_TASK, NO_TASK);
+    assert_ok(pst_gate_open((pst_launch){graph, 0}, gate, NULL));
+    assert_ok(pst_task_wait((pst_launch){graph, 0}, second, NULL));
+    pst_task_release(gate);
+    pst_task_release(first);
+    pst_task_release(second);
+    assert_ok(pst_graph_destroy(graph));
+}
+
+static void launch_and_wait(pst_graph *graph, pst_task gate, pst_task last) {
+    pst_launch launch;
+    assert_ok(pst_graph_launch(graph, &launch));
+    assert_ok(pst_gate_open(launch, gate, NULL));
+    assert_ok(pst_task_wait(launch, last, NULL));
+    assert_ok(pst_launch_wait(launch));
+}
+
+/* Graphs, lanes, tasks and waits come and go under the writer's hands. */
+static void it_is_written_while_everything_changes(void **state) {
+    (void)state;
+    flown flown = open_flown();
+    pst_lane *lanes[2] = {flown.lane, open_lane(flown.runtime, "reduce", PST_LANE_WORKER)};
+    step steps[] = {{.name = "a", .asks = 2}, {.name = "b"}};
+    pst_graph *graph = open_graph(flown.runtime, PST_GRAPH_SEALED, "sealed");
+    pst_task gate;
+    assert_ok(pst_graph_add_gate(graph, "gate", &gate));
+    const pst_task first = add_step(graph, lanes[1], &steps[0], gate, NO_TASK, NO_TASK);
+    const pst_task last = add_step(graph, lanes[0], &steps[1], first, NO_TASK, NO_TASK);
+    assert_ok(pst_graph_seal(graph));
+    pthread_t writer;
+    assert_int_equal(pthread_create(&writer, NULL, dump_often, &flown), 0);
+    for (int i = 0; i < 300; i++) {
+        pst_lane *passing = open_lane(flown.runtime, "passing", PST_LANE_WORKER);
+        grow_and_end(&flown, (pst_lane *[]){lanes[1], passing});
+        launch_and_wait(graph, gate, last);
+        assert_ok(pst_lane_destroy(passing));
+    }
+    (void)pthread_join(writer, NULL);
+    free(take_file(&flown, 3));
+    close_flown(&flown);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_has_tasks_with_a_name_without_a_trace),
@@ -276,6 +335,7 @@ int main(void) {
         cmocka_unit_test(without_a_folder_nothing_is_written_unless_one_is_given),
         cmocka_unit_test(the_environment_says_where),
         cmocka_unit_test(ranks_have_a_file_each),
+        cmocka_unit_test(it_is_written_while_everything_changes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
