@@ -264,7 +264,7 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     } else if (status == PST_PENDING) {
         launched_pending(advance, node, number);
     } else {
-        if (began.at != 0) pst__hook_done(lane, node, began.at, end != 0 ? end : pst__now());
+        if (began.at != 0) pst__hook_done(lane, node, began.at, end != 0 ? end : began.at);
         pst__node_end(advance, node, number, PST__TASK_DONE, PST_OK, PST__ALL);
     }
 }

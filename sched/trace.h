@@ -1,5 +1,6 @@
 /* What the scheduler records: lane slices, worker slices, edges between lanes; of the flight
- * record, which always runs, the lane slices of tasks that have a name, by the host's times. */
+ * record, which always runs, the lane slices of tasks that have a name, by the host's times; a task
+ * that ends in its start costs one reading of the clock there, and has no length. */
 #ifndef PST_SCHED_TRACE_H
 #define PST_SCHED_TRACE_H
 

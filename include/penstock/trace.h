@@ -10,9 +10,9 @@ extern "C" {
 
 /* The flight record: beside what is recorded from a start to a stop, each lane and each thread that
  * waits keeps its newest records, always: tasks that have a name, from their launch to the moment
- * when their end was noticed, and waits for collectives. That costs such a task the record and two
- * readings of the clock; pst_runtime_options.flight_records says how many there are, or that there
- * is none.
+ * when their end was noticed (a task that ends in its `start`: when that began), and waits for
+ * collectives. That costs such a task the record and one or two readings of the clock.
+ * pst_runtime_options.flight_records says how many records there are, or that there are none.
  *
  * A file of it (a dump) is a trace as pst_trace_write's, of what is newest, and has in its head
  * what the runtime has under way: unfinished tasks, waits, closed gates, the last launches of each
