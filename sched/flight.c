@@ -319,7 +319,7 @@ static pst_status write_view(const view *view, const char *folder, const char *p
         *error = errno;
         status = PST_EIO;
     }
-    if (status == PST_EIO && *error != ENOENT) (void)unlink(part);
+    if (status != PST_OK) (void)unlink(part);
     return status;
 }
 

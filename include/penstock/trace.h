@@ -12,7 +12,9 @@ extern "C" {
  * waits keeps its newest records, always: tasks that have a name, from their launch to the moment
  * when their end was noticed (a task that ends in its `start`: when that began), and waits for
  * collectives. That costs such a task the record and one or two readings of the clock.
- * pst_runtime_options.flight_records says how many records there are, or that there are none.
+ * pst_runtime_options.flight_records says how many records there are, or that there are none; the
+ * 2048 of 56 bytes that a lane or thread has by default are given back when it ends, but for what
+ * it had recorded: of all those that have ended as much as four have is kept.
  *
  * A file of it (a dump) is a trace as pst_trace_write's, of what is newest, and has in its head
  * what the runtime has under way: unfinished tasks, waits, closed gates, the last launches of each

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,21 @@ class Dump:
                 return place["place"], _seconds(place)
         return None
 
-    def came(self) -> dict[Came, str]:
-        """Return the collectives that the rank came to, as far as is known: their names."""
-        parts = [*self.head["launches"], *self._open_tasks()]
-        return {(part["lane"], part["ticket"]): part["task"] for part in parts if part["ticket"]}
+    def came(self) -> dict[Came, set[str]]:
+        """Return the collectives that the rank came to last: what their tasks are called."""
+        names: defaultdict[Came, set[str]] = defaultdict(set)
+        for part in [*self.head["launches"], *self._open_tasks()]:
+            if part["ticket"]:
+                names[part["lane"], part["ticket"]].add(part["task"])
+        return names
 
-    def last(self, lane: str) -> int:
-        """Return the last ticket that the rank came to on a lane; 0: none."""
-        known = [*self.came(), *self.arrived]
-        return max((ticket for where, ticket in known if where == lane), default=0)
+    @cached_property
+    def last(self) -> dict[str, int]:
+        """The last ticket that the rank came to on each lane."""
+        last: dict[str, int] = {}
+        for lane, ticket in [*self.came(), *self.arrived]:
+            last[lane] = max(ticket, last.get(lane, 0))
+        return last
 
     def waited(self) -> list[dict[str, Any]]:
         """Return the collectives that the rank has come to, or waits for, and that have not ended.
@@ -264,32 +271,39 @@ def _awaited(hang: Hang, rank: int) -> int:
 
 
 def _compare(hang: Hang) -> None:
-    """Find the first ticket of each lane under which ranks came to different collectives."""
-    names: defaultdict[Came, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    """Find the first ticket under which ranks came to different collectives."""
+    names: defaultdict[Came, dict[int, set[str]]] = defaultdict(dict)
     for rank, dump in sorted(hang.dumps.items()):
-        for came, task in dump.came().items():
-            names[came][task].append(rank)
-    different = sorted((c for c, tasks in names.items() if len(tasks) > 1), key=lambda c: c[1])
-    for lane, ticket in different[:1]:
-        tasks = names[lane, ticket]
-        told = ", ".join(f"{_ranks(ranks)} {task!r}" for task, ranks in tasks.items())
-        hang.notes.append(
-            f"the ranks did different things: under ticket {ticket} of lane {lane} came {told}"
-        )
-        most = max(len(ranks) for ranks in tasks.values())
-        for task, ranks in tasks.items():
-            if 2 * most > sum(map(len, tasks.values())) and len(ranks) < most:
-                why = f"came to {task!r} where most others came to something else"
-                hang.blamed += [_blame(hang, rank, why, ticket) for rank in ranks]
+        for came, tasks in dump.came().items():
+            names[came][rank] = tasks
+    different = [came for came, by_rank in names.items() if not set.intersection(*by_rank.values())]
+    if not different:
+        return
+    lane, ticket = min(different, key=lambda came: came[1])
+    ways: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, tasks in names[lane, ticket].items():
+        ways[" and ".join(map(repr, sorted(tasks)))].append(rank)
+    told = ", ".join(f"{_ranks(ranks)} {way}" for way, ranks in ways.items())
+    hang.notes.append(
+        f"the ranks did different things: under ticket {ticket} of lane {lane} came {told}"
+    )
+    most = max(map(len, ways.values()))
+    for way, ranks in ways.items():
+        if 2 * most > len(names[lane, ticket]) and len(ranks) < most:
+            why = f"came to {way} where most others came to something else"
+            hang.blamed += [_blame(hang, rank, why, ticket) for rank in ranks]
 
 
 def _find_late(hang: Hang) -> None:
     """Blame those that had not come to where another rank waited, when that wrote its dump."""
+    awaited: dict[Came, tuple[Dump, dict[str, Any]]] = {}  # who gave up first
+    for dump in sorted(hang.dumps.values(), key=lambda dump: dump.head["written"]):
+        for part in dump.waited():
+            awaited.setdefault((part["lane"], part["ticket"]), (dump, part))
     for rank, dump in sorted(hang.dumps.items()):
         missed = [
             (part["ticket"], f"{how} {_collective(part)}", other.rank)
-            for other in hang.dumps.values()
-            for part in other.waited()
+            for other, part in awaited.values()
             if other is not dump and (how := _missed(dump, other, part))
         ]
         if missed:
@@ -301,7 +315,7 @@ def _missed(dump: Dump, other: Dump, awaited: dict[str, Any]) -> str:
     """Say how a rank has missed what another one waited for; empty: it has not."""
     age = awaited.get("age_ns", other.head["written"])
     has_waited = dump.head["written"] - (other.head["written"] - age) > _SOON_NS
-    if dump.last(awaited["lane"]) < awaited["ticket"] and has_waited:
+    if dump.last.get(awaited["lane"], 0) < awaited["ticket"] and has_waited:
         return "did not come to"
     came = dump.arrived.get((awaited["lane"], awaited["ticket"]), 0)
     late = (came - other.head["written"]) / 1e9
