@@ -29,8 +29,10 @@ struct Runtimes {
 // Never destroyed: the thread below may be writing when the process ends.
 Runtimes &runtimes() {
     static std::atomic<Runtimes *> kept{new Runtimes};
-    Runtimes *found = kept.load();
-    if (!found->home.is_this()) kept.store(found = new Runtimes); // the child has one thread yet
+    Runtimes *found = kept.load(std::memory_order_acquire); // pairs with the release below
+    if (found->home.is_this()) return *found;
+    found = new Runtimes; // the child has one thread yet
+    kept.store(found, std::memory_order_release);
     return *found;
 }
 
@@ -38,13 +40,12 @@ Runtimes &runtimes() {
 
 constexpr int watched_signals[] = {SIGTERM, SIGABRT};
 constexpr const char *signal_names[] = {"SIGTERM", "SIGABRT"};
-constexpr int most_looks = 200; // of 10 ms: that whoever aborts waits for the records
+constexpr int most_looks = 1000; // of 2 ms: how long a signal waits for the records
 
-// What a handler reads is written before it is installed, and never again in this process; the rest
-// is atomic.
+// What a handler reads is written before it is installed, and never again in this process.
 struct Watched {
     struct sigaction before = {};
-    std::atomic<int> came{0}, written{0};
+    std::atomic<int> came{0}, written{0}; // relaxed: numbers, they order nothing
 };
 struct Ending {
     pid_t pid = 0; // where the thread is
@@ -64,13 +65,13 @@ void end_by(int signal) {
 }
 
 void wait_until_written(const Watched &watched) {
-    const timespec pause{0, 10'000'000};
+    const timespec pause{0, 2'000'000};
     for (int i = 0; i < most_looks && watched.written.load(std::memory_order_relaxed) == 0; i++)
         (void)nanosleep(&pause, nullptr);
 }
 
-// Calls nothing that a handler must not call. Who aborts waits here, as it ends behind that, and
-// perhaps with locks that the thread needs: so not for ever.
+// Calls nothing that a handler must not call. Who aborts waits here, and so does who has a handler
+// that may end what the record is of; perhaps with locks that the thread needs: so not for ever.
 void on_signal(int signal, siginfo_t *info, void *context) {
     const int index = signal == SIGABRT;
     Watched &watched = ending.of[index];
@@ -79,8 +80,9 @@ void on_signal(int signal, siginfo_t *info, void *context) {
     const bool is_first = watched.came.fetch_add(1, std::memory_order_relaxed) == 0;
     const auto byte = static_cast<char>(index);
     const int saved = errno;
+    if (is_here && is_first) watched.written.store(0, std::memory_order_relaxed);
     const bool is_told = is_here && is_first && write(ending.wake, &byte, 1) == 1;
-    if (is_told && signal == SIGABRT) wait_until_written(watched);
+    if (is_told && (signal == SIGABRT || has_handler(before))) wait_until_written(watched);
     errno = saved;
     if ((before.sa_flags & SA_SIGINFO) != 0)
         before.sa_sigaction(signal, info, context);
@@ -184,14 +186,18 @@ std::vector<std::string> dump_all(const char *folder, pst_dump_cause cause,
     Runtimes &known = runtimes();
     const std::lock_guard<std::mutex> guard(known.lock);
     std::vector<std::string> files;
+    std::optional<StatusError> failure;
     for (pst_runtime *runtime : known.all) {
         if (cause != PST_DUMP_REQUEST && pst_runtime_status(runtime) != PST_OK) continue;
         std::vector<char> path(most_path);
         const pst_status status =
             pst_trace_dump(runtime, folder, cause, reason.c_str(), path.data(), path.size());
-        if (status != PST_OK) throw StatusError{status, runtime_error_text(runtime)};
-        files.emplace_back(path.data());
+        if (status == PST_OK)
+            files.emplace_back(path.data());
+        else if (!failure)
+            failure = StatusError{status, runtime_error_text(runtime)};
     }
+    if (failure) throw StatusError(*failure);
     return files;
 }
 
