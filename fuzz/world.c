@@ -61,6 +61,7 @@ static int begin(fuzz_world *world) {
                                          .allocator = {take, give, world},
                                          .spin = 1,
                                          .trace_records = 64,
+                                         .flight_records = 64,
                                          .task_capacity = 1 + fuzz_below(world, 4)};
     world->fail_in = fuzz_below(world, 64);
     const pst_status status = pst_runtime_create(&options, &world->runtime);

@@ -3,6 +3,7 @@
 #include "base/options.h"
 #include "sched/calls.h"
 #include "sched/device/host.h"
+#include "sched/flight.h"
 #include "sched/graph.h"
 #include "sched/poison.h"
 #include "sched/pump.h"
@@ -12,12 +13,18 @@
 
 #include <unistd.h>
 
-#define DEFAULT_SPIN          2000u
-#define DEFAULT_TASK_CAPACITY 1024u
-#define DRAIN_SLEEP_NS        200000u
-#define NOTICE_NS             100000000u
+#define DEFAULT_SPIN           2000u
+#define DEFAULT_TASK_CAPACITY  1024u
+#define DEFAULT_FLIGHT_RECORDS 2048u
+#define DRAIN_SLEEP_NS         200000u
+#define NOTICE_NS              100000000u
 
 /* ---- creation --------------------------------------------------------------------------- */
+
+static size_t flight_records(const pst_runtime_options *options) {
+    if (options->flight_records == PST_NO_FLIGHT_RECORD) return 0;
+    return options->flight_records == 0 ? DEFAULT_FLIGHT_RECORDS : options->flight_records;
+}
 
 static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options) {
     runtime->rank = options->rank;
@@ -38,9 +45,10 @@ static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options)
     runtime->pump.descriptor = -1;
     pst__watchdog_init(runtime, options);
     pst__error_init(&runtime->error, options->log, options->log_context);
-    pst_status status =
-        pst__trace_create(&runtime->heap, &runtime->error, runtime->rank, options->world_size,
-                          options->trace_records, &runtime->trace);
+    pst_status status = pst__flight_init(runtime, options);
+    if (status != PST_OK) return status;
+    status = pst__trace_create(&runtime->heap, &runtime->error, runtime->rank, options->world_size,
+                               options->trace_records, flight_records(options), &runtime->trace);
     if (status != PST_OK) return status;
     status = pst__host_create(&runtime->heap, &runtime->host);
     if (status != PST_OK) return status;
@@ -54,6 +62,7 @@ static void free_runtime(pst_runtime *runtime) {
         runtime->host->ops->event_destroy(runtime->host, runtime->done_event);
     if (runtime->host != NULL) runtime->host->ops->destroy(runtime->host);
     if (runtime->trace != NULL) pst__trace_destroy(runtime->trace);
+    pst__flight_free(runtime);
     const pst__heap heap = runtime->heap;
     pst__heap_free(&heap, runtime, sizeof *runtime);
 }

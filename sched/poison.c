@@ -1,6 +1,7 @@
 #include "sched/poison.h"
 
 #include "base/clock.h"
+#include "sched/flight.h"
 #include "sched/launch.h"
 
 #include <sched.h>
@@ -21,12 +22,21 @@ int pst__runtime_stop(pst_runtime *runtime, pst_status status) {
     return first;
 }
 
+/* While nothing is canceled yet. */
+static void record_failure(pst_runtime *runtime, pst_status status) {
+    char text[PST__ERROR_BYTES];
+    (void)pst_runtime_error(runtime, text, sizeof text);
+    pst__flight_failed(runtime, status == PST_ETIMEDOUT ? PST_DUMP_DEADLINE : PST_DUMP_FAILURE,
+                       status, text);
+}
+
 void pst_runtime_poison(pst_runtime *runtime, pst_status given, const char *text) {
     if (runtime == NULL || given >= 0) return;
     const pst_status status = pst__kept_status(given);
     /* The text first: whoever sees the poison finds it. */
     if (text != NULL && pst_runtime_status(runtime) == PST_OK)
         (void)pst__runtime_fail(runtime, status, "the runtime was stopped: %s", text);
+    if (pst_runtime_status(runtime) == PST_OK) record_failure(runtime, status);
     /* The hooks last: no wait depends on them. */
     if (pst__runtime_stop(runtime, status)) pst__hooks_call(runtime, status);
 }

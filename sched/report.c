@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define TEXT_BYTES 512
-
 /* ---- the cause: against the edges and the order of lanes ------------------------------ */
 
 /* The edges, against their direction: the predecessors of node i are from[first[i], first[i + 1]).
@@ -106,7 +104,7 @@ static const char *lane_of(const pst__node *node) {
 
 static void describe(const pst__node *node, const char *name, const char *lane, const char *state,
                      char *text) {
-    (void)snprintf(text, TEXT_BYTES, "%s (lane %s, ticket %" PRIu64 "), %s", name, lane,
+    (void)snprintf(text, PST__CAUSE_BYTES, "%s (lane %s, ticket %" PRIu64 "), %s", name, lane,
                    pst__node_ticket(node), state);
 }
 
@@ -122,12 +120,12 @@ static void append_head(const pst__node *cause, char *text) {
     const size_t used = strlen(text);
     pst_lane *leader = cause->lane->leader;
     if (!pst__lane_try_own(leader)) {
-        (void)snprintf(text + used, TEXT_BYTES - used, ", whose thread is busy");
+        (void)snprintf(text + used, PST__CAUSE_BYTES - used, ", whose thread is busy");
         return;
     }
     const pst__node *head = leader->current != NULL ? leader->current : pst__lane_first(leader);
     if (head != NULL && head->graph != cause->graph)
-        (void)snprintf(text + used, TEXT_BYTES - used, " behind %s of graph %s",
+        (void)snprintf(text + used, PST__CAUSE_BYTES - used, " behind %s of graph %s",
                        pst__node_name(head), head->graph->name);
     pst__lane_disown(leader, 0, NULL);
 }
@@ -158,7 +156,7 @@ static void describe_oldest(pst_graph *graph, char *text) {
         if (describe_lane(lane, text)) return;
     ck_spinlock_lock(&graph->lock);
     const pst__grown *gate = graph->closed_gates;
-    (void)snprintf(text, TEXT_BYTES, "%s%s", gate == NULL ? "" : pst__node_name(&gate->node),
+    (void)snprintf(text, PST__CAUSE_BYTES, "%s%s", gate == NULL ? "" : pst__node_name(&gate->node),
                    gate == NULL ? "a lane that another thread serves"
                                 : ", a gate that is not open");
     ck_spinlock_unlock(&graph->lock);
@@ -166,14 +164,31 @@ static void describe_oldest(pst_graph *graph, char *text) {
 
 /* ---- waits that time out ---------------------------------------------------------------- */
 
+/* Of the launch, the first task of a sealed graph that has not ended; NULL: there is none. */
+static pst__node *first_unended(const pst__question *asked) {
+    for (size_t i = 0; i < asked->graph->node_count; i++) {
+        pst__node *node = &asked->graph->nodes[i];
+        if (!pst__task_has_ended(state_of(asked, node))) return node;
+    }
+    return NULL;
+}
+
+void pst__report_cause(const pst__question *asked, char *text) {
+    pst__question first = *asked;
+    text[0] = '\0';
+    if (asked->graph->kind == PST_GRAPH_GROWING) {
+        describe_oldest(asked->graph, text);
+        return;
+    }
+    if (first.node == NULL) first.node = first_unended(asked);
+    if (first.node != NULL) describe_cause(&first, text);
+}
+
 pst_status pst__report_timeout(const pst__question *asked) {
     const pst__node *node = asked->node;
     pst_runtime *runtime = asked->graph->runtime;
-    char cause[TEXT_BYTES];
-    if (asked->graph->kind == PST_GRAPH_SEALED)
-        describe_cause(asked, cause);
-    else
-        describe_oldest(asked->graph, cause);
+    char cause[PST__CAUSE_BYTES];
+    pst__report_cause(asked, cause);
     return pst__runtime_fail(runtime, PST_ETIMEDOUT,
                              "lane %s: task %s (ticket %" PRIu64
                              ") of graph %s has not come in %.3f s: it waits for %s",
@@ -184,10 +199,9 @@ pst_status pst__report_timeout(const pst__question *asked) {
 pst_status pst__report_launch_timeout(const pst_launch *launch) {
     pst_graph *graph = launch->graph;
     pst__question asked = {graph, NULL, launch->number, 0};
-    for (size_t i = 0; i < graph->node_count && asked.node == NULL; i++)
-        if (!pst__task_has_ended(state_of(&asked, &graph->nodes[i]))) asked.node = &graph->nodes[i];
+    asked.node = first_unended(&asked);
     if (asked.node != NULL) return pst__report_timeout(&asked);
-    char cause[TEXT_BYTES];
+    char cause[PST__CAUSE_BYTES];
     describe_oldest(graph, cause);
     return pst__runtime_fail(graph->runtime, PST_ETIMEDOUT,
                              "graph %s: %u tasks have not ended in %.3f s: they wait for %s",
@@ -246,7 +260,7 @@ size_t pst_runtime_recent(pst_runtime *runtime, pst_recent *launches, size_t cap
  * growing task has forgotten its predecessors by then. */
 static void describe_launched(const pst__node *node, char *text) {
     pst_graph *graph = node->graph;
-    (void)snprintf(text, TEXT_BYTES, "its own work%s",
+    (void)snprintf(text, PST__CAUSE_BYTES, "its own work%s",
                    graph->kind == PST_GRAPH_GROWING ? " or for launched work of other lanes" : "");
     if (graph->kind == PST_GRAPH_GROWING) return;
     const uint64_t number = node->lane == NULL ? graph->number : pst__word_number(node->word);
@@ -255,7 +269,7 @@ static void describe_launched(const pst__node *node, char *text) {
 }
 
 void pst__report_overdue(const pst_lane *lane, const pst__node *oldest, char *text, size_t size) {
-    char cause[TEXT_BYTES];
+    char cause[PST__CAUSE_BYTES];
     describe_launched(oldest, cause);
     (void)snprintf(text, size,
                    "lane %s: task %s (ticket %" PRIu64

@@ -13,6 +13,11 @@ pst_status pst__report_launch_timeout(const pst_launch *launch);
  * Returns PST_ETIMEDOUT. */
 pst_status pst__report_left_behind(pst_runtime *runtime);
 
+/* What the question's task waits for, in words; without a node, what the first task of that launch
+ * waits for that has not ended. Text of at most PST__CAUSE_BYTES; "" where all have ended. */
+#define PST__CAUSE_BYTES 512
+void pst__report_cause(const pst__question *asked, char *text);
+
 #define PST__REPORT_BYTES 896
 
 /* The watchdog's text on the lane's oldest launched task; the caller owns the lane. */

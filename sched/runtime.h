@@ -51,6 +51,20 @@ typedef struct pst__watchdog {
     pst__loop loop;
 } pst__watchdog;
 
+/* See flight.h. */
+typedef struct pst__long_wait pst__long_wait;
+typedef struct pst__flight {
+    char *folder; /* where failures are written to; NULL: nowhere */
+    char *name;
+    int world_size;
+    int (*where)(void *context, int rank, char *text, size_t size, uint64_t *since);
+    void *where_context;
+    uint32_t is_writing; /* 1 while a thread writes: one at a time */
+    uint64_t written;    /* pst__now() when a failure was written last; that thread's */
+    ck_spinlock_t lock;  /* of the waits */
+    pst__long_wait *waits;
+} pst__flight;
+
 struct pst_runtime {
     pst__heap heap;
     pst__error error;
@@ -82,6 +96,7 @@ struct pst_runtime {
 
     pst__observers observers;
     pst__watchdog watchdog;
+    pst__flight flight;
     void (*waiting_hook)(void *context, const pst_waiting *waiting); /* see pst_runtime_options */
     void *waiting_context;
     uint64_t late_launches, late_launch_ns; /* see pst_runtime_stats */

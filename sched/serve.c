@@ -244,27 +244,27 @@ static void forget_last_launch(pst__detail *detail, uint64_t begin) {
 
 static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     pst_lane *lane = advance->lane;
-    const uint64_t begin = pst__hook_begin(lane);
+    const pst__began began = pst__hook_begin(lane, node);
     pst__lane_heartbeat(lane);
     if (node->detail != NULL) {
-        forget_last_launch(node->detail, begin);
+        forget_last_launch(node->detail, began.at);
         if (node->detail->name != NULL) log_launch(lane, node);
     }
-    if (begin != 0) pst__hook_launching(lane, node);
+    if (began.is_full) pst__hook_launching(lane, node);
     pst_status status = call_launch(advance, node);
-    const uint64_t end = begin == 0 ? 0 : pst__hook_launched(lane, node, number, begin);
+    const uint64_t end = began.is_full ? pst__hook_launched(lane, node, number, began.at) : 0;
     if (status == PST_PENDING &&
         (lane->asynchronous || node->detail == NULL || node->detail->test == NULL))
         status = PST_EINVAL;
     if (status < 0) {
-        if (begin != 0) pst__hook_failed(lane, node);
+        if (began.is_full) pst__hook_failed(lane, node);
         pst__fail_node(advance, node, number, status, PST__ALL);
     } else if (lane->asynchronous) {
         launched_on_device(advance, node, number);
     } else if (status == PST_PENDING) {
         launched_pending(advance, node, number);
     } else {
-        if (begin != 0) pst__hook_done(lane, node, begin, end);
+        if (began.at != 0) pst__hook_done(lane, node, began.at, end != 0 ? end : began.at);
         pst__node_end(advance, node, number, PST__TASK_DONE, PST_OK, PST__ALL);
     }
 }

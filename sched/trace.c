@@ -43,14 +43,14 @@ static const char *traced_name(const pst_lane *lane, const pst__node *node) {
     pst__detail *detail = node->detail;
     if (detail == NULL || detail->name == NULL) return "";
     if (detail->traced_name == NULL)
-        detail->traced_name = pst__trace_intern(lane->runtime->trace, detail->name);
+        detail->traced_name = pst__trace_name(lane->runtime->trace, detail->name);
     return detail->traced_name == NULL ? "" : detail->traced_name;
 }
 
 static const char *traced_path(const pst_lane *lane, pst__detail *detail) {
     if (detail->path == NULL) return NULL;
     if (detail->traced_path == NULL)
-        detail->traced_path = pst__trace_intern(lane->runtime->trace, detail->path);
+        detail->traced_path = pst__trace_name(lane->runtime->trace, detail->path);
     return detail->traced_path;
 }
 
@@ -85,7 +85,7 @@ static void drop_time(const pst_lane *lane, pst_event **event) {
     *event = NULL;
 }
 
-/* Leaves them as they are where the device does not know both. */
+/* Leaves them as they are where the device does not know both, as of the flight record. */
 static void take_times(const pst_lane *lane, pst__detail *detail, uint64_t *begin, uint64_t *end) {
     const pst_device_ops *ops = lane->device->ops;
     uint64_t began = 0, ended = 0;
@@ -130,7 +130,8 @@ void pst__hook_done_on_device(pst_lane *lane, const pst__node *node, uint64_t nu
     uint64_t begin = node->detail->launched_at, end = pst__now();
     if (is_timed(lane)) {
         take_times(lane, node->detail, &begin, &end);
-        if (!(node->flags & PST__NODE_GROWING)) draw_arrows(lane, node, number, begin);
+        if (pst__trace_on(lane->runtime->trace) && !(node->flags & PST__NODE_GROWING))
+            draw_arrows(lane, node, number, begin);
     }
     pst__hook_done(lane, node, begin, end);
 }

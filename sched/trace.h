@@ -1,13 +1,24 @@
-/* What the scheduler records: lane slices, worker slices, edges between lanes. */
+/* What the scheduler records: lane slices, worker slices, edges between lanes; of the flight
+ * record, which always runs, the lane slices of tasks that have a name, by the host's times; a task
+ * that ends in its start costs one reading of the clock there, and has no length. */
 #ifndef PST_SCHED_TRACE_H
 #define PST_SCHED_TRACE_H
 
 #include "base/clock.h"
 #include "sched/graph.h"
 
-/* Now, or 0 when nothing is recorded: the one branch that tracing costs when it is off. */
-static inline uint64_t pst__hook_begin(const pst_lane *lane) {
-    return pst__trace_on(lane->runtime->trace) ? pst__now() : 0;
+/* The time when the node's launch begins. */
+typedef struct pst__began {
+    uint64_t at; /* 0: nothing is recorded of it */
+    int is_full; /* the trace is started: all there is */
+} pst__began;
+
+static inline pst__began pst__hook_begin(const pst_lane *lane, const pst__node *node) {
+    const int level = pst__trace_get_level(lane->runtime->trace);
+    const int is_wanted =
+        level == PST__TRACE_ALL ||
+        (level == PST__TRACE_FLIGHT && node->detail != NULL && node->detail->name != NULL);
+    return (pst__began){is_wanted ? pst__now() : 0, level == PST__TRACE_ALL};
 }
 
 /* The node is about to be launched: where the device has times, its stream records the beginning.

@@ -1,6 +1,7 @@
 /* Waiting for tasks and launches, and helping meanwhile. */
 #include "base/clock.h"
 #include "sched/calls.h"
+#include "sched/flight.h"
 #include "sched/poison.h"
 #include "sched/pump.h"
 #include "sched/report.h"
@@ -71,11 +72,20 @@ static int sleep_until(pst_runtime *runtime, const pst__budget *budget, uint64_t
     return 1;
 }
 
+static pst_status timed_out(pst__long_wait *wait) {
+    pst__flight_enter(wait);
+    pst__flight_failed(wait->runtime, PST_DUMP_DEADLINE, PST_ETIMEDOUT,
+                       "a wait has passed its deadline");
+    return PST_ETIMEDOUT;
+}
+
 /* Serves lanes until `holds` answers other than 0. PST_OK, PST_ETIMEDOUT past the runtime's
  * deadline, or the status of a poisoned runtime. `holds` must be cheap; `open`: see budget.h.
- * `waiting` says what for, to the caller's hook. */
-static pst_status wait_until(pst_runtime *runtime, int (*holds)(const void *argument),
-                             const void *argument, const uint64_t *open, pst_waiting waiting) {
+ * `given` says what for, to the caller's hook and to the flight record. */
+static pst_status wait_until(int (*holds)(const void *argument), const void *argument,
+                             const uint64_t *open, const pst__long_wait *given) {
+    __attribute__((cleanup(pst__flight_leave))) pst__long_wait wait = *given;
+    pst_runtime *runtime = wait.runtime = wait.asked.graph->runtime;
     const pst__budget budget = {PST__LAUNCHES_A_TURN, PST__TURN_NS, holds, argument, open};
     const int is_timed = runtime->deadline_ns != 0 || runtime->waiting_hook != NULL;
     const uint64_t begin = is_timed ? pst__now() : 0;
@@ -90,11 +100,12 @@ static pst_status wait_until(pst_runtime *runtime, int (*holds)(const void *argu
         uint64_t timeout = has_pumped_lane(runtime) ? poll_ns : PST__FOREVER;
         if (is_timed) {
             const uint64_t spent = pst__now() - begin;
-            if (runtime->deadline_ns != 0 && spent >= runtime->deadline_ns) return PST_ETIMEDOUT;
-            pst__wait_call_hook(runtime, &waiting, spent);
+            if (runtime->deadline_ns != 0 && spent >= runtime->deadline_ns) return timed_out(&wait);
+            pst__wait_call_hook(runtime, &wait.what, spent);
             if (runtime->deadline_ns != 0) timeout = least(timeout, runtime->deadline_ns - spent);
             if (runtime->waiting_hook != NULL) timeout = least(timeout, PST__WAITING_HOOK_NS);
         }
+        if (spun == SPUN_IDLE) pst__flight_enter(&wait);
         if (spun == SPUN_IDLE && sleep_until(runtime, &budget, timeout))
             poll_ns = pst__poll_longer(poll_ns);
         else
@@ -264,20 +275,21 @@ static int has_timed_out(const pst_runtime *runtime, pst_status status) {
     return status == PST_ETIMEDOUT && pst_runtime_status(runtime) == PST_OK;
 }
 
-static pst_waiting waiting_for(const pst__question *asked) {
+static pst__long_wait waiting_for(const pst__question *asked) {
     const pst__node *node = asked->node;
-    return (pst_waiting){0, node->lane == NULL ? "" : node->lane->name, pst__node_name(node),
-                         pst__node_ticket(node)};
+    const pst_waiting what = {0, node->lane == NULL ? "" : node->lane->name, pst__node_name(node),
+                              pst__node_ticket(node)};
+    return (pst__long_wait){.what = what, .asked = *asked};
 }
 
 /* The stream's wait should cost nothing: a task that is not launched by then is counted. */
 static pst_status wait_for_launch(const pst__question *asked) {
     pst_runtime *runtime = asked->graph->runtime;
-    const pst_waiting waiting = waiting_for(asked);
+    const pst__long_wait wait = waiting_for(asked);
     if (!asked->launched_suffices || has_come(asked))
-        return wait_until(runtime, has_come, asked, NULL, waiting);
+        return wait_until(has_come, asked, NULL, &wait);
     const uint64_t begin = pst__now();
-    const pst_status status = wait_until(runtime, has_come, asked, NULL, waiting);
+    const pst_status status = wait_until(has_come, asked, NULL, &wait);
     /* Relaxed: figures for pst_runtime_get_stats. */
     (void)pst__add_relaxed(&runtime->late_launches, 1);
     (void)pst__add_relaxed(&runtime->late_launch_ns, pst__now() - begin);
@@ -336,9 +348,10 @@ pst_status pst_launch_wait(pst_launch launch) {
         status = pst__calls_refuse(graph->runtime, "a wait for all of graph", graph->name);
     if (status != PST_OK) return status;
     const pst__run *run = pst__graph_run(graph, launch.number);
-    status = wait_until(graph->runtime, run_is_done, &launch,
-                        graph->kind == PST_GRAPH_SEALED ? &run->open : NULL,
-                        (pst_waiting){.lane = "", .task = ""});
+    const pst__long_wait wait = {.what = {.lane = "", .task = ""},
+                                 .asked = {graph, NULL, launch.number, 0}};
+    status = wait_until(run_is_done, &launch, graph->kind == PST_GRAPH_SEALED ? &run->open : NULL,
+                        &wait);
     if (has_timed_out(graph->runtime, status)) return pst__report_launch_timeout(&launch);
     if (status != PST_OK) return status;
     /* Relaxed: run_is_done has acquired the counters, which the status comes before. */

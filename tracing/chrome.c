@@ -16,8 +16,11 @@
 /* Records stand by begin; an outer slice before the inner, slices before the rest. */
 typedef struct snapshot {
     const pst__heap *heap;
-    pst__copy *first;  /* tracks that have ended, in that order, then the others by age */
-    uint64_t left_out; /* records that the file has no room for */
+    pst__tape_kind tape; /* that of the recording, or the flight record, and then both */
+    pst__moment begin;   /* of the file's times */
+    pst__copy *first;    /* tracks that have ended, in that order, then the others by age */
+    uint64_t records;    /* of the tapes */
+    uint64_t lost;       /* of these, and those that the file has no room for */
 } snapshot;
 
 static void sift_down(pst__record *records, size_t root, size_t count,
@@ -124,13 +127,19 @@ static pst__copy **append(pst__copy **end, pst__copy *copy) {
     return &copy->next;
 }
 
+static pst__copy **append_past(pst__copy **end, const snapshot *snapshot, const pst__tape *tape) {
+    for (const pst__copy *past = tape->past.first; past != NULL && end != NULL; past = past->next)
+        end = append(end, pst__copy_of_copy(snapshot->heap, past));
+    return end;
+}
+
 /* The trace's lock is held. */
 static pst_status copy_tracks(const pst__trace *trace, snapshot *snapshot) {
     pst__copy **end = &snapshot->first;
-    for (const pst__copy *past = trace->past.first; past != NULL && end != NULL; past = past->next)
-        end = append(end, pst__copy_of_copy(snapshot->heap, past));
+    for (unsigned kind = snapshot->tape; kind < PST__TAPES && end != NULL; ++kind)
+        end = append_past(end, snapshot, &trace->tapes[kind]);
     for (const pst__track *track = trace->tracks; track != NULL && end != NULL; track = track->next)
-        end = append(end, pst__copy_of_track(track));
+        end = append(end, pst__copy_of_track(track, snapshot->tape, PST__TAPE_RECORDING));
     return end == NULL ? PST_ENOMEM : PST_OK;
 }
 
@@ -151,15 +160,26 @@ static void number_tracks(const snapshot *snapshot, unsigned process) {
             if (copy->kind == (pst__track_kind)kind) copy->index = next++;
 }
 
+static void count_records(const pst__trace *trace, snapshot *snapshot) {
+    for (unsigned kind = snapshot->tape; kind < PST__TAPES; ++kind) {
+        uint64_t lost;
+        snapshot->records += pst__tape_count(trace, kind, &lost);
+        snapshot->lost += lost;
+    }
+}
+
 /* PST_ENOMEM leaves nothing to destroy. */
-static pst_status take_snapshot(pst__trace *trace, uint64_t most_bytes, snapshot *taken) {
-    *taken = (snapshot){.heap = &trace->heap};
+static pst_status take_snapshot(pst__trace *trace, pst__tape_kind tape, uint64_t most_bytes,
+                                snapshot *taken) {
+    *taken = (snapshot){.heap = &trace->heap, .tape = tape};
     (void)pthread_mutex_lock(&trace->lock);
     const pst_status status = copy_tracks(trace, taken);
-    uint64_t begin = trace->begin;
+    taken->begin = tape == PST__TAPE_RECORDING ? trace->begin : trace->made;
+    count_records(trace, taken);
     (void)pthread_mutex_unlock(&trace->lock);
     if (status != PST_OK) free_snapshot(taken);
-    if (most_bytes != 0) taken->left_out = pst__newest(taken->first, most_bytes, &begin);
+    uint64_t begin = taken->begin.now;
+    if (most_bytes != 0) taken->lost += pst__newest(taken->first, most_bytes, &begin);
     number_tracks(taken, process_of(trace));
     for (pst__copy *copy = taken->first; copy != NULL; copy = copy->next)
         put_in_order(copy, begin);
@@ -248,11 +268,13 @@ static pst_status pair_flows(const snapshot *snapshot, flows *found) {
 /* One export. Ids of arrows and of overlapping slices count from the rank's own range, so that
  * files of several ranks can be merged; they stay below 2^53, which is where JSON numbers end. */
 typedef struct chrome {
-    pst__trace *trace;
+    const pst__trace *trace;
+    const snapshot *snapshot;
+    const flows *flows;
+    const pst__trace_head *head; /* NULL: nothing more */
     pst__json json;
     uint64_t next_id;
-    uint64_t records, lost; /* all of the recording; those that are not in the file */
-    const char *separator;  /* before the next event */
+    const char *separator; /* before the next event */
 } chrome;
 
 static const char *const slice_category[] = {"task", "host"}; /* by pst__track_kind */
@@ -294,7 +316,7 @@ static void begin_event(chrome *chrome, const char *phase, const char *name, uns
 }
 
 static void event_time(chrome *chrome, uint64_t time) {
-    moment(chrome, "ts", time - chrome->trace->begin);
+    moment(chrome, "ts", time - chrome->snapshot->begin.now);
 }
 
 static void metadata(chrome *chrome, const char *kind, unsigned track, const char *name,
@@ -316,9 +338,9 @@ static void put_process(chrome *chrome) {
     (void)snprintf(text, sizeof text, "rank %d", chrome->trace->rank);
     metadata(chrome, "process_name", first, "name", text);
     metadata_order(chrome, "process_sort_index", first, (uint64_t)chrome->trace->rank);
-    if (chrome->lost == 0) return;
+    if (chrome->snapshot->lost == 0) return;
     (void)snprintf(text, sizeof text, "oldest dropped, %llu records",
-                   (unsigned long long)chrome->lost);
+                   (unsigned long long)chrome->snapshot->lost);
     metadata(chrome, "process_labels", first, "labels", text);
 }
 
@@ -407,21 +429,25 @@ static void put_flow(chrome *chrome, const flow *flow) {
 }
 
 static void put_header(chrome *chrome) {
-    pst__trace *trace = chrome->trace;
+    const pst__trace *trace = chrome->trace;
+    const snapshot *snapshot = chrome->snapshot;
     number(chrome, "{", "schemaVersion", 1);
     /* With a space, by which other tools find the rank. */
     raw(chrome, ",\n\"distributedInfo\":{\"backend\":\"penstock\",\"rank\": ");
     pst__json_unsigned(&chrome->json, (uint64_t)trace->rank);
     number(chrome, ",", "world_size", (uint64_t)trace->world_size);
-    number(chrome, "},\n", "baseTimeNanoseconds", trace->begin_real);
-    number(chrome, ",\n\"penstock\":{", "records", chrome->records);
-    number(chrome, ",", "overwritten", chrome->lost);
+    number(chrome, "},\n", "baseTimeNanoseconds", snapshot->begin.real);
+    number(chrome, ",\n\"penstock\":{", "records", snapshot->records);
+    number(chrome, ",", "overwritten", snapshot->lost);
+    if (chrome->head != NULL) chrome->head->write(chrome->head->context, &chrome->json);
     raw(chrome, "},\n\"displayTimeUnit\":\"ns\",\n\"traceEvents\":[\n");
 }
 
 /* Arrows come last: at equal times a viewer keeps the file's order, and the slice has to be open.
  */
-static void put_all(chrome *chrome, const snapshot *snapshot, const flows *flows) {
+static void put_all(chrome *chrome) {
+    const snapshot *snapshot = chrome->snapshot;
+    const flows *flows = chrome->flows;
     put_header(chrome);
     put_process(chrome);
     for (const pst__copy *track = snapshot->first; track != NULL; track = track->next)
@@ -433,37 +459,49 @@ static void put_all(chrome *chrome, const snapshot *snapshot, const flows *flows
     raw(chrome, "\n]}\n");
 }
 
-static pst_status write_file(pst__trace *trace, const snapshot *snapshot, const flows *flows,
-                             const char *path) {
-    chrome chrome = {.trace = trace, .separator = ""};
-    chrome.next_id = ((uint64_t)trace->rank << 32) + 1;
-    pst__trace_get_stats(trace, &chrome.records, &chrome.lost);
-    chrome.lost += snapshot->left_out;
-    pst_status status = pst__json_open(&chrome.json, &trace->heap, path);
+/* `error`: see pst__trace_dump. */
+static pst_status write_file(chrome *chrome, const char *path, int *error) {
+    chrome->separator = "";
+    chrome->next_id = ((uint64_t)chrome->trace->rank << 32) + 1;
+    pst_status status = pst__json_open(&chrome->json, &chrome->trace->heap, path);
     if (status == PST_OK) {
-        put_all(&chrome, snapshot, flows);
-        status = pst__json_close(&chrome.json);
+        put_all(chrome);
+        status = pst__json_close(&chrome->json);
     }
-    if (status != PST_EIO) return status;
-    char reason[128];
-    return pst__fail(trace->error, PST_EIO,
-                     "rank %d: the trace cannot be written to %s: %s; choose another path",
-                     trace->rank, path, strerror_r(chrome.json.error, reason, sizeof reason));
+    *error = chrome->json.error;
+    return status;
 }
 
-pst_status pst__trace_write(pst__trace *trace, const char *path, uint64_t most_bytes) {
+static pst_status write_tape(pst__trace *trace, pst__tape_kind tape, const char *path,
+                             uint64_t most_bytes, const pst__trace_head *head, int *error) {
     snapshot snapshot;
     flows flows;
-    pst_status status = take_snapshot(trace, most_bytes, &snapshot);
-    if (status != PST_OK) goto no_memory;
+    pst_status status = take_snapshot(trace, tape, most_bytes, &snapshot);
+    if (status != PST_OK) return status;
     status = pair_flows(&snapshot, &flows);
     if (status == PST_OK) {
-        status = write_file(trace, &snapshot, &flows, path);
+        chrome chrome = {.trace = trace, .snapshot = &snapshot, .flows = &flows, .head = head};
+        status = write_file(&chrome, path, error);
         pst__heap_free(&trace->heap, flows.pairs, flows.room * sizeof *flows.pairs);
     }
     free_snapshot(&snapshot);
+    return status;
+}
 
-no_memory:
+pst_status pst__trace_dump(pst__trace *trace, const char *path, uint64_t most_bytes,
+                           const pst__trace_head *head, int *error) {
+    return write_tape(trace, PST__TAPE_FLIGHT, path, most_bytes, head, error);
+}
+
+pst_status pst__trace_write(pst__trace *trace, const char *path, uint64_t most_bytes) {
+    char reason[128];
+    int error = 0;
+    const pst_status status =
+        write_tape(trace, PST__TAPE_RECORDING, path, most_bytes, NULL, &error);
+    if (status == PST_EIO)
+        return pst__fail(trace->error, PST_EIO,
+                         "rank %d: the trace cannot be written to %s: %s; choose another path",
+                         trace->rank, path, strerror_r(error, reason, sizeof reason));
     if (status != PST_ENOMEM) return status;
     return pst__fail(trace->error, PST_ENOMEM,
                      "rank %d: no memory to write the trace to %s; record fewer events",

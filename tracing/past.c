@@ -13,15 +13,22 @@ static pst__copy *make(const pst__heap *heap, const char *name, size_t room) {
     return copy;
 }
 
-pst__copy *pst__copy_of_track(const pst__track *track) {
+static size_t held(const pst__ring *ring) {
     uint64_t overwritten;
-    const uint64_t count = pst__ring_count(&track->ring, &overwritten);
-    const size_t room = (size_t)(count - overwritten);
-    pst__copy *copy = make(&track->trace->heap, track->name, room);
+    const uint64_t count = pst__ring_count(ring, &overwritten);
+    return (size_t)(count - overwritten);
+}
+
+pst__copy *pst__copy_of_track(const pst__track *track, pst__tape_kind first, pst__tape_kind last) {
+    size_t room[PST__TAPES], all = 0;
+    for (unsigned kind = first; kind <= last; ++kind)
+        all += room[kind] = held(&track->rings[kind]);
+    pst__copy *copy = make(&track->trace->heap, track->name, all);
     if (copy == NULL) return NULL;
     copy->index = track->index;
     copy->kind = track->kind;
-    copy->count = pst__ring_copy(&track->ring, copy->records, room);
+    for (unsigned kind = first; kind <= last; ++kind)
+        copy->count += pst__ring_copy(&track->rings[kind], copy->records + copy->count, room[kind]);
     return copy;
 }
 
@@ -60,23 +67,38 @@ static uint64_t drop_first(const pst__heap *heap, pst__past *past) {
     return count;
 }
 
-void pst__past_keep(pst__trace *trace, const pst__track *track) {
-    pst__past *past = &trace->past;
+void pst__past_keep(const pst__track *track, pst__tape_kind kind) {
+    const pst__heap *heap = &track->trace->heap;
+    pst__tape *tape = &track->trace->tapes[kind];
+    pst__past *past = &tape->past;
     uint64_t overwritten;
-    uint64_t lost = pst__ring_count(&track->ring, &overwritten);
+    uint64_t lost = pst__ring_count(&track->rings[kind], &overwritten);
     if (lost == 0) return;
-    pst__copy *copy = pst__copy_of_track(track);
+    pst__copy *copy = pst__copy_of_track(track, kind, kind);
     if (copy != NULL) {
         append(past, copy);
         lost -= copy->count;
     }
-    while (past->tracks > PST__PAST_TRACKS || past->records > PST__PAST_RINGS * trace->capacity)
-        lost += drop_first(&trace->heap, past);
-    /* Relaxed: a number to show; partner: pst__trace_get_stats. */
-    (void)pst__add_relaxed(&trace->lost, lost);
+    while (past->tracks > PST__PAST_TRACKS || past->records > PST__PAST_RINGS * tape->capacity)
+        lost += drop_first(heap, past);
+    /* Relaxed: a number to show; partner: pst__tape_count. */
+    (void)pst__add_relaxed(&tape->lost, lost);
 }
 
-void pst__past_forget(pst__trace *trace) {
-    while (trace->past.first != NULL)
-        (void)drop_first(&trace->heap, &trace->past);
+void pst__past_forget(const pst__heap *heap, pst__past *past) {
+    while (past->first != NULL)
+        (void)drop_first(heap, past);
+}
+
+uint64_t pst__tape_count(const pst__trace *trace, pst__tape_kind kind, uint64_t *lost) {
+    const pst__tape *tape = &trace->tapes[kind];
+    /* Relaxed: a number to show; partners: pst__track_of_thread, pst__past_keep. */
+    *lost = pst__load_relaxed(&tape->lost);
+    uint64_t records = *lost + tape->past.records;
+    for (const pst__track *track = trace->tracks; track != NULL; track = track->next) {
+        uint64_t gone;
+        records += pst__ring_count(&track->rings[kind], &gone);
+        *lost += gone;
+    }
+    return records;
 }

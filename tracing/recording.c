@@ -32,15 +32,26 @@ static pst__name *add(const pst__heap *heap, pst__name **first, const char *text
     return name;
 }
 
-const char *pst__trace_intern(pst__trace *trace, const char *text) {
+static const char *intern(pst__trace *trace, const char *text, size_t most) {
     pst__names *names = &trace->names;
     pst__name **first =
         &names->lists[pst__hash(PST__HASH_SEED, text, strlen(text)) % PST__NAME_LISTS];
     (void)pthread_mutex_lock(&names->lock);
     pst__name *name = find(*first, text);
-    if (name == NULL) name = add(&trace->heap, first, text);
+    if (name == NULL && names->count < most) {
+        name = add(&trace->heap, first, text);
+        names->count += name != NULL;
+    }
     (void)pthread_mutex_unlock(&names->lock);
     return name == NULL ? NULL : name->text;
+}
+
+const char *pst__trace_intern(pst__trace *trace, const char *text) {
+    return intern(trace, text, SIZE_MAX);
+}
+
+const char *pst__trace_name(pst__trace *trace, const char *text) {
+    return intern(trace, text, pst__trace_on(trace) ? SIZE_MAX : PST__NAMES_MAX);
 }
 
 static void free_list(const pst__heap *heap, pst__name *first) {
@@ -61,15 +72,22 @@ static void free_names(const pst__heap *heap, pst__names *names) {
 
 /* MAX_RECORDS is more than memory holds, so asking for more ends in PST_ENOMEM all the same. */
 static uint64_t ring_capacity(size_t records) {
-    uint64_t wanted = records == 0 ? DEFAULT_RECORDS : records;
     uint64_t capacity = 2;
-    while (capacity < wanted && capacity < MAX_RECORDS)
+    while (capacity < records && capacity < MAX_RECORDS)
         capacity *= 2;
     return capacity;
 }
 
+static pst__moment moment_now(void) {
+    return (pst__moment){.real = pst__clock_read(CLOCK_REALTIME), .now = pst__now()};
+}
+
+static pst__trace_level level_without_recording(const pst__trace *trace) {
+    return trace->tapes[PST__TAPE_FLIGHT].capacity == 0 ? PST__TRACE_NOTHING : PST__TRACE_FLIGHT;
+}
+
 pst_status pst__trace_create(const pst__heap *heap, pst__error *error, int rank, int world_size,
-                             size_t records, pst__trace **trace) {
+                             size_t records, size_t flight_records, pst__trace **trace) {
     *trace = NULL;
     pst__trace *made = pst__heap_alloc(heap, sizeof *made);
     if (made == NULL) return pst__fail(error, PST_ENOMEM, "rank %d: no memory for a trace", rank);
@@ -77,7 +95,11 @@ pst_status pst__trace_create(const pst__heap *heap, pst__error *error, int rank,
     made->error = error;
     made->rank = rank;
     made->world_size = world_size > 0 ? world_size : 1;
-    made->capacity = ring_capacity(records);
+    made->tapes[PST__TAPE_RECORDING].capacity =
+        ring_capacity(records == 0 ? DEFAULT_RECORDS : records);
+    if (flight_records != 0) made->tapes[PST__TAPE_FLIGHT].capacity = ring_capacity(flight_records);
+    made->made = moment_now();
+    made->level = level_without_recording(made);
     if (pthread_key_create(&made->key, NULL) != 0) goto fail_key;
     if (pthread_mutex_init(&made->lock, NULL) != 0) goto fail_lock;
     if (pthread_mutex_init(&made->names.lock, NULL) != 0) goto fail_names;
@@ -102,7 +124,8 @@ void pst__trace_destroy(pst__trace *trace) {
         next = track->next;
         pst__track_free(track);
     }
-    pst__past_forget(trace);
+    for (unsigned kind = 0; kind < PST__TAPES; ++kind)
+        pst__past_forget(&trace->heap, &trace->tapes[kind].past);
     free_names(&trace->heap, &trace->names);
     (void)pthread_key_delete(trace->key);
     (void)pthread_mutex_destroy(&trace->lock);
@@ -114,24 +137,30 @@ void pst__trace_destroy(pst__trace *trace) {
 
 /* Cleared before threads are looked for, so that those that have ended leave nothing. */
 static void forget_records(pst__trace *trace) {
-    pst__past_forget(trace);
+    pst__tape *tape = &trace->tapes[PST__TAPE_RECORDING];
+    pst__past_forget(&trace->heap, &tape->past);
     for (pst__track *track = trace->tracks; track != NULL; track = track->next)
-        pst__ring_clear(&track->ring);
+        pst__ring_clear(&track->rings[PST__TAPE_RECORDING]);
     pst__threads_reap(trace, 0);
     /* Relaxed: a number to show. */
-    pst__store_relaxed(&trace->lost, 0);
+    pst__store_relaxed(&tape->lost, 0);
 }
 
 /* Every track gets its ring. Rings made before a failure stay for later. */
 static pst_status prepare_rings(pst__trace *trace) {
     pst_status status = PST_OK;
     for (pst__track *track = trace->tracks; track != NULL && status == PST_OK; track = track->next)
-        status = pst__track_prepare(track);
+        status = pst__track_prepare(track, PST__TAPE_RECORDING);
     return status;
 }
 
+static void take_tape(pst__trace *trace, pst__tape_kind kind) {
+    for (pst__track *track = trace->tracks; track != NULL; track = track->next)
+        pst__track_take(track, kind);
+}
+
 static pst_status start_locked(pst__trace *trace) {
-    if (trace->recording)
+    if (trace->level == PST__TRACE_ALL)
         return pst__fail(trace->error, PST_ESTATE,
                          "rank %d: the trace is recording already; stop it first", trace->rank);
     forget_records(trace);
@@ -139,10 +168,10 @@ static pst_status start_locked(pst__trace *trace) {
     if (status != PST_OK) return status;
     /* Relaxed: a thread that records reads it after the acquire in pst__trace_on. */
     pst__store_relaxed(&trace->session, trace->session + 1);
-    trace->begin_real = pst__clock_read(CLOCK_REALTIME);
-    trace->begin = pst__now();
-    /* Partner: the acquire in pst__trace_on; who sees it sees the rings. */
-    pst__store_release(&trace->recording, 1);
+    trace->begin = moment_now();
+    take_tape(trace, PST__TAPE_RECORDING);
+    /* Partner: the acquire in pst__trace_get_level; who sees it sees the rings. */
+    pst__store_release(&trace->level, PST__TRACE_ALL);
     return PST_OK;
 }
 
@@ -155,29 +184,19 @@ pst_status pst__trace_start(pst__trace *trace) {
 
 pst_status pst__trace_stop(pst__trace *trace) {
     (void)pthread_mutex_lock(&trace->lock);
-    int recording = trace->recording;
-    /* Partner: pst__trace_on. Nothing hangs on the order: a thread that has just looked may still
-     * push a record, and rings stay valid for it. */
-    pst__store_release(&trace->recording, 0);
+    const int was_on = trace->level == PST__TRACE_ALL;
+    /* Partner: pst__trace_get_level. Nothing hangs on the order: a thread that has just looked may
+     * still push a record, and rings stay valid for it. */
+    pst__store_release(&trace->level, level_without_recording(trace));
+    take_tape(trace, PST__TAPE_FLIGHT);
     (void)pthread_mutex_unlock(&trace->lock);
-    if (recording) return PST_OK;
+    if (was_on) return PST_OK;
     return pst__fail(trace->error, PST_ESTATE,
                      "rank %d: the trace is not recording; start it first", trace->rank);
 }
 
-static void count(const pst__trace *trace, uint64_t *records, uint64_t *overwritten) {
-    /* Relaxed: a number to show; partners: pst__track_of_thread, pst__past_keep. */
-    *overwritten = pst__load_relaxed(&trace->lost);
-    *records = *overwritten + trace->past.records;
-    for (const pst__track *track = trace->tracks; track != NULL; track = track->next) {
-        uint64_t gone;
-        *records += pst__ring_count(&track->ring, &gone);
-        *overwritten += gone;
-    }
-}
-
 void pst__trace_get_stats(pst__trace *trace, uint64_t *records, uint64_t *overwritten) {
     (void)pthread_mutex_lock(&trace->lock);
-    count(trace, records, overwritten);
+    *records = pst__tape_count(trace, PST__TAPE_RECORDING, overwritten);
     (void)pthread_mutex_unlock(&trace->lock);
 }

@@ -1,4 +1,8 @@
-/* The trace of one runtime: a ring a track. A ring has one writer at a time, who takes no lock. */
+/* The trace of one runtime: a ring a track. A ring has one writer at a time, who takes no lock.
+ *
+ * Beside what a program records between a start and a stop there is the flight record: the newest
+ * records of named tasks and of waits, always, in small rings of the same kind. It stands still
+ * while the program records, and a dump has both. */
 #ifndef PST_TRACING_TRACE_H
 #define PST_TRACING_TRACE_H
 
@@ -8,17 +12,19 @@
 
 typedef struct pst__trace pst__trace;
 typedef struct pst__track pst__track;
+struct pst__json;
 
 typedef enum pst__track_kind {
     PST__TRACK_LANE = 0, /* tasks from launch to completion */
     PST__TRACK_WORKER,   /* what a thread does: launches, waits, marks */
 } pst__track_kind;
 
-/* A disabled trace. Its tracks may be added at any time, before or after pst__trace_start.
- * `world_size` 0 counts as 1. `records`: ring size a track, rounded up to a power of two of which
- * one stays free; 0: 65536. PST_ENOMEM, PST_ESYSTEM (no thread-specific key left). */
+/* A trace that is not started. Its tracks may be added at any time, before or after
+ * pst__trace_start. `world_size` 0 counts as 1. `records`: ring size a track, rounded up to a power
+ * of two of which one stays free; 0: 65536. `flight_records`: the same of the flight record; 0:
+ * there is none. PST_ENOMEM, PST_ESYSTEM (no thread-specific key left). */
 pst_status pst__trace_create(const pst__heap *heap, pst__error *error, int rank, int world_size,
-                             size_t records, pst__trace **trace);
+                             size_t records, size_t flight_records, pst__trace **trace);
 /* No thread may record any more. NULL is fine. */
 void pst__trace_destroy(pst__trace *trace);
 
@@ -28,6 +34,15 @@ void pst__trace_destroy(pst__trace *trace);
 pst_status pst__trace_start(pst__trace *trace);
 pst_status pst__trace_stop(pst__trace *trace);
 pst_status pst__trace_write(pst__trace *trace, const char *path, uint64_t most_bytes);
+/* Writes the flight record, and what is recorded: about `most_bytes` of what is newest, with what
+ * `head` adds. Leaves no text: PST_EIO, with the reason in *error (an errno), PST_ENOMEM. */
+typedef struct pst__trace_head {
+    /* Adds members of the object "penstock", each after a comma. */
+    void (*write)(const void *context, struct pst__json *json);
+    const void *context;
+} pst__trace_head;
+pst_status pst__trace_dump(pst__trace *trace, const char *path, uint64_t most_bytes,
+                           const pst__trace_head *head, int *error);
 /* `records` counts all since the start, `overwritten` those of them that are lost. Any thread. */
 void pst__trace_get_stats(pst__trace *trace, uint64_t *records, uint64_t *overwritten);
 
@@ -36,6 +51,9 @@ void pst__trace_get_stats(pst__trace *trace, uint64_t *records, uint64_t *overwr
  * task of a growing graph while it is traced, once for each of a sealed one. NULL without memory.
  * Any thread. */
 const char *pst__trace_intern(pst__trace *trace, const char *text);
+/* The same for the name of a record; NULL, too, where only the flight record runs and the trace has
+ * thousands of names already: a program that gives each task a name of its own goes on for ever. */
+const char *pst__trace_name(pst__trace *trace, const char *text);
 
 /* A track lives until pst__track_end, or as long as its trace. `name` is copied. Any thread. */
 pst_status pst__track_create(pst__trace *trace, pst__track_kind kind, const char *name,
@@ -56,14 +74,30 @@ pst__track *pst__track_of_thread_if_any(pst__trace *trace);
 /* Makes `track` the calling thread's own: what pst__track_of_thread returns on it. PST_ENOMEM. */
 pst_status pst__track_bind(pst__track *track);
 
-/* 1 while recording: the one branch that tracing costs when it is off. The word is the first of a
- * trace, so that the branch needs no call. Acquire, partner: the release in pst__trace_start; who
- * sees 1 sees the rings that were allocated there. */
-static inline int pst__trace_on(const pst__trace *trace) {
+/* What is recorded now. */
+typedef enum pst__trace_level {
+    PST__TRACE_NOTHING = 0,
+    PST__TRACE_FLIGHT, /* the flight record */
+    PST__TRACE_ALL,    /* what there is: the trace is started */
+} pst__trace_level;
+
+/* The one load that tracing costs when nothing is recorded. The word is the first of a trace, so
+ * that it needs no call. Acquire, partner: the release in pst__trace_start; who sees
+ * PST__TRACE_ALL sees the rings that were allocated there. */
+static inline int pst__trace_get_level(const pst__trace *trace) {
     return pst__load_acquire((const int *)(const void *)trace);
 }
+/* Whether the trace is started. */
+static inline int pst__trace_on(const pst__trace *trace) {
+    return pst__trace_get_level(trace) == PST__TRACE_ALL;
+}
+/* Whether anything is recorded. */
+static inline int pst__trace_keeps(const pst__trace *trace) {
+    return pst__trace_get_level(trace) != PST__TRACE_NOTHING;
+}
 
-/* Records; the caller has checked pst__trace_on. A NULL track is fine: nothing is recorded. `name`
+/* Records; the caller has checked pst__trace_on, or pst__trace_keeps where `name` lives as long as
+ * the trace. A NULL track is fine: nothing is recorded. `name`
  * must live until the trace is written (pst__trace_intern helps). Times are pst__now() nanoseconds.
  * One writer a track at a time. Slices of one track nest or follow one another; on an asynchronous
  * device's lane they may overlap. */

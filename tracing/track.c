@@ -9,19 +9,40 @@
 
 /* ---- their lives -------------------------------------------------------------------------- */
 
-pst_status pst__track_prepare(pst__track *track) {
+pst_status pst__track_prepare(pst__track *track, pst__tape_kind kind) {
     pst__trace *trace = track->trace;
-    if (pst__ring_exists(&track->ring)) return PST_OK;
-    pst_status status = pst__ring_create(&trace->heap, &track->ring, trace->capacity);
+    const uint64_t capacity = trace->tapes[kind].capacity;
+    if (pst__ring_exists(&track->rings[kind])) return PST_OK;
+    pst_status status = pst__ring_create(&trace->heap, &track->rings[kind], capacity);
     if (status == PST_OK) return PST_OK;
     return pst__fail(trace->error, status,
                      "rank %d: no memory for the trace of track %s (%llu records); record fewer",
-                     trace->rank, track->name, (unsigned long long)trace->capacity);
+                     trace->rank, track->name, (unsigned long long)capacity);
+}
+
+void pst__track_take(pst__track *track, pst__tape_kind kind) {
+    /* Partner: the acquire in push. */
+    if (pst__ring_exists(&track->rings[kind]))
+        pst__store_release(&track->ring, &track->rings[kind]);
+}
+
+/* On all tapes that run, and takes the one that is to be written. */
+static pst_status prepare_all(pst__track *track) {
+    const pst__trace *trace = track->trace;
+    pst_status status = PST_OK;
+    if (trace->level != PST__TRACE_NOTHING && trace->tapes[PST__TAPE_FLIGHT].capacity != 0)
+        status = pst__track_prepare(track, PST__TAPE_FLIGHT);
+    if (status == PST_OK && trace->level == PST__TRACE_ALL)
+        status = pst__track_prepare(track, PST__TAPE_RECORDING);
+    pst__track_take(track, PST__TAPE_FLIGHT);
+    pst__track_take(track, PST__TAPE_RECORDING);
+    return status;
 }
 
 void pst__track_free(pst__track *track) {
     const pst__heap *heap = &track->trace->heap;
-    pst__ring_destroy(heap, &track->ring);
+    for (unsigned kind = 0; kind < PST__TAPES; ++kind)
+        pst__ring_destroy(heap, &track->rings[kind]);
     pst__heap_free_text(heap, track->name);
     pst__heap_free(heap, track, sizeof *track);
 }
@@ -33,7 +54,7 @@ pst__track *pst__track_add(pst__trace *trace, pst__track_kind kind, const char *
     track->kind = kind;
     track->name = pst__heap_text(&trace->heap, name);
     if (track->name == NULL) goto no_memory;
-    if (trace->recording && pst__track_prepare(track) != PST_OK) goto fail;
+    if (prepare_all(track) != PST_OK) goto fail;
     pst__track **link = &trace->tracks;
     while (*link != NULL)
         link = &(*link)->next;
@@ -54,7 +75,8 @@ void pst__track_remove(pst__track *track) {
     while (*link != track)
         link = &(*link)->next;
     *link = track->next;
-    pst__past_keep(track->trace, track);
+    for (unsigned kind = 0; kind < PST__TAPES; ++kind)
+        pst__past_keep(track, kind);
     pst__track_free(track);
 }
 
@@ -95,7 +117,8 @@ void pst__threads_reap(pst__trace *trace, pid_t caller) {
         if (!has_ended(track, caller)) continue;
         /* Acquire, partners: the releases in pst__ring_push and of the marks. One of them was the
          * last that the thread did to its track, so that all it did comes before the removal. */
-        (void)pst__load_acquire(&track->ring.head);
+        for (unsigned kind = 0; kind < PST__TAPES; ++kind)
+            (void)pst__load_acquire(&track->rings[kind].head);
         (void)pst__load_acquire(&track->depth);
         pst__track_remove(track);
         trace->thread_count--;
@@ -137,8 +160,12 @@ pst__track *pst__track_of_thread(pst__trace *trace) {
     pst__track *track = pst__track_of_thread_if_any(trace);
     if (track != NULL) return track;
     if (pst__now() >= pst__load_relaxed(&trace->full_until)) track = make(trace);
-    /* Relaxed: a number to show; partner: pst__trace_get_stats. */
-    if (track == NULL) (void)pst__add_relaxed(&trace->lost, 1);
+    /* Relaxed: a number to show; partner: pst__tape_count. */
+    if (track == NULL) {
+        const int is_on = pst__trace_on(trace);
+        const pst__tape_kind kind = is_on ? PST__TAPE_RECORDING : PST__TAPE_FLIGHT;
+        (void)pst__add_relaxed(&trace->tapes[kind].lost, 1);
+    }
     return track;
 }
 
@@ -152,13 +179,15 @@ pst_status pst__track_bind(pst__track *track) {
 
 /* ---- recording ---------------------------------------------------------------------------- */
 
-/* Without a ring: the caller looked at pst__trace_on, then the trace was stopped, then the track
+/* Acquire, partner: the release in pst__track_take; who sees the ring sees its memory.
+ * Without a ring: the caller looked at pst__trace_on, then the trace was stopped, then the track
  * was made. Nobody misses that record, and whoever removes the track comes behind the look at it:
  * release, partner: the acquire of `depth` in pst__threads_reap. */
 static inline void push(pst__track *track, const pst__record *record) {
     if (track == NULL) return;
-    if (pst__ring_exists(&track->ring))
-        pst__ring_push(&track->ring, record);
+    pst__ring *ring = pst__load_acquire(&track->ring);
+    if (ring != NULL)
+        pst__ring_push(ring, record);
     else
         pst__store_release(&track->depth, track->depth);
 }

@@ -1,5 +1,6 @@
 // The extension module penstock._C.
 #include "adamw.hpp"
+#include "dumps.hpp"
 #include "engine.hpp"
 #include "hooks.hpp"
 #include "outside_python.hpp"
@@ -66,11 +67,16 @@ py::dict stats_dict(const pst_zero_stats &stats) {
 }
 
 void bind_runtime(py::module_ &module) {
+    py::class_<Places, std::shared_ptr<Places>>(module, "Places")
+        .def(py::init<std::vector<std::string>, std::vector<std::string>>())
+        .def("describe", &Places::describe);
     py::class_<Runtime, std::shared_ptr<Runtime>>(module, "Runtime")
-        .def(py::init(&make_own<Runtime, int, int, double, at::Device, uintptr_t, py::object>),
-             py::arg("rank"), py::arg("world_size"), py::arg("deadline_seconds"), py::arg("device"),
-             py::arg("stream"), py::arg("roll"))
+        .def(py::init(&make_own<Runtime, const std::string &, int, int, double, at::Device,
+                                uintptr_t, py::object>),
+             py::arg("name"), py::arg("rank"), py::arg("world_size"), py::arg("deadline_seconds"),
+             py::arg("device"), py::arg("stream"), py::arg("roll"))
         .def("destroy", &Runtime::destroy, py::call_guard<py::gil_scoped_release>())
+        .def("follow", &Runtime::follow)
         .def("trace_start", &Runtime::trace_start)
         .def("trace_stop", &Runtime::trace_stop)
         .def("trace_write", &Runtime::trace_write, py::call_guard<py::gil_scoped_release>())
@@ -281,6 +287,9 @@ PYBIND11_MODULE(_C, module) {
     bind_engine(module);
     bind_adamw(module);
     bind_hooks(module);
+    module.def("dump", &dump_as_asked, py::call_guard<py::gil_scoped_release>(), py::arg("folder"),
+               py::arg("reason"), py::arg("is_failure"),
+               "Writes the flight records of all runtimes of this module; returns the files.");
     module.def(
         "make_released_tensor", &make_released_tensor,
         "A tensor with a shape and no memory: the engine gives it some while it is gathered.");

@@ -1,10 +1,12 @@
 #include "runtime.hpp"
 
+#include "dumps.hpp"
 #include "outside_python.hpp"
 
 #include <penstock/cuda.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <tuple>
 #include <unistd.h>
 #include <vector>
@@ -27,8 +29,8 @@ void set_watchdog(pst_runtime_options &options, bool on_gpu) {
 
 // ---- life -------------------------------------------------------------------------------------
 
-Runtime::Runtime(int rank, int world_size, double deadline_seconds, c10::Device device,
-                 uintptr_t stream, pybind11::object roll)
+Runtime::Runtime(const std::string &name, int rank, int world_size, double deadline_seconds,
+                 c10::Device device, uintptr_t stream, pybind11::object roll)
     : where_(device), pid_(getpid()), roll_(std::move(roll)), log_(std::make_unique<Log>()) {
     pst_runtime_options options{};
     options.size = sizeof options;
@@ -44,9 +46,15 @@ Runtime::Runtime(int rank, int world_size, double deadline_seconds, c10::Device 
         static_cast<Runtime *>(self)->on_waiting(*waiting);
     };
     options.waiting_context = this;
+    options.dump_name = name.c_str();
+    options.where = [](void *self, int rank, char *text, size_t size, uint64_t *since) {
+        return static_cast<const Runtime *>(self)->where(rank, text, size, since);
+    };
+    options.where_context = this;
     pst_status status = pst_runtime_create(&options, &runtime_);
     if (status != PST_OK)
         throw StatusError{status, std::string("no runtime: ") + pst_status_text(status)};
+    add_to_dumps(runtime_);
     if (!device.is_cuda()) return;
     try {
         open_gpu(stream);
@@ -75,6 +83,7 @@ void Runtime::open_gpu(uintptr_t stream) {
 // The device comes last: lanes of the runtime use it to the end.
 void Runtime::destroy() {
     if (!home_.is_this()) return;
+    if (runtime_ != nullptr) remove_from_dumps(runtime_);
     const pst_status status = pst_runtime_destroy(runtime_);
     if (status == PST_OK) {
         if (stream_ != nullptr) device_->ops->stream_destroy(device_, stream_);
@@ -109,6 +118,7 @@ Runtime::~Runtime() {
         error.discard_as_unraisable("penstock's log");
     }
     roll_ = pybind11::object();
+    followed_.reset();
 }
 
 void Runtime::check_process(const std::string &what) const {
@@ -124,6 +134,42 @@ pst_runtime *Runtime::open() {
     if (runtime_ == nullptr) throw StatusError{PST_ESTATE, "this sharded model was closed"};
     return runtime_;
 }
+
+// ---- the flight record ------------------------------------------------------------------------
+
+void Runtime::follow(std::shared_ptr<Places> places, const pybind11::dict &pages) {
+    if (followed_) throw StatusError{PST_ESTATE, "the places of this runtime are known already"};
+    auto followed = std::make_unique<Followed>();
+    followed->places = std::move(places);
+    for (const auto &[rank, page] : pages) {
+        const auto [words, pid] = page.cast<std::pair<pybind11::buffer, int64_t>>();
+        pybind11::buffer_info info = words.request();
+        if (info.size * info.itemsize < static_cast<ssize_t>(3 * sizeof(uint64_t)))
+            throw StatusError{PST_EINVAL, "a page of places is too small: give three numbers"};
+        followed->pages[rank.cast<int>()] = {static_cast<const uint64_t *>(info.ptr), pid};
+        followed->buffers.push_back(std::move(info));
+    }
+    followed_ = std::move(followed);
+    known_.store(followed_.get(), std::memory_order_release); // pairs with the acquire in where
+}
+
+// On any thread, without the interpreter.
+int Runtime::where(int rank, char *text, size_t size, uint64_t *since) const noexcept {
+    const Followed *followed =
+        known_.load(std::memory_order_acquire); // pairs with the release above
+    if (followed == nullptr) return 0;
+    try {
+        const auto found = followed->pages.find(rank);
+        if (found == followed->pages.end()) return 0;
+        (void)snprintf(text, size, "%s",
+                       describe_page(*followed->places, found->second, since).c_str());
+        return 1;
+    } catch (const std::exception &) { // no memory
+        return 0;
+    }
+}
+
+// ---- the trace --------------------------------------------------------------------------------
 
 void Runtime::trace_start() {
     check(pst_trace_start(open()));

@@ -36,6 +36,8 @@ typedef struct pst_waiting {
     uint64_t ticket;
 } pst_waiting;
 
+#define PST_NO_FLIGHT_RECORD SIZE_MAX /* see pst_runtime_options.flight_records */
+
 typedef struct pst_runtime_options {
     size_t size;             /* sizeof(pst_runtime_options) */
     pst_allocator allocator; /* all NULL: the built-in metadata heap */
@@ -64,6 +66,21 @@ typedef struct pst_runtime_options {
      * end the wait it poisons the runtime. */
     void (*waiting)(void *context, const pst_waiting *waiting);
     void *waiting_context;
+    /* The flight record (trace.h): the newest records that each lane and thread always keeps;
+     * 0: 2048, PST_NO_FLIGHT_RECORD: none. */
+    size_t flight_records;
+    /* The folder that it is written to when the runtime is poisoned or a wait passes its deadline,
+     * by the thread that finds that: one on a file system that may hang holds it up. NULL: what the
+     * environment variable PENSTOCK_DUMP says; "", or no such variable: none. `dump_name`: with
+     * which the names of the files begin; NULL: "penstock". The runtimes of one job have one name,
+     * and another one than those of other jobs and of others in the process. Both are copied. */
+    const char *dump_folder, *dump_name;
+    /* NULL: none. Called while a record is written, on any thread, without locks, for each rank
+     * from 0 to world_size - 1: writes where the program of that rank is, in its words, and since
+     * when in nanoseconds of CLOCK_MONOTONIC (0: not known). 0: it is not known where. Does not
+     * block or call this library. */
+    int (*where)(void *context, int rank, char *text, size_t size, uint64_t *since);
+    void *where_context;
 } pst_runtime_options;
 
 /* Creates a runtime with its host device; options may be NULL. On error nothing is left to destroy
@@ -97,7 +114,8 @@ PST_API pst_status pst_runtime_status(const pst_runtime *runtime);
 
 /* Poisons the runtime: pending tasks end as canceled, waits return `status`, which is negative
  * (else nothing happens). `text` goes into the error text; NULL: none. The first call counts. Any
- * thread, never blocks, but for the hooks. */
+ * thread, never blocks, but for the hooks, and for a dump where there is a folder for it, which is
+ * written before (pst_runtime_options.dump_folder). */
 PST_API void pst_runtime_poison(pst_runtime *runtime, pst_status status, const char *text);
 
 typedef void (*pst_poison_hook)(void *context, pst_status status);

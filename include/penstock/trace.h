@@ -8,6 +8,36 @@
 extern "C" {
 #endif
 
+/* The flight record: beside what is recorded from a start to a stop, each lane and each thread that
+ * waits keeps its newest records, always: tasks that have a name, from their launch to the moment
+ * when their end was noticed (a task that ends in its `start`: when that began), and waits for
+ * collectives. That costs such a task the record and one or two readings of the clock.
+ * pst_runtime_options.flight_records says how many records there are, or that there are none; the
+ * 2048 of 56 bytes that a lane or thread has by default are given back when it ends, but for what
+ * it had recorded: of all those that have ended as much as four have is kept.
+ *
+ * A file of it (a dump) is a trace as pst_trace_write's, of what is newest, and has in its head
+ * what the runtime has under way: unfinished tasks, waits, closed gates, the last launches of each
+ * lane and where the program is (pst_runtime_options.where). It is written when the runtime is
+ * poisoned, before anything is canceled, and when a wait passes its deadline, if there is a folder
+ * for it (pst_runtime_options.dump_folder, PENSTOCK_DUMP), no more than once a second; and by this
+ * call. A rank has one file, folder/NAME-rankN.json, which is replaced as a whole. `python -m
+ * penstock.trace hang FOLDER` reads the files of all ranks.
+ *
+ * `folder` is made if it is not there; NULL: that of the options. `cause` and `reason` (NULL: none)
+ * stand in the file. Writes its path to `path`, cut at `size`, unless that is NULL. Any thread,
+ * also while others wait or record; in a task's code its own lane's tasks are left out. It needs
+ * memory for a copy of the records, and writes: so not in a signal's handler. PST_EINVAL (no
+ * folder), PST_ENOMEM, PST_EIO. */
+typedef enum pst_dump_cause {
+    PST_DUMP_REQUEST = 0, /* somebody wants to know */
+    PST_DUMP_SIGNAL,      /* the process is to end */
+    PST_DUMP_DEADLINE,    /* a wait has taken too long */
+    PST_DUMP_FAILURE,     /* this rank has failed */
+} pst_dump_cause;
+PST_API pst_status pst_trace_dump(pst_runtime *runtime, const char *folder, pst_dump_cause cause,
+                                  const char *reason, char *path, size_t size);
+
 /* Starts and stops recording on all threads of the runtime. Starting clears what was recorded. A
  * full ring overwrites its oldest records and counts them. One thread at a time. PST_EINVAL,
  * PST_ENOMEM, PST_ESTATE (it is started already, or is not).

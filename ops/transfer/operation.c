@@ -225,7 +225,7 @@ static pst_status lost(pst__carrier *carrier, pst_status status) {
 static void trace_wait(pst__carrier *carrier, const pst__operation *operation, uint64_t begin,
                        uint64_t end) {
     pst__trace *trace = pst__runtime_trace(carrier->runtime);
-    if (operation->wait_name == NULL || !pst__trace_on(trace)) return;
+    if (operation->wait_name == NULL || !pst__trace_keeps(trace)) return;
     pst__track *track = pst__track_of_thread(trace);
     if (track != NULL)
         pst__trace_slice(track, operation->wait_name, begin, end, operation->work.collective.ticket,

@@ -55,6 +55,7 @@ void open_runtime(void) {
                                          .allocator = model_allocator(),
                                          .spin = 1,
                                          .trace_records = 64,
+                                         .flight_records = 64,
                                          .task_capacity = 4};
     check_ok(pst_runtime_create(&options, &world.runtime), "no runtime");
 }

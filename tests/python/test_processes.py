@@ -19,6 +19,8 @@ from deepcompile_job import Job
 from equality import sgd, world
 from models import Net, loss_of, make
 from penstock import dc
+from penstock._roll import long_wait
+from penstock._trace_hang import read as read_hangs
 
 
 def error_of(function, *args, **kwargs):
@@ -296,6 +298,11 @@ def listen():
     return lines, lambda: logging.getLogger("penstock").removeHandler(handler)
 
 
+@pytest.mark.parametrize(("timeout", "seconds"), [(3, 1.5), (8, 4), (30, 4), (100, 10), (600, 30)])
+def test_a_wait_is_logged_at_a_tenth_of_its_deadline(timeout, seconds):
+    assert long_wait(timeout) == seconds
+
+
 def come_late():
     rank, _ = world()
     lines, stop = listen()
@@ -313,7 +320,8 @@ def test_who_waits_for_long_says_so_in_the_log_and_goes_on(worlds):
     lines, others = worlds(2).run(come_late)
     told = [text for level, text in lines if level >= logging.WARNING]
     assert any("watchdog: lane gather: task" in text for text in told), told
-    assert any("rank 0 has waited 4 s" in text and "rank 1" in text for text in told), told
+    late = "; rank 1 did not come: behind the backward (step 0)"
+    assert any("rank 0 has waited 4 s" in text and late in text for text in told), told
     assert not [text for level, text in others if level >= logging.WARNING]
 
 
@@ -338,6 +346,7 @@ loss_of(model, 1, rank).backward()
 def test_an_exception_that_ends_a_rank_is_named_by_the_others(tmp_path):
     environment = {**os.environ, "TESTS": str(Path(__file__).parent)}
     environment["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0"  # the child has none of its threads
+    environment["PENSTOCK_DUMP"] = str(tmp_path / "dumps")
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", LEAVES, str(tmp_path / "store"), str(rank)],
@@ -352,6 +361,12 @@ def test_an_exception_that_ends_a_rank_is_named_by_the_others(tmp_path):
     assert [out for out, _ in told] == ["child 7\n"] * 2, told
     assert [process.returncode for process in ranks] == [1, 1]
     assert "rank 1 failed: ValueError: boom, behind the backward (step 0)" in told[0][1], told[0][1]
+    (hang,) = read_hangs(tmp_path / "dumps")
+    assert [(blamed.rank, blamed.why) for blamed in hang.blamed] == [
+        (1, "failed: ValueError: boom")
+    ]
+    assert hang.blamed[0].place == "behind the backward (step 0)"
+    assert sorted(hang.dumps) == [0, 1]
 
 
 def test_the_end_of_the_process_closes_all_engines_also_where_one_fails(monkeypatch):

@@ -292,6 +292,7 @@ static pst_status open_runtime(program *self) {
                                    .spin = 1 + random_below(&self->random, 8),
                                    .deadline_ns = is_stuck ? STUCK_DEADLINE_NS : DEADLINE_NS,
                                    .trace_records = 64,
+                                   .flight_records = 64,
                                    .task_capacity = 1 + random_below(&self->random, 8)};
     if (is_stuck || random_once_in(&self->random, 3))
         self->watchdog_ns = (is_stuck ? 100000u : 50000000u) << random_below(&self->random, 3);

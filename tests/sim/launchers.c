@@ -378,6 +378,7 @@ void launchers_run(void *argument) {
                                          .spin = 1 + random_below(&random, 8),
                                          .deadline_ns = DEADLINE_NS,
                                          .trace_records = 64,
+                                         .flight_records = 64,
                                          .task_capacity = 1 + random_below(&random, 8)};
     must(&self, pst_runtime_create(&options, &self.runtime), "pst_runtime_create");
     for (uint32_t i = 1 + random_below(&random, LANES); i > 0; i--)

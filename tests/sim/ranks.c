@@ -122,6 +122,7 @@ static void open_all(rank_state *state) {
                                    .spin = self->spin,
                                    .deadline_ns = DEADLINE_NS,
                                    .trace_records = 64,
+                                   .flight_records = 64,
                                    .task_capacity = 4};
     if (self->has_watchdog) options.watchdog_ns = DEADLINE_NS / 2;
     options.watchdog_poisons = may_fail(self);
@@ -312,8 +313,10 @@ static void run(uint64_t seed, int is_flat) {
     pst_runtime *runtime = NULL;
     pst_local_world *meeting = NULL;
     draw_program(&self, seed, is_flat);
-    const pst_runtime_options options = {
-        .size = sizeof options, .allocator = memory_allocator(), .trace_records = 64};
+    const pst_runtime_options options = {.size = sizeof options,
+                                         .allocator = memory_allocator(),
+                                         .trace_records = 64,
+                                         .flight_records = 64};
     if (pst_runtime_create(&options, &runtime) == PST_OK &&
         pst_local_world_create(runtime, self.world, &meeting) == PST_OK)
         train_all(&self, meeting);

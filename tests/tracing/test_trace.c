@@ -122,8 +122,8 @@ static void a_ring_costs_no_memory_until_something_is_recorded(void **state) {
     memset(&traced, 0, sizeof traced);
     assert_int_equal(pst__heap_init(&traced.heap, NULL), PST_OK);
     pst__error_init(&traced.error, NULL, NULL);
-    assert_int_equal(pst__trace_create(&traced.heap, &traced.error, 0, 1, RECORDS, &traced.trace),
-                     PST_OK);
+    assert_int_equal(
+        pst__trace_create(&traced.heap, &traced.error, 0, 1, RECORDS, 0, &traced.trace), PST_OK);
     for (int i = 0; i < TRACKS; ++i)
         (void)new_track(&traced, "lane");
     const long bytes = resident_bytes();
@@ -523,7 +523,8 @@ static pst_status whole_life(traced *traced, long fail_at) {
     traced->heap = counting_heap_open(&traced->counts);
     pst__error_init(&traced->error, NULL, NULL);
     pst__track *track;
-    pst_status status = pst__trace_create(&traced->heap, &traced->error, 0, 1, 64, &traced->trace);
+    pst_status status =
+        pst__trace_create(&traced->heap, &traced->error, 0, 1, 64, 0, &traced->trace);
     if (status != PST_OK) return status;
     status = pst__track_create(traced->trace, PST__TRACK_LANE, "gather", &track);
     if (status == PST_OK) status = pst__trace_start(traced->trace);

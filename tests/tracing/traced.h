@@ -21,7 +21,7 @@ static inline pst_status traced_open(traced *traced, int rank, int world_size, s
     memset(traced, 0, sizeof *traced);
     traced->heap = counting_heap_open(&traced->counts);
     pst__error_init(&traced->error, NULL, NULL);
-    return pst__trace_create(&traced->heap, &traced->error, rank, world_size, records,
+    return pst__trace_create(&traced->heap, &traced->error, rank, world_size, records, 0,
                              &traced->trace);
 }
 

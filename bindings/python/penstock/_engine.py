@@ -130,6 +130,7 @@ class Engine:
         self._ids = {id(p.sharded) for p in self._parameters}
         self.whole_ids = {id(p.full) for p in self._parameters}
         world.roll.follow(self.phases.where, self.phases.describe)
+        runtime.follow(self.phases.places, world.roll.pages())
         model.__dict__[_ATTRIBUTE] = self
         if keeping is not None:
             keeping.attach(self)
@@ -300,6 +301,7 @@ class Engine:
             self.native.destroy()
             self.runtime.destroy()
             self.runtime, self.native = open_native(self.name, self.options, self.world, self.units)
+            self.runtime.follow(self.phases.places, self.world.roll.pages())
             for group in self.groups():
                 move_shard(self.native, group)
             for unit in self.units:

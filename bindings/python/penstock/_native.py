@@ -38,6 +38,7 @@ def open_native(
         The engine is sealed, and has no shards.
     """
     runtime = _C.Runtime(
+        f"{name}-{world.roll.run}",
         world.rank,
         world.size,
         options.seconds,
@@ -45,6 +46,7 @@ def open_native(
         stream_of(world.device),
         world.roll,
     )
+    world.roll.compares = options.verify
     native = _C.Engine(
         runtime=runtime,
         name=name,

@@ -14,7 +14,7 @@ BYTES = mmap.PAGESIZE
 
 
 class Page:
-    """The page of this rank, of two numbers.
+    """The page of this rank, of three numbers.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class Page:
     Attributes
     ----------
     words : memoryview
-        How many places it has been at, and which one it is at.
+        How many places it has been at, which one it is at, and since when (``monotonic_ns``).
     descriptor : int
         What others open; -1: no one can.
     """

@@ -24,12 +24,12 @@ class Phases:
     units : list of Unit
         The root first, whose forward is the model's.
     words : memoryview
-        Two numbers, which say how many places the training has been at, and which one it is at.
+        Those of a `Page`: where the training is.
     """
 
     def __init__(self, units: list[Unit], words: memoryview) -> None:
         self._root = units[0]
-        self._units = units
+        self.places = _C.Places(_KINDS, [unit.name for unit in units])
         self._numbers: dict[Unit | None, int] = {unit: i for i, unit in enumerate(units)}
         self._words = words
         self._unit: Unit | None = None  # of the place
@@ -53,19 +53,14 @@ class Phases:
 
     def describe(self, place: int) -> str:
         """Describe a place of this rank, or of another one with the same model."""
-        step, unit, kind = place >> 32, place >> 8 & 0xFFFFFF, _KINDS[place >> 1 & 0x7F]
-        where = "behind" if place & 1 else "in"
-        if not kind:
-            return "before the first forward"
-        if unit == 0:
-            return f"{where} the {kind} (step {step})"
-        return f"{where} {self._units[unit].name!r} (step {step}, {kind})"
+        return self.places.describe(place)
 
     def reach(self, kind: str, unit: Unit | None = None, is_behind: bool = False) -> None:
         """Note that the training is in, or behind, something of this kind, or a unit's part."""
         self._unit = unit
         part = self._numbers.get(unit, 0)
         self._words[1] = self._number << 32 | part << 8 | _NUMBERS[kind] << 1 | is_behind
+        self._words[2] = monotonic_ns()
         self._words[0] += 1
 
     def start(self, runtime: _C.Runtime, call_before_step: Callable[[int], None]) -> None:

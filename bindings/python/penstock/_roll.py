@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock import _beat
 from penstock._beat import Beat, Posted
+from penstock._dump import dump_all, is_wanted
 from penstock._errors import PenstockError
 from penstock._page import Page, open_page
 
@@ -37,9 +39,14 @@ Answer = TypeVar("Answer")
 _PATIENCE = 2.0  # seconds to wait for the store, and for lines of other ranks
 _SILENCE = 2 * _beat.INTERVAL  # without a beat: a rank is not heard of any more
 _MOST = 8  # named in one text
+_NOT_COMPARED = (
+    " (with verify=False that may be because of any rank on another path, this one included: "
+    "verify=True tells)"
+)
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO)  # by the library's numbers
 _logger = logging.getLogger("penstock")
 _rolls: weakref.WeakSet[Roll] = weakref.WeakSet()
+_numbers = itertools.count()  # of the rolls of this process
 
 
 class Roll:
@@ -62,17 +69,23 @@ class Roll:
         An identifier of each rank's machine; empty before the ranks have met.
     page : Page
         Where this rank is, for those of its machine.
+    compares : bool
+        Whether the ranks compare their collectives before they begin.
+    run : str
+        Names this engine among those of all jobs, the same on all ranks once they have met.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: float) -> None:
         self.hosts: list[str] = []
         self.rank, self.size, self.timeout = rank, size, timeout
+        self.compares = True
         self._others = [other for other in range(size) if other != rank]
         self._store = store
         self._pid = os.getpid()
         self._pids: dict[int, int] = {}  # of the other ranks on this machine
         self._pages: dict[int, memoryview] = {}  # of those whose is to be read
         self.page = Page(is_shared=size > 1)
+        self.run = _digest([self._record(), str(next(_numbers))])
         self._line: Any = None  # what the others can read of this rank
         self._looked = 0.0  # seconds after the beginning of this wait
         self._is_logged = False  # this wait
@@ -125,6 +138,7 @@ class Roll:
             pause = min(2 * pause, 0.1)
         ranks = range(self.size)
         records = [self._store.get(f"here/{rank}").decode().split() for rank in ranks]
+        self.run = _digest(map(" ".join, records))
         self.hosts = [host for host, *_ in records]
         mine = records[self.rank][:2]
         near = [rank for rank in self._others if records[rank][:2] == mine]
@@ -168,6 +182,11 @@ class Roll:
             text = f"rank {self.rank}: no {what}: {first}"
             status = "ETIMEDOUT" if "imeout" in first or "imed out" in first else "ESYSTEM"
             raise PenstockError(status, self.lost(status, text)) from error
+
+    def pages(self) -> dict[int, tuple[memoryview, int]]:
+        """Return the pages that this rank can read, its own too, and whose processes' they are."""
+        others = {rank: (words, self._pids[rank]) for rank, words in self._pages.items()}
+        return {self.rank: (self.page.words, self._pid), **others}
 
     # ---- the beat -------------------------------------------------------------------------------
 
@@ -223,7 +242,7 @@ class Roll:
 
     def _log_wait(self, seconds: float) -> None:
         """Log once that a wait is long, and look at the others some beats before."""
-        limit = min(30.0, self.timeout / 2)
+        limit = long_wait(self.timeout)
         if seconds >= limit:
             self._is_logged = True
             _logger.warning("%s", self._describe_wait(seconds))
@@ -283,13 +302,10 @@ class Roll:
         self._ask(self._report_failure, text, is_theirs)
         return text
 
-    def leave(self) -> None:
-        """Report to the other ranks an exception that ends this process; not in a child of fork."""
-        cause = getattr(sys, "last_value", None)
-        if cause is None or os.getpid() != self._pid or not self._others:
-            return
-        first = next(iter(str(cause).splitlines()), "")
-        self._ask(self._report_failure, f"{type(cause).__name__}: {first}", False)
+    def leave(self, why: str) -> None:
+        """Report to the other ranks what ends this process; not in a child of fork."""
+        if os.getpid() == self._pid and self._others:
+            self._ask(self._report_failure, why, False)
 
     def _report_failure(self, text: str, is_theirs: bool) -> bool:
         """Leave why this rank fails; `is_theirs`: because of another one."""
@@ -343,7 +359,8 @@ class Roll:
             elif state:
                 text = f"the process of rank {rank} ({self._pids[rank]}) {state}"
                 place = found.posted.get(rank)
-                found.to_blame.append(f"{text}, last heard of {place.place}" if place else text)
+                text = f"{text}, last heard of {place.place}" if place else text
+                found.to_blame.append(text if self.compares else f"{text}{_NOT_COMPARED}")
             elif self._is_here(line.get("tickets", {})):
                 found.waiting.append(rank)
             else:
@@ -438,8 +455,17 @@ class _Found:
 
 
 def _leave_all() -> None:
+    """Write and report an exception that ends this process."""
+    cause = getattr(sys, "last_value", None)
+    if cause is None:
+        return
+    first = next(iter(str(cause).splitlines()), "")
+    why = f"{type(cause).__name__}: {first}"
+    if is_wanted():
+        with suppress(PenstockError):  # the exception is told already
+            dump_all(None, why, is_failure=True)
     for roll in list(_rolls):
-        roll.leave()
+        roll.leave(why)
 
 
 class _Aside(Generic[Answer]):
@@ -485,6 +511,19 @@ def _latest(launches: Iterable[Place]) -> dict[str, int]:
 def _ranks(ranks: list[int]) -> str:
     named = ", ".join(map(str, ranks[:_MOST])) + (" ..." if len(ranks) > _MOST else "")
     return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"
+
+
+def long_wait(timeout: float) -> float:
+    """Return the seconds after which a wait is logged.
+
+    That is a tenth of the deadline, 30 s at most, and, where there is so much, not less than it
+    takes to tell a beat that has ended from one that is to come.
+    """
+    return min(30.0, timeout / 2, max(timeout / 10, 2 * _SILENCE))
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
 
 
 def _this_host() -> str:

@@ -1,4 +1,4 @@
-"""Merge, report and draw traces: ``python -m penstock.trace merge|report|draw``.
+"""Merge, report and draw traces: ``python -m penstock.trace merge|report|draw|hang``.
 
 Works on the Chrome trace JSON that Penstock writes, with the standard library alone; the package's
 compiled extension is not needed. ``penstock.trace(path)``, which records, is another thing of the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 import types
 from collections.abc import Sequence
@@ -17,10 +18,41 @@ from typing import Any
 
 from penstock._trace_draw import draw
 from penstock._trace_files import TraceError, load
+from penstock._trace_hang import Hang, format_hang
+from penstock._trace_hang import read as read_hangs
 from penstock._trace_merge import merge
 from penstock._trace_report import format_report, report
 
-__all__ = ["TraceError", "draw", "format_report", "load", "main", "merge", "report"]
+__all__ = ["TraceError", "draw", "dump", "format_report", "load", "main", "merge", "report"]
+
+
+def dump(folder: str | os.PathLike[str] | None = None, reason: str = "") -> list[str]:
+    """Write this rank's flight records: what each engine has done last, and has under way.
+
+    It needs no other rank and no trace; ``python -m penstock.trace hang FOLDER`` reads the files of
+    all ranks together. Failures write them by themselves where the environment variable
+    ``PENSTOCK_DUMP`` names a folder, and so does SIGTERM.
+
+    Parameters
+    ----------
+    folder : str or path, optional
+        Where to, made if it is not there; left out: where ``PENSTOCK_DUMP`` says. A rank has one
+        file an engine in it, which is replaced.
+    reason : str
+        Stands in the files.
+
+    Returns
+    -------
+    list of str
+        The files, one an engine of this process.
+
+    Raises
+    ------
+    PenstockError
+        EINVAL without a folder, EIO where a file cannot be written.
+    """
+    write = importlib.import_module("penstock._dump").dump_all
+    return write(None if folder is None else os.fspath(folder), reason, is_failure=False)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -32,6 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("report", help="exposed communication, stragglers, busy lanes")
     one.add_argument("trace")
     one.add_argument("--step", type=int, help="only this step, from 0 (default: all there is)")
+    one.add_argument("--json", action="store_true", help="as JSON")
+    one = commands.add_parser("hang", help="who is missing, by the dumps of all ranks")
+    one.add_argument("folder", help="where the ranks have written them")
     one.add_argument("--json", action="store_true", help="as JSON")
     one = commands.add_parser("draw", help="an SVG picture of a step")
     one.add_argument("trace")
@@ -48,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_format_skews(merge(options.traces, options.out)), end="")
         elif options.command == "draw":
             draw(options.trace, options.out, options.step)
+        elif options.command == "hang":
+            print(_told(read_hangs(options.folder), as_json=options.json), end="")
         else:
             result = report(options.trace, options.step)
             print(json.dumps(result, indent=2) if options.json else format_report(result))
@@ -55,6 +92,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"penstock.trace: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _told(hangs: list[Hang], *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps([hang.as_dict() for hang in hangs], indent=2) + "\n"
+    return "\n".join(map(format_hang, hangs))
 
 
 def _format_skews(behind: dict[int, float]) -> str:

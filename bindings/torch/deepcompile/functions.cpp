@@ -1,5 +1,6 @@
 // The extension module penstock._dc: the functions of DeepCompile's native module.
 #include "context.hpp"
+#include "dumps.hpp"
 #include "outside_python.hpp"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -57,11 +58,12 @@ void init(const py::object &group, const py::object &object, int64_t bucket_elem
     ranks->reduce = world.attr("reduce").cast<std::optional<ProcessGroup>>();
     ranks->questions = world.attr("questions").cast<std::optional<ProcessGroup>>();
     ranks->segments = world.attr("segments").cast<SegmentMaker>();
+    const auto name = "deepcompile-" + roll.attr("run").cast<std::string>();
     py::gil_scoped_release unlocked;
     if (device.is_cuda())
         ranks->compute = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-    ranks->runtime =
-        make_own<Runtime>(ranks->rank, ranks->size, deadline, device, stream, std::move(roll));
+    ranks->runtime = make_own<Runtime>(name, ranks->rank, ranks->size, deadline, device, stream,
+                                       std::move(roll));
     add_context(make_own<Context>(config, std::move(ranks)));
 }
 
@@ -98,6 +100,8 @@ void bind_life(py::module_ &module) {
     module.def("cleanup", &end_current_context, Unlocked());
     // What makes their memory is the interpreter's.
     py::module_::import("atexit").attr("register")(py::cpp_function(&end_all_contexts, Unlocked()));
+    module.def("dump", &dump_as_asked, Unlocked(), py::arg("folder"), py::arg("reason"),
+               py::arg("is_failure"), "As penstock._C.dump, of DeepCompile's runtimes.");
     module.def("current", &current_number, "The number of the current runtime; 0: none.");
     module.def("select", &select_context, py::arg("context"));
     module.def(
