@@ -82,7 +82,7 @@ static pst__moment moment_now(void) {
     return (pst__moment){.real = pst__clock_read(CLOCK_REALTIME), .now = pst__now()};
 }
 
-static pst__trace_level level_without_recording(const pst__trace *trace) {
+static int level_without_recording(const pst__trace *trace) {
     return trace->tapes[PST__TAPE_FLIGHT].capacity == 0 ? PST__TRACE_NOTHING : PST__TRACE_FLIGHT;
 }
 

@@ -327,7 +327,7 @@ def test_one_rank_has_nobody_to_wait_for(tmp_path):
 
 def test_hints_name_what_to_change(tmp_path):
     (hint,) = reported(tmp_path, with_a_straggler(0, "gather", "wait blocks.0"))["hints"]
-    assert "prefetch_ahead=" in hint and "in 47.6% of the time" in hint
+    assert "memory='auto'" in hint and "in 47.6% of the time" in hint
     (hint,) = reported(tmp_path, with_a_straggler(0, "reduce", "wait gradients"))["hints"]
     assert "bucket_bytes=" in hint
     assert reported(tmp_path, with_a_straggler(0, "gather", "no wait"))["hints"] == []

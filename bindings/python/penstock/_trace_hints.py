@@ -7,7 +7,7 @@ from typing import Any
 
 _ENOUGH = 0.05  # of the time: less exposed communication is not worth a hint
 _OPTIONS = {
-    "gather": "give penstock.shard memory=\"auto\", which has groups stay gathered and gathers begin "
+    "gather": "give penstock.shard memory='auto', which has groups stay gathered and gathers begin "
     "earlier as far as memory goes, or gather fewer bytes by param_dtype=",
     "reduce": "lower bucket_bytes= of penstock.shard, so that the last bucket is smaller, or "
     "reduce fewer bytes by reduce_dtype=",

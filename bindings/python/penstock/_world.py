@@ -18,7 +18,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from penstock._arguments import refuse
 from penstock._errors import PenstockError
-from penstock._fork import groups_of_parent
+from penstock._fork import groups_of_engines, groups_of_parent
 from penstock._memory import segment_maker
 from penstock._mesh import Ranks, name_of, ranks_of
 from penstock._roll import Roll
@@ -341,6 +341,7 @@ def _gloo_group(name: str, rank: int, size: int, timeout: float) -> Any:
     private._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     private._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     private._set_group_name(dist.GroupName(name))
+    groups_of_engines.add(private)
     return private
 
 
