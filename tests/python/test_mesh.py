@@ -84,6 +84,16 @@ def test_training_is_that_of_the_unsharded_model(worlds, stage):
     worlds(4).run(train_on_a_mesh, stage, Net, square, bucket_bytes=256)
 
 
+def pair():
+    """A replica a rank."""
+    return init_device_mesh(DEVICE, (2, 1), mesh_dim_names=NAMES)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_replicas_of_one_rank_each_train_alike(worlds, stage):
+    worlds(2).run(train_on_a_mesh, stage, Net, pair)
+
+
 def test_gradients_that_one_replica_alone_has_count(worlds):
     worlds(4).run(train_on_a_mesh, 3, models.OnOneRank, square)
 

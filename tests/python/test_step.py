@@ -19,6 +19,7 @@ from models import (
     make,
 )
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 on_gpus = pytest.mark.skipif(
     DEVICE != "cuda", reason="CUDA graphs want a GPU: PENSTOCK_TEST_DEVICE=cuda"
@@ -161,6 +162,17 @@ def check_all_ways(communicator):
         except Exception as error:
             failed.append(f"{name}: {type(error).__name__}: {error}")
     assert not failed, "\n".join(failed)
+
+
+def check_replicas(communicator):
+    mesh = init_device_mesh(DEVICE, (2, 1), mesh_dim_names=("replicate", "shard"))
+    assert_equal(Net, {"mesh": mesh, "communicator": communicator})
+
+
+@on_gpus
+@pytest.mark.parametrize("communicator", ["auto", "nccl"])
+def test_captured_steps_of_replicas_equal_eager_ones(worlds, communicator):
+    worlds(2).run(check_replicas, communicator)
 
 
 # ---- accumulation outside of the function --------------------------------------------------------
