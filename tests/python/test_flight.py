@@ -16,12 +16,16 @@ import pytest
 from chrome_rules import check_file
 from equality import world
 from made_dumps import SECOND, RankDump
-from models import Net, loss_of, make
+from models import DEVICE, Net, loss_of, make
 from penstock._trace_hang import format_hang
 from penstock._trace_hang import read as read_hangs
 from test_beat import Called, train
 from test_processes import store
 from test_trace_tool import BUILD, ODD
+
+on_cpus = pytest.mark.skipif(
+    DEVICE == "cuda", reason="a rank on a GPU does not wait for others, its device does"
+)
 
 # ---- faults of real ranks -----------------------------------------------------------------------
 
@@ -59,6 +63,7 @@ def fail_and_read(world, fault, folder):
     return hang, text
 
 
+@on_cpus
 @pytest.mark.parametrize(
     ("fault", "what"), [(signal.SIGSTOP, "is stopped"), (signal.SIGKILL, "has ended")]
 )
@@ -82,6 +87,7 @@ def test_a_rank_that_left_no_dump_is_missing_with_its_place(fresh_world, tmp_pat
     assert f"{place} since {blamed.seconds:.1f} s{process and ', '}{process}\n" in text, text
 
 
+@on_cpus
 @pytest.mark.parametrize("fault", ["another branch", "another branch, not compared"])
 def test_of_two_ranks_on_two_paths_both_are_named_and_neither_is_blamed(
     fresh_world, tmp_path, fault
