@@ -21,9 +21,7 @@ void raise_penstock_error(std::exception_ptr pointer) {
         if (pointer) std::rethrow_exception(pointer);
     } catch (const StatusError &error) {
         py::object type = py::module_::import("penstock._errors").attr("PenstockError");
-        // Names and peers' words may hold anything, which must not hide the status.
-        py::object text = py::bytes(error.text).attr("decode")("utf-8", "backslashreplace");
-        py::object value = type(pst_status_name(error.status), text);
+        py::object value = type(pst_status_name(error.status), to_python(error.text));
         PyErr_SetObject(type.ptr(), value.ptr());
     }
 }

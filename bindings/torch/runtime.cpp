@@ -194,7 +194,7 @@ void Runtime::trace_slice(const std::string &name, uint64_t begin_ns, uint64_t e
 std::string Runtime::lost(pst_status status, const std::string &text) {
     if (!lost_.empty()) return lost_;
     const pybind11::gil_scoped_acquire gil;
-    lost_ = roll_.attr("lost")(pst_status_name(status), text).cast<std::string>();
+    lost_ = roll_.attr("lost")(pst_status_name(status), to_python(text)).cast<std::string>();
     return lost_;
 }
 
@@ -262,7 +262,8 @@ void Runtime::forward_log() {
     if (lines.empty()) return;
     const pybind11::gil_scoped_acquire gil;
     for (auto line = lines.rbegin(); line != lines.rend(); ++line)
-        roll_.attr("log")(static_cast<int>((*line)->level), (*line)->is_raised, (*line)->text);
+        roll_.attr("log")(static_cast<int>((*line)->level), (*line)->is_raised,
+                          to_python((*line)->text));
 }
 
 } // namespace penstock

@@ -225,6 +225,18 @@ def test_a_record_is_written_while_a_trace_goes_on(tmp_path):
     penstock.close(model)
 
 
+def test_a_text_that_is_cut_within_a_character_does_not_hide_its_status():
+    model = penstock.shard(make(Net))
+    texts = []
+    for start in ("", "x"):  # one of them is cut there
+        with pytest.raises(penstock.PenstockError) as raised:
+            tool.dump(start + 1000 * "é")
+        assert raised.value.status == "EIO"
+        texts.append(str(raised.value))
+    assert any("\\xc3" in text for text in texts), texts
+    penstock.close(model)  # the log has them, too
+
+
 # ---- who is named, by dumps made by hand --------------------------------------------------------
 
 

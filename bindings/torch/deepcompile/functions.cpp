@@ -20,7 +20,7 @@ void raise_penstock_error(std::exception_ptr pointer) {
         if (pointer) std::rethrow_exception(pointer);
     } catch (const StatusError &error) {
         py::object type = py::module_::import("penstock._errors").attr("PenstockError");
-        py::object value = type(pst_status_name(error.status), error.text);
+        py::object value = type(pst_status_name(error.status), to_python(error.text));
         PyErr_SetObject(type.ptr(), value.ptr());
     }
 }
