@@ -18,6 +18,12 @@ static void train(rank_state *state, int passes) {
 
 #define CHAIN_BYTES (8 * 64 * sizeof(float)) /* of a group */
 
+static void run_chains(void (*play)(rank_state *)) {
+    model model = chain_model(3, 6, 64);
+    run_ranks(2, &model, play, NULL);
+    run_ranks(4, &model, play, NULL);
+}
+
 static pst_zero_forecast forecast_of(const rank_state *state) {
     pst_zero_forecast forecast = {.size = sizeof forecast};
     (void)pst_zero_get_forecast(state->engine, 1, &forecast);
@@ -47,9 +53,7 @@ static void keep_two(rank_state *state) {
 
 static void a_kept_group_is_not_gathered_by_the_backward(void **unused) {
     (void)unused;
-    model model = chain_model(3, 6, 64);
-    run_ranks(2, &model, keep_two, NULL);
-    run_ranks(4, &model, keep_two, NULL);
+    run_chains(keep_two);
 }
 
 /* All ranks go by the one that has the least. The window of two leaves three groups to choose. */
@@ -67,9 +71,7 @@ static void keep_what_the_smallest_has(rank_state *state) {
 
 static void the_smallest_of_all_ranks_is_kept(void **unused) {
     (void)unused;
-    model model = chain_model(3, 6, 64);
-    run_ranks(2, &model, keep_what_the_smallest_has, NULL);
-    run_ranks(4, &model, keep_what_the_smallest_has, NULL);
+    run_chains(keep_what_the_smallest_has);
 }
 
 /* Everything stays gathered: several forwards, evaluations between, backwards that do not reduce,

@@ -138,6 +138,18 @@ static inline pst_task_options step_options(step *self, pst_lane *lane) {
                               .done_argument = self};
 }
 
+/* Behind `after`, if that is one. */
+static inline pst_task add_with_ticket(pst_graph *graph, pst_lane *lane, step *self,
+                                       uint64_t ticket, pst_task after) {
+    pst_task_options options = step_options(self, lane);
+    pst_task task;
+    options.ticket = ticket;
+    options.after = &after;
+    options.after_count = after.graph != NULL;
+    assert_ok(pst_graph_add(graph, &options, &task));
+    return task;
+}
+
 /* Adds the step behind up to three tasks (those whose graph is NULL do not count). */
 static inline pst_task add_step(pst_graph *graph, pst_lane *lane, step *self, pst_task a,
                                 pst_task b, pst_task c) {

@@ -86,17 +86,6 @@ static void assert_file(const flown *flown, const char *const *parts, size_t cou
     assert_file((flown), (const char *const[]){__VA_ARGS__},                                       \
                 sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
 
-static pst_task add_with_ticket(pst_graph *graph, pst_lane *lane, step *self, uint64_t ticket,
-                                pst_task after) {
-    pst_task_options options = step_options(self, lane);
-    pst_task task;
-    options.ticket = ticket;
-    options.after = &after;
-    options.after_count = after.graph != NULL;
-    assert_ok(pst_graph_add(graph, &options, &task));
-    return task;
-}
-
 /* ---- what is in it ------------------------------------------------------------------------ */
 
 static void it_has_tasks_with_a_name_without_a_trace(void **state) {

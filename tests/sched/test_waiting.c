@@ -35,19 +35,11 @@ static pst_lane *open_watched(watch *self, pst_lane_mode mode) {
     return open_lane_in_order(self->runtime, "gather", mode);
 }
 
-static pst_task add_with_ticket(pst_graph *graph, pst_lane *lane, step *self, uint64_t ticket) {
-    pst_task_options options = step_options(self, lane);
-    pst_task task;
-    options.ticket = ticket;
-    assert_ok(pst_graph_add(graph, &options, &task));
-    return task;
-}
-
 /* The first task ends, the second one does not by itself; the second is waited for. */
 static pst_status wait_for_second(watch *self, pst_lane *lane, step steps[2]) {
     pst_graph *graph = open_graph(self->runtime, PST_GRAPH_GROWING, "g");
-    pst_task first = add_with_ticket(graph, lane, &steps[0], 54);
-    pst_task second = add_with_ticket(graph, lane, &steps[1], 55);
+    pst_task first = add_with_ticket(graph, lane, &steps[0], 54, NO_TASK);
+    pst_task second = add_with_ticket(graph, lane, &steps[1], 55, NO_TASK);
     const pst_status status = pst_task_wait((pst_launch){graph, 0}, second, NULL);
     pst_task_release(first);
     pst_task_release(second);

@@ -44,17 +44,6 @@ static pst_runtime *open_watched(journal *lines, int poisons) {
     return runtime;
 }
 
-static pst_task add_with_ticket(pst_graph *graph, pst_lane *lane, step *self, uint64_t ticket,
-                                pst_task after) {
-    pst_task_options options = step_options(self, lane);
-    pst_task task;
-    options.ticket = ticket;
-    options.after = &after;
-    options.after_count = after.graph != NULL;
-    assert_ok(pst_graph_add(graph, &options, &task));
-    return task;
-}
-
 static void assert_line(const journal *lines, const char *const *names, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (strstr(lines->last, names[i]) == NULL)
