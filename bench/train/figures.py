@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -13,6 +14,13 @@ from typing import Any
 import torch
 
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")  # what a trace calls the work of a device
+
+KINDS = {
+    "products": r"nvjet|gemm|cutlass|cublas",
+    "attention": r"fmha|flash|cudnn",
+    "compiled": r"^triton_",
+    "nccl": r"ncclDevKernel",
+}  # kinds of work by what is in their kernels' names; others stand by their own
 
 Interval = tuple[float, float]  # begin and end in us
 
@@ -31,17 +39,13 @@ class Idle:
     span_ms: float
 
 
-def idle_of(train: Callable[[], None]) -> Idle:
-    """Profile what train issues, which synchronises at its end.
-
-    Replayed graphs may spread their kernels over streams of their own, so that the stream with the
-    most kernel time need not be all of the compute: the share of the device is a lower bound.
-    """
-    record(train)  # the first profile starts the profiler
-    return idle_in(record(train))
-
-
 def record(train: Callable[[], None]) -> list[dict[str, Any]]:
+    """Profile what train issues, which synchronises at its end: a Chrome trace's events."""
+    profiled(train)  # the first profile starts the profiler
+    return profiled(train)
+
+
+def profiled(train: Callable[[], None]) -> list[dict[str, Any]]:
     """Return the events of a Chrome trace of this device."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         train()
@@ -52,7 +56,11 @@ def record(train: Callable[[], None]) -> list[dict[str, Any]]:
 
 
 def idle_in(events: list[dict[str, Any]]) -> Idle:
-    """Find the idle shares in the events of a Chrome trace."""
+    """Find the idle shares in the events of a Chrome trace.
+
+    Replayed graphs may spread their kernels over streams of their own, so that the stream with the
+    most kernel time need not be all of the compute: the share of the device is a lower bound.
+    """
     streams: dict[int, list[Interval]] = defaultdict(list)
     kernel_time: dict[int, float] = defaultdict(float)
     for event in events:
@@ -71,6 +79,33 @@ def idle_in(events: list[dict[str, Any]]) -> Idle:
         stream=1 - covered(streams[busiest]) / span,
         span_ms=span / 1e3,
     )
+
+
+def work_in(events: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Return ms by kind of work, longest first: all of it, and that beside which nothing worked."""
+    work = [event for event in events if event.get("cat") in WORK]
+    edges = [(event["ts"], 1, number) for number, event in enumerate(work)]
+    edges += [(event["ts"] + event["dur"], 0, number) for number, event in enumerate(work)]
+    whole: dict[str, float] = defaultdict(float)
+    alone: dict[str, float] = defaultdict(float)
+    running: set[int] = set()
+    before = 0.0
+    for time, begins, number in sorted(edges):
+        for one in running:
+            whole[kind_of(work[one]["name"])] += (time - before) / 1e3
+        if len(running) == 1:
+            alone[kind_of(work[next(iter(running))]["name"])] += (time - before) / 1e3
+        running.add(number) if begins else running.discard(number)
+        before = time
+    return {kind: (whole[kind], alone[kind]) for kind in sorted(whole, key=lambda k: -whole[k])}
+
+
+def kind_of(name: str) -> str:
+    """Group what does the same work under one name."""
+    for kind, pattern in KINDS.items():
+        if re.search(pattern, name):
+            return kind
+    return re.sub(r"^void |[<(].*", "", name)
 
 
 def covered(intervals: Iterable[Interval]) -> float:

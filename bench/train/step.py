@@ -16,9 +16,10 @@ torch's allocator does not count as allocated: what it takes is the device's cou
 for `compute-captured`, compute alone in one CUDA graph of torch's. MFU is of 6 operations a token
 and parameter and 12 a layer, pair of tokens and element of attention's width. With `--idle` some
 more steps are profiled: how long no work ran on the device, and none on the stream with the most
-kernel time; the profiler slows the host, so their time stands beside. With `--time-waits`
-penstock's own figures show how long its compute waited, which costs a little. `--checkpoint auto`
-is penstock's, within `--memory`, beside others that checkpoint every layer, or one of `--every`.
+kernel time, and what worked how long on one rank; the profiler slows the host, so their time stands
+beside. With `--time-waits` penstock's own figures show how long its compute waited, which costs a
+little. `--checkpoint auto` is penstock's, within `--memory`, beside others that checkpoint every
+layer, or one of `--every`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import penstock as library
 import torch
 import torch.distributed as dist
 from causal_lm import build_causal_lm
-from figures import flops_of_token, idle_of
+from figures import flops_of_token, idle_in, record, work_in
 from model import TINY, Model, Shape, build
 from torch.distributed.tensor import DTensor
 from ways import (
@@ -208,7 +209,7 @@ def report(ways: list[Implementation], given: argparse.Namespace) -> None:
 
 
 def report_idle(way: Implementation, given: argparse.Namespace, device: torch.device) -> None:
-    """Profile some steps and print how long the device was idle, where that is longest."""
+    """Profile some steps and print how long the device was idle, where that is longest, and why."""
     batches = batches_of(way, given, device, given.idle)
 
     def train() -> None:
@@ -216,7 +217,8 @@ def report_idle(way: Implementation, given: argparse.Namespace, device: torch.de
             way.step(tokens)
         synchronize()
 
-    idle = idle_of(train)
+    events = record(train)
+    idle = idle_in(events)
     of_device, of_stream, span = of_all_ranks(
         [idle.device, idle.stream, idle.span_ms / len(batches)], device
     )
@@ -224,6 +226,10 @@ def report_idle(way: Implementation, given: argparse.Namespace, device: torch.de
         f"{way.name:16} idle: device {of_device:.1%}, compute stream {of_stream:.1%} "
         f"of {span:.2f} ms a profiled step"
     )
+    for kind, parts in work_in(events).items():
+        whole, alone = (part / len(batches) for part in parts)
+        if whole >= span / 100:
+            say(f"    {whole:8.2f} ms, {alone:8.2f} alone  {kind}")
 
 
 def field_of(text: str) -> tuple[str, Any]:

@@ -80,3 +80,19 @@ def test_idle_time_is_what_no_work_of_the_device_or_of_its_busiest_stream_covers
         {"cat": "cuda_runtime", "args": {}, "ts": 4000.0, "dur": 9000.0},
     ]
     assert idle_in(events) == Idle(device=0.25, stream=0.5, span_ms=8.0)
+
+
+def test_work_is_told_by_its_kind_and_by_what_ran_beside_it(monkeypatch):
+    monkeypatch.syspath_prepend(STEP.parent)
+    from figures import work_in
+
+    def work(name, begin, duration, category="kernel"):
+        return {"cat": category, "name": name, "ts": begin, "dur": duration}
+
+    events = [
+        work("nvjet_tst_128x256", 0.0, 3000.0),
+        work("void cutlass::Kernel<int>(Params)", 3000.0, 1000.0),
+        work("void pst_sum<float>(void*)", 2500.0, 2000.0),
+        work("cudaLaunchKernel", 0.0, 9000.0, "cuda_runtime"),
+    ]
+    assert work_in(events) == {"products": (4.0, 2.5), "pst_sum": (2.0, 0.5)}
