@@ -99,6 +99,11 @@ void pst_arena_destroy(pst_arena *arena) {
     if (arena == NULL) return;
     for (size_t i = 0; i < arena->segment_count; i++)
         free_segment(arena, &arena->segments[i]);
+    pst__arena_leave(arena);
+}
+
+void pst__arena_leave(pst_arena *arena) {
+    if (arena == NULL) return;
     pst__pool_free(&arena->pool);
     pst__heap_free(arena->heap, arena->segments, arena->segment_capacity * sizeof(segment));
     pst__heap_free_text(arena->heap, arena->name);

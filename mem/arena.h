@@ -13,6 +13,10 @@ static inline size_t pst__round_up(size_t bytes, size_t alignment) {
 }
 
 pst_device *pst__arena_device(const pst_arena *arena);
+/* Instead of pst_arena_destroy: the segments stay as they are, since somebody may still write
+ * there.
+ */
+void pst__arena_leave(pst_arena *arena);
 
 /* pst_arena_trim where freed memory is used only behind all events that the arena waits for. */
 void pst__arena_trim_in_order(pst_arena *arena);

@@ -7,7 +7,7 @@
 
 #define DEFAULT_ALIGNMENT 128u
 
-/* idle -> filling (first slot) -> reducing (flush) -> idle (retire) */
+/* idle -> filling (first slot) -> reducing (flush, or take) -> idle (retire) */
 typedef enum bucket_state { BUCKET_IDLE = 0, BUCKET_FILLING, BUCKET_REDUCING } bucket_state;
 
 typedef struct bucket {
@@ -290,6 +290,31 @@ pst_status pst_buckets_slot(pst_buckets *buckets, pst_dtype dtype, size_t bytes,
     return PST_OK;
 }
 
+/* ---- taking a whole one --------------------------------------------------------------------- */
+
+static pst_bucket described(const bucket *item) {
+    return (pst_bucket){.memory = item->lease.memory,
+                        .stride = item->chunk_bytes,
+                        .used_bytes = item->used_bytes,
+                        .slot_count = item->slot_count,
+                        .dtype = item->dtype,
+                        .id = item->id};
+}
+
+pst_status pst_buckets_take(pst_buckets *buckets, pst_dtype dtype, size_t bytes, pst_stream *stream,
+                            pst_bucket *taken) {
+    bucket *item = NULL;
+    pst_status status = check_slot(buckets, dtype, bytes);
+    if (status == PST_OK)
+        status =
+            next_bucket(buckets, dtype, pst__round_up(bytes, buckets->options.alignment), &item);
+    if (status == PST_OK) status = wait_for_memory(buckets, item, stream);
+    if (status != PST_OK) return status;
+    item->state = BUCKET_REDUCING;
+    *taken = described(item);
+    return PST_OK;
+}
+
 /* ---- flush and retire ----------------------------------------------------------------------- */
 
 pst_status pst_buckets_flush(pst_buckets *buckets, pst_dtype dtype, pst_bucket *flushed) {
@@ -299,12 +324,7 @@ pst_status pst_buckets_flush(pst_buckets *buckets, pst_dtype dtype, pst_bucket *
                          pst_dtype_name(dtype));
     item->state = BUCKET_REDUCING;
     buckets->stats.flushes++;
-    *flushed = (pst_bucket){.memory = item->lease.memory,
-                            .stride = item->chunk_bytes,
-                            .used_bytes = item->used_bytes,
-                            .slot_count = item->slot_count,
-                            .dtype = dtype,
-                            .id = item->id};
+    *flushed = described(item);
     return PST_OK;
 }
 

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define PST_COMM_API_VERSION 3u
+#define PST_COMM_API_VERSION 4u
 
 typedef struct pst_comm pst_comm;
 
@@ -62,8 +62,9 @@ typedef struct pst_collective {
     void *destination;   /* all-gather; all-reduce and broadcast: in place, `count` elements */
     size_t count;        /* all-reduce, broadcast */
     pst_reduce_op reduce;
-    double scale; /* reductions by sum: factor of the sum; 0 counts as 1 */
-    int root;     /* broadcast */
+    double scale;  /* reductions by sum: factor of the sum; 0 counts as 1 */
+    int root;      /* broadcast */
+    int is_pushed; /* reduce-scatter; see pst_comm_ops.pushes */
 
     const pst_segment *segments;
     size_t segment_count;
@@ -135,6 +136,11 @@ typedef struct pst_comm_ops {
     pst_status (*capture_end)(pst_comm *comm, pst_stream *stream);
     /* (optional) A graph with such collectives has been launched on `stream`. */
     pst_status (*graph_launched)(pst_comm *comm, pst_stream *stream);
+    /* (optional) 1: it knows reduce-scatters with `is_pushed`, of which each rank writes its chunks
+     * into its peers' staging. Their source may be any memory of the device, and has been read when
+     * the second part has ended; their staging is the caller's, lies in memory that was opened to
+     * the peers, at the same place on all ranks, and is written from `start` on. */
+    int pushes;
 } pst_comm_ops;
 
 /* The ticket of the `index`th collective, from 1, of the `capture`th capture. */

@@ -189,6 +189,12 @@ PST_API pst_status pst_buckets_slot(pst_buckets *buckets, pst_dtype dtype, size_
  * an extra one while both are in use; counted). PST_ESTATE when nothing is in it. */
 PST_API pst_status pst_buckets_flush(pst_buckets *buckets, pst_dtype dtype, pst_bucket *bucket);
 
+/* Takes an empty bucket for `bytes` a rank, beside the current one, as if it had been filled and
+ * flushed: for what is written into it otherwise, behind what `stream` is given. As
+ * pst_buckets_slot besides. */
+PST_API pst_status pst_buckets_take(pst_buckets *buckets, pst_dtype dtype, size_t bytes,
+                                    pst_stream *stream, pst_bucket *bucket);
+
 /* The bucket's reduction is over behind `event` (NULL: now; it lives until this bucket is retired
  * again, and besides as in pst_arena_release): its memory may be filled again. Extra buckets and
  * those of their own size go back to the arena. Retiring what is not flushed is reported through

@@ -92,6 +92,10 @@ typedef struct pst_zero_options {
      * all-gathers of any memory, owned by the caller, alive until the engine is destroyed. In texts
      * rank r of replica k is then rank k * (size of gather_comm) + r. */
     pst_comm *replica_comm;
+    /* Where reductions' communicator pushes (pst_comm_ops.pushes): gradients of parameters whose
+     * rows all ranks share evenly, with at least so many bytes a rank, go out from where they lie,
+     * and are consumed when they have been added up; 0: 1 MiB; SIZE_MAX: none. */
+    size_t push_bytes;
 } pst_zero_options;
 
 PST_API pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *options,

@@ -35,8 +35,8 @@ static uint64_t hash_of(const pst_collective *collective, const pst__fingerprint
         hash = mix(hash, fingerprint->name[i]);
     hash = mix(mix(hash, collective->ticket), (uint64_t)collective->dtype);
     hash = mix(mix(hash, (uint64_t)collective->reduce), (uint64_t)collective->root);
-    hash =
-        mix_double(mix(hash, collective->stride), collective->scale == 0 ? 1 : collective->scale);
+    hash = mix(hash, collective->is_pushed ? UINT64_MAX : collective->stride);
+    hash = mix_double(hash, collective->scale == 0 ? 1 : collective->scale);
     return collective->kind == PST_ALL_GATHER ? mix_segments(hash, collective) : hash;
 }
 

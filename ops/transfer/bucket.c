@@ -186,6 +186,52 @@ pst_status pst__bucket_send(pst__carrier *carrier, pst_dtype dtype, const char *
     return pst__bucket_submit(carrier, dtype);
 }
 
+/* ---- landing --------------------------------------------------------------------------------- */
+
+int pst__bucket_pushes(const pst__carrier *carrier) {
+    return carrier->keeps_tickets && carrier->replicas == 1 &&
+           carrier->options.reduce_comm->ops->pushes;
+}
+
+pst_status pst__bucket_land(pst__operation *operation, pst_dtype dtype, size_t bytes) {
+    pst__carrier *carrier = operation->carrier;
+    pst_collective *collective = &operation->work.collective;
+    pst_bucket bucket;
+    pst_status status;
+    for (;;) {
+        status = pst_buckets_take(carrier->buckets, dtype, bytes, carrier->filling.stream, &bucket);
+        if (status == PST_PENDING)
+            status = pst__bucket_wait(carrier);
+        else
+            break;
+        if (status != PST_OK) return status;
+    }
+    if (status != PST_OK) return status;
+    operation->bucket = bucket.id;
+    operation->has_bucket = 1;
+    operation->wait_name = PST__WAIT_GRADIENTS;
+    collective->kind = PST_REDUCE_SCATTER;
+    collective->is_pushed = 1;
+    collective->dtype = dtype;
+    collective->source_bytes = bytes;
+    collective->staging = bucket.memory;
+    collective->scale = 1.0 / (double)pst__carrier_ranks(carrier);
+    return PST_OK;
+}
+
+pst_status pst__bucket_push(pst__operation *operation) {
+    pst__carrier *carrier = operation->carrier;
+    pst_collective *collective = &operation->work.collective;
+    collective->pieces = operation->pieces;
+    const pst_status status = record_filled(carrier, operation);
+    if (status == PST_OK)
+        return submit_within(operation, NULL, collective->source_bytes * carrier->world);
+    pst__operation_give(carrier, operation);
+    return status;
+}
+
+/* ---- nowhere --------------------------------------------------------------------------------- */
+
 void pst__bucket_deliver_nothing(pst__carrier *carrier) {
     for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
         pst__operation *operation = carrier->open[dtype].operation;

@@ -387,6 +387,12 @@ int pst__carrier_close(pst__carrier *carrier) {
     return 0;
 }
 
+/* An abort lets peers go on with what they have begun, and pushes end in this rank's memory. */
+static int peers_may_write(const pst__carrier *carrier) {
+    pst_comm *comm = carrier->options.reduce_comm;
+    return comm != NULL && comm->ops->pushes && comm->ops->status(comm) != PST_OK;
+}
+
 void pst__carrier_free(pst__carrier *carrier) {
     pst_device *device = carrier->device;
     if (device == NULL) return; /* it was refused */
@@ -397,7 +403,10 @@ void pst__carrier_free(pst__carrier *carrier) {
     pst__stalls_free(&carrier->stalls);
     pst_arena_destroy(carrier->gathered);
     pst_arena_destroy(carrier->staging);
-    pst_arena_destroy(carrier->sources);
+    if (peers_may_write(carrier))
+        pst__arena_leave(carrier->sources);
+    else
+        pst_arena_destroy(carrier->sources);
     (void)pst_graph_destroy(carrier->graph);
     destroy_lanes(carrier);
     free_filling(carrier);

@@ -154,6 +154,7 @@ struct pst_zero {
     pst_event *shards_ready; /* compute's last write to shards or communication copies */
     uint32_t copied;         /* the group whose gradients were copied last, and whose caller was not
                                 called yet; or PST__NO_GROUP */
+    int has_pushed;          /* some of these are not copied, but read by reductions */
 
     pst__parameter *parameters;
     size_t parameter_count, parameter_capacity;
@@ -277,13 +278,27 @@ pst_status pst__reduce_end(pst_zero *engine);
 size_t pst__part_elements(const pst_zero *engine, const pst__group *group);
 /* Buckets go out, full or not. */
 pst_status pst__reduce_flush(pst_zero *engine);
+/* A part of a group's gradients, by member (NULL: zeros), to `place` as a rank-major slot of
+ * elements of dtype `as`, on the filling stream. */
+pst_status pst__reduce_copy_in(pst_zero *engine, const pst__group *group, pst__part part,
+                               void *place, size_t stride, const void *const *sources,
+                               pst_dtype dtype, pst_dtype as);
+
+/* ---- push.c ---------------------------------------------------------------------------------- */
+/* This member's gradients need no bucket to go out from. */
+int pst__is_pushed(const pst_zero *engine, const pst__group *group, const pst__member *member);
+/* They go out. */
+pst_status pst__push(pst_zero *engine, pst__group *group, size_t member, const void *const *sources,
+                     pst_dtype dtype, int accumulate);
+/* Compute waits until all gradients that have gone out so have been read. */
+pst_status pst__push_join(pst_zero *engine);
 
 /* ---- update.c -------------------------------------------------------------------------------- */
 /* The group's gradients were reported: it is not updated where it is used again behind that. */
 void pst__update_reported(pst_zero *engine, uint32_t group);
-/* A part of a group, which lies at `offset` of the open bucket, is updated behind the reduction. */
-pst_status pst__update_add(pst_zero *engine, const pst__group *group, pst__part part,
-                           size_t offset);
+/* A part of a group, which lies at `offset` of this reduction's chunk, is updated behind it. */
+pst_status pst__update_add(pst_zero *engine, pst__operation *operation, const pst__group *group,
+                           pst__part part, size_t offset);
 /* One rank alone, that has reported all gradients of a group that is to be updated: now. */
 int pst__update_is_alone(const pst_zero *engine, const pst__group *group);
 pst_status pst__update_alone(pst_zero *engine, const pst__group *group);

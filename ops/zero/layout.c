@@ -114,8 +114,7 @@ size_t pst__layout_cast_limit(const pst__layout *layout, size_t world) {
     return 2 * layout->member_count * world;
 }
 
-/* The first element behind the member's place in a flat gradient, padding included. */
-static size_t place_end(const pst__layout *layout, size_t index) {
+size_t pst__layout_end(const pst__layout *layout, size_t index) {
     for (size_t next = index + 1; next < layout->member_count; next++)
         if (layout->members[next].trainable) return layout->members[next].gradient_element;
     return layout->gradient_elements;
@@ -146,9 +145,10 @@ size_t pst__layout_casts(const pst__layout *layout, size_t world, pst__part part
     for (size_t i = 0; i < layout->member_count; i++) {
         const pst__member *member = &layout->members[i];
         size_t begin = member->gradient_element;
-        if (!member->trainable || begin >= part_end || place_end(layout, i) <= part.first) continue;
+        if (!member->trainable || begin >= part_end || pst__layout_end(layout, i) <= part.first)
+            continue;
         size_t first = begin > part.first ? begin : part.first;
-        size_t end = smallest(place_end(layout, i), part_end);
+        size_t end = smallest(pst__layout_end(layout, i), part_end);
         for (size_t rank = 0; rank < world; rank++) {
             char *place = slot + rank * stride + (first - part.first) * element;
             count += member_casts(member, pst__rows_of(member->rows, world, rank), place,

@@ -46,6 +46,9 @@ typedef struct pst__layout {
 pst_status pst__layout_build(const pst__heap *heap, pst__layout *layout, size_t world);
 void pst__layout_free(const pst__heap *heap, pst__layout *layout);
 
+/* The first element behind the place of a trainable member in a flat gradient, padding included. */
+size_t pst__layout_end(const pst__layout *layout, size_t member);
+
 /* Elements of a group's flat gradient, the same in all ranks' chunks. */
 typedef struct pst__part {
     size_t first, count;

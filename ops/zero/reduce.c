@@ -46,7 +46,6 @@ static void note_all_reduce(pst_zero *engine) {
 static pst_status send_bucket(void *context, pst_dtype dtype) {
     pst_zero *engine = context;
     const pst__open_bucket *open = &engine->carrier.open[dtype];
-    const size_t bytes = open->whole_bytes;
     if (open->operation == NULL) return PST_OK;
     const char *name = name_of_bucket(engine, open);
     if (name == NULL) return pst__zero_fail(engine, PST_ENOMEM, "%s", "no memory to reduce");
@@ -54,7 +53,6 @@ static pst_status send_bucket(void *context, pst_dtype dtype) {
     if (status != PST_OK) return status;
     note_written(engine, dtype);
     engine->stats.reduces++;
-    engine->stats.reduce_bytes += bytes;
     if (engine->carrier.replicas > 1) note_all_reduce(engine);
     return PST_OK;
 }
@@ -75,9 +73,9 @@ size_t pst__part_elements(const pst_zero *engine, const pst__group *group) {
 static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
                             const pst_slot *slot, int accumulate) {
     pst__open_bucket *open = &engine->carrier.open[group->reduce_dtype];
-    if (part.first == 0) open->whole_bytes += group->layout.gradient_bytes_whole;
     note_carried(open, group->name);
-    if (group->is_updated) return pst__update_add(engine, group, part, slot->offset);
+    if (group->is_updated)
+        return pst__update_add(engine, open->operation, group, part, slot->offset);
     if (group->target == NULL) return PST_OK;
     group->is_filled = 1;
     return pst__operation_add_piece(
@@ -90,10 +88,9 @@ static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
                             .accumulate = accumulate});
 }
 
-/* To `place` as a rank-major slot of elements of dtype `as`. */
-static pst_status copy_in(pst_zero *engine, const pst__group *group, pst__part part, void *place,
-                          size_t stride, const void *const *sources, pst_dtype dtype,
-                          pst_dtype as) {
+pst_status pst__reduce_copy_in(pst_zero *engine, const pst__group *group, pst__part part,
+                               void *place, size_t stride, const void *const *sources,
+                               pst_dtype dtype, pst_dtype as) {
     pst_device *device = engine->carrier.device;
     size_t count = pst__layout_casts(&group->layout, engine->carrier.world, part, place, stride,
                                      sources, dtype, as, engine->casts);
@@ -108,16 +105,17 @@ static pst_status fill_part(pst_zero *engine, pst__group *group, pst__part part,
                             const void *const *sources, pst_dtype dtype, int accumulate) {
     pst__carrier *carrier = &engine->carrier;
     const pst_dtype travels = group->reduce_dtype;
+    const size_t chunk = part.count * pst_dtype_size(travels);
     pst_slot slot;
-    pst_status status = pst__bucket_slot(carrier, travels, part.count * pst_dtype_size(travels),
-                                         send_bucket, engine, &slot);
+    pst_status status = pst__bucket_slot(carrier, travels, chunk, send_bucket, engine, &slot);
     if (status == PST_OK) status = add_piece(engine, group, part, &slot, accumulate);
     if (status != PST_OK) return status;
-    pst__record_reduction(engine, carrier->open[travels].operation,
-                          part.count * pst_dtype_size(travels));
+    carrier->open[travels].whole_bytes += chunk * carrier->world;
+    pst__record_reduction(engine, carrier->open[travels].operation, chunk);
     const size_t bytes = pst__bucket_bytes(carrier);
     if (bytes > engine->stats.bucket_peak) engine->stats.bucket_peak = bytes;
-    status = copy_in(engine, group, part, slot.memory, slot.stride, sources, dtype, travels);
+    status =
+        pst__reduce_copy_in(engine, group, part, slot.memory, slot.stride, sources, dtype, travels);
     if (status != PST_OK || slot.offset + slot.padded_bytes < engine->options.bucket_bytes)
         return status;
     return send_bucket(engine, travels);
@@ -129,10 +127,11 @@ static void call_consumed(const pst_zero *engine, uint32_t group) {
         engine->options.gradients_consumed(engine->options.callback_context, group);
 }
 
-/* Compute waits for the copies that have begun. */
+/* Compute waits for the copies that have begun, and for what is read without any. */
 static pst_status join_copies(pst_zero *engine) {
     const uint32_t copied = engine->copied;
-    const pst_status status = pst__fill_join(&engine->carrier);
+    pst_status status = pst__fill_join(&engine->carrier);
+    if (status == PST_OK) status = pst__push_join(engine);
     engine->copied = PST__NO_GROUP;
     if (copied != PST__NO_GROUP) call_consumed(engine, copied);
     return status;
@@ -161,30 +160,60 @@ static void note_reduced(pst_zero *engine, const pst__group *group) {
 static pst_status fill_target(pst_zero *engine, pst__group *group, const void *const *sources,
                               pst_dtype dtype) {
     const pst__part whole = {0, group->layout.gradient_elements};
-    note_reduced(engine, group);
+    engine->stats.reduces++;
     group->is_written = 1;
-    return copy_in(engine, group, whole, group->target, 0, sources, dtype, group->dtype);
+    return pst__reduce_copy_in(engine, group, whole, group->target, 0, sources, dtype,
+                               group->dtype);
 }
 
-/* A group's gradients go into a bucket, which goes out when bucket_bytes are in it. What is larger
- * than part_bytes goes in parts, so that it needs no bucket of its size. `sources` NULL: zeros. */
+/* What is larger than part_bytes goes in parts, so that it needs no bucket of its size. */
+static pst_status fill_parts(pst_zero *engine, pst__group *group, size_t first, size_t end,
+                             const void *const *sources, pst_dtype dtype, int accumulate) {
+    const size_t most = pst__part_elements(engine, group);
+    pst_status status = PST_OK;
+    for (pst__part part = {first, 0}; status == PST_OK && first < end; first += part.count) {
+        part.first = first;
+        part.count = end - first < most ? end - first : most;
+        status = fill_part(engine, group, part, sources, dtype, accumulate);
+    }
+    return status;
+}
+
+/* Members that share buckets go in together where they lie side by side. */
+static pst_status fill_members(pst_zero *engine, pst__group *group, const void *const *sources,
+                               pst_dtype dtype, int accumulate) {
+    const pst__layout *layout = &group->layout;
+    size_t first = 0, end = 0;
+    pst_status status = PST_OK;
+    for (size_t i = 0; status == PST_OK && i < layout->member_count; i++) {
+        if (!layout->members[i].trainable) continue;
+        const size_t next = pst__layout_end(layout, i);
+        if (!pst__is_pushed(engine, group, &layout->members[i])) {
+            end = next;
+            continue;
+        }
+        status = fill_parts(engine, group, first, end, sources, dtype, accumulate);
+        if (status == PST_OK) status = pst__push(engine, group, i, sources, dtype, accumulate);
+        first = end = next;
+    }
+    return status == PST_OK ? fill_parts(engine, group, first, end, sources, dtype, accumulate)
+                            : status;
+}
+
+/* A group's gradients go into a bucket, which goes out when bucket_bytes are in it; but for those
+ * that need none. `sources` NULL: zeros. */
 static pst_status fill(pst_zero *engine, uint32_t index, const void *const *sources,
                        pst_dtype dtype, int accumulate) {
     pst__group *group = &engine->groups[index];
-    size_t most = pst__part_elements(engine, group), left = group->layout.gradient_elements;
     pst_status status = join_copies(engine);
     if (status == PST_OK) status = pst__fill_begin(&engine->carrier);
-    if (status == PST_OK && is_sum(engine, group, dtype, accumulate)) {
-        status = fill_target(engine, group, sources, dtype);
-        left = 0;
-    }
-    for (pst__part part = {0, 0}; status == PST_OK && left > 0; left -= part.count) {
-        part.first += part.count;
-        part.count = left < most ? left : most;
-        status = fill_part(engine, group, part, sources, dtype, accumulate);
-    }
+    if (status == PST_OK)
+        status = is_sum(engine, group, dtype, accumulate)
+                     ? fill_target(engine, group, sources, dtype)
+                     : fill_members(engine, group, sources, dtype, accumulate);
     if (status == PST_OK) status = pst__fill_end(&engine->carrier);
     if (status != PST_OK) return status;
+    engine->stats.reduce_bytes += group->layout.gradient_bytes_whole;
     return pst__record(engine, PST_ZERO_REDUCE, index, group->layout.gradient_bytes_whole);
 }
 

@@ -195,10 +195,9 @@ static size_t place_of(size_t bytes, pst_dtype dtype) {
     return bytes / pst_dtype_size(dtype) * sizeof(float);
 }
 
-pst_status pst__update_add(pst_zero *engine, const pst__group *group, pst__part part,
-                           size_t offset) {
+pst_status pst__update_add(pst_zero *engine, pst__operation *operation, const pst__group *group,
+                           pst__part part, size_t offset) {
     pst__carrier *carrier = &engine->carrier;
-    pst__operation *operation = carrier->open[group->reduce_dtype].operation;
     pst_status status = PST_OK;
     if (operation->sums.memory == NULL)
         status = pst_arena_acquire(

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define DEFAULT_BUCKET_BYTES ((size_t)8 << 20)
+#define DEFAULT_PUSH_BYTES   ((size_t)1 << 20)
 
 /* Before a hook changes anything. */
 static pst_status check_compute(pst_zero *engine) {
@@ -41,6 +42,7 @@ static pst_status check_options(pst_runtime *runtime, const pst_zero_options *gi
         return pst__fail(error, PST_EINVAL, "engine '%s': stage %d is not 1, 2 or 3", options->name,
                          options->stage);
     if (options->bucket_bytes == 0) options->bucket_bytes = DEFAULT_BUCKET_BYTES;
+    if (options->push_bytes == 0) options->push_bytes = DEFAULT_PUSH_BYTES;
     if (options->part_bytes != 0 && options->part_bytes < PST_ZERO_ALIGNMENT)
         return pst__fail(error, PST_EINVAL, "engine '%s': part_bytes is %zu, less than %u",
                          options->name, options->part_bytes, PST_ZERO_ALIGNMENT);

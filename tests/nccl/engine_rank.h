@@ -26,6 +26,7 @@ typedef struct engine_rank {
 
 static engine_rank engines[RANKS];
 static int time_waits;
+static size_t push_bytes; /* 0: nothing is that large */
 
 static inline pst_status give_target(void *context, uint32_t group, void **memory,
                                      int *accumulate) {
@@ -60,6 +61,7 @@ static inline pst_status create_engine(engine_rank *self) {
                                       .device = rank->device,
                                       .compute = self->compute,
                                       .bucket_bytes = 4096,
+                                      .push_bytes = push_bytes,
                                       .gradient_target = give_target,
                                       .gradients_consumed = consumed,
                                       .callback_context = self,

@@ -144,14 +144,25 @@ static void create_ces(nccl_world *world, int count) {
         if (world->ranks[i].status != PST_OK) fail_msg("%s", world->ranks[i].text);
 }
 
-static void graphs_over_copy_engines_are_steps(void **state) {
-    nccl_world *world = *state;
+static void train_over_copy_engines(nccl_world *world) {
     for (uint64_t seed = 1; seed <= 20; seed++) {
+        create_ces(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, train_by_turns, 16);
         create_ces(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, train_by_launches, 24);
         create_ces(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, add_by_launches, 16);
     }
+}
+
+static void graphs_over_copy_engines_are_steps(void **state) {
+    train_over_copy_engines(*state);
+}
+
+static void gradients_may_go_out_from_where_they_lie(void **state) {
+    push_bytes = 64;
+    train_over_copy_engines(*state);
+    push_bytes = 0;
 }
 
 /* Of one gather alone, so that no later flag makes up for one that is lost. */
@@ -337,6 +348,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(graphs_that_a_rank_does_not_launch_end_with_the_deadline,
                                         set_up_with_watchdog, tear_down),
         cmocka_unit_test_setup_teardown(graphs_over_copy_engines_are_steps, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(gradients_may_go_out_from_where_they_lie, set_up,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(a_graph_of_one_collective_is_launched_again, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(what_is_launched_ends_behind_an_abort, set_up, tear_down),

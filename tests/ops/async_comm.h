@@ -81,7 +81,7 @@ static inline void board_fail(board *board, pst_status status, const char *text)
 static inline int board_differ(const pst_collective *a, const pst_collective *b) {
     return a->kind != b->kind || strcmp(a->name, b->name) != 0 || a->dtype != b->dtype ||
            a->source_bytes != b->source_bytes || a->count != b->count ||
-           a->segment_count != b->segment_count;
+           a->is_pushed != b->is_pushed || a->segment_count != b->segment_count;
 }
 
 static inline int is_opened(const async_comm *comm, const char *source) {
@@ -212,7 +212,8 @@ static inline void async_read(async_collective *self, const board_ticket *ticket
 }
 
 static inline int async_is_over(const async_collective *self, const board_ticket *ticket) {
-    if (self->comm->ops.source_wait != NULL && self->what.kind != PST_ALL_REDUCE) return 1;
+    const int reads_for_itself = self->comm->ops.source_wait != NULL && !self->what.is_pushed;
+    if (reads_for_itself && self->what.kind != PST_ALL_REDUCE) return 1;
     return ticket->reads[self->comm->comm.rank] == self->comm->comm.size;
 }
 
@@ -274,12 +275,15 @@ static inline pst_status async_run_combine(void *argument) {
     const pst_collective *what = &self->what;
     board_ticket staged = {.arrived = 0};
     if (!board_begin(self->comm->board)) return PST_OK;
+    const int rank = self->comm->comm.rank;
     for (int peer = 0; peer < self->comm->board->size; peer++) {
         staged.posted[peer].source =
             (const char *)what->staging + (size_t)peer * what->source_bytes;
         staged.posted[peer].stride = 0;
     }
-    board_reduce(self->comm->board, &staged, self->comm->comm.rank, what);
+    if (what->is_pushed) /* the own chunk is read where it lies */
+        staged.posted[rank].source = (const char *)what->source + (size_t)rank * what->stride;
+    board_reduce(self->comm->board, &staged, rank, what);
     board_end(self->comm->board);
     return PST_OK;
 }
@@ -392,7 +396,8 @@ static inline pst_comm *async_comm_create(board *board, async_device *async, int
                                .abort = async_abort,
                                .status = async_status,
                                .error_text = async_error_text,
-                               .destroy = async_comm_destroy};
+                               .destroy = async_comm_destroy,
+                               .pushes = one_sided};
     made->comm = (pst_comm){&made->ops, made, rank, board->size};
     made->board = board;
     made->async = async;

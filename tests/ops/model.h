@@ -25,7 +25,7 @@ typedef struct model {
     pst_dtype gather_dtype, reduce_dtype;
     int stage;
     uint32_t prefetch_ahead;
-    size_t prefetch_bytes, bucket_bytes, part_bytes, keep_bytes;
+    size_t prefetch_bytes, bucket_bytes, part_bytes, keep_bytes, push_bytes;
     int device_segments;   /* the device keeps memory as long as peers see it */
     unsigned forward_only; /* groups, by bit, whose values backwards do not need */
     int in_place;          /* shards lie where peers read them, if there is such a place */

@@ -260,7 +260,8 @@ static inline pst_status create_engine(rank_state *state) {
         .gradients_kept = keep_gradients,
         .gradients_consumed = note_consumed,
         .callback_context = state,
-        .replica_comm = state->replicas};
+        .replica_comm = state->replicas,
+        .push_bytes = model->push_bytes};
     return pst_zero_create(state->runtime, &options, &state->engine);
 }
 

@@ -15,6 +15,7 @@
 static const size_t unregistered_at = CE_HOME / 2;
 static const size_t destination_at = CE_HOME / 2 + ((size_t)128 << 10); /* two of 40 KiB */
 static const size_t staging_at = CE_HOME / 2 + ((size_t)256 << 10);     /* two of 56 KiB */
+static const size_t pushed_at = CE_HOME / 2 + ((size_t)384 << 10);      /* two slots */
 
 /* The same on all ranks. */
 typedef struct job {
@@ -25,7 +26,7 @@ typedef struct job {
     size_t offset; /* of the source in its slot */
     size_t count, stride;
     double scale;
-    int root, in_place, apart;
+    int root, in_place, apart, is_pushed;
     pst_segment segments[3 * PST_CE_MAX_RANKS];
     size_t segment_count;
 } job;
@@ -108,7 +109,8 @@ static void draw_segments(job *job, uint64_t *dice, int size) {
     }
 }
 
-static void draw_job(job *job, uint64_t *dice, int size) {
+/* Pushes land in the slot, and what is pushed lies behind all slots. */
+static void draw_job(job *job, uint64_t *dice, int size, int pushes) {
     *job = (struct job){.seed = mix(*dice), .kind = random_below(dice, PST_COLLECTIVE_KIND_COUNT)};
     job->dtype = draw_dtype(dice);
     job->slot = random_below(dice, SLOTS);
@@ -121,6 +123,7 @@ static void draw_job(job *job, uint64_t *dice, int size) {
     if (job->kind == PST_REDUCE_SCATTER) {
         job->count = draw_size(dice, SOURCE_BYTES / sizeof(double) / (size_t)size - 40);
         job->stride = (job->count + random_below(dice, 30)) * pst_dtype_size(job->dtype);
+        job->is_pushed = pushes && job->slot < SLOTS - 2 && random_below(dice, 2) == 0;
     }
     job->in_place = is_gather(job) && random_below(dice, 2) == 0;
     if (is_gather(job)) draw_segments(job, dice, size);
@@ -149,12 +152,18 @@ static void draw_pieces(part *part, uint64_t *dice, char *destination) {
 
 /* ---- filling and checking, in the order of the streams --------------------------------------- */
 
-static char *source_of(const part *part) {
+static char *slot_of(const part *part) {
     const job *job = part->job;
     const size_t slot = job->slot < SLOTS - 2
                             ? job->slot * SLOT_BYTES
                             : unregistered_at + (SLOTS - 1 - job->slot) * SLOT_BYTES;
-    return part->rank->home + slot + job->offset;
+    return part->rank->home + slot;
+}
+
+static char *source_of(const part *part) {
+    const job *job = part->job;
+    if (!job->is_pushed) return slot_of(part) + job->offset;
+    return part->rank->home + pushed_at + part->collective.ticket % 2 * SLOT_BYTES + job->offset;
 }
 
 static void fill_source(const part *part) {
@@ -239,8 +248,8 @@ static void make_part(part *part, uint64_t index) {
                          .name = "job",
                          .ticket = index + 1,
                          .dtype = job->dtype,
-                         .source = source_of(part),
                          .source_bytes = job->count,
+                         .is_pushed = job->is_pushed,
                          .stride = job->stride,
                          .scale = job->scale,
                          .root = job->root,
@@ -248,6 +257,8 @@ static void make_part(part *part, uint64_t index) {
                          .segment_count = job->segment_count,
                          .staging = rank->home + staging_at + index % 2 * STAGING_BYTES};
     pst_collective *collective = &part->collective;
+    collective->source = source_of(part);
+    if (job->is_pushed) collective->staging = slot_of(part);
     if (is_gather(job)) collective->destination = job->in_place ? source_of(part) : destination;
     if (job->kind == PST_REDUCE_SCATTER) {
         collective->source_bytes = job->count * pst_dtype_size(job->dtype);
@@ -384,7 +395,7 @@ static void run_program(ce_world world, uint64_t seed) {
     int failures = 0;
     ce_open(&world);
     for (int i = 0; i < JOBS; i++)
-        draw_job(&jobs[i], &world.dice, world.size);
+        draw_job(&jobs[i], &world.dice, world.size, world.nodes == 0);
     for (int rank = 0; rank < world.size; rank++)
         parts[rank] = make_parts(&world, rank, jobs, &failures);
     issue_all(&world, parts);

@@ -24,6 +24,7 @@ static model random_model(uint64_t *dice) {
     model.keep_bytes = draw(dice, 2) * draw(dice, 20000);
     model.bucket_bytes = draw(dice, 2) * 128 * (1 + draw(dice, 20));
     model.part_bytes = draw(dice, 2) * 128 * (1 + draw(dice, 4));
+    model.push_bytes = draw(dice, 2) * (1 + draw(dice, 300));
     model.one_comm = draw(dice, 4) == 0;
     model.in_place = draw(dice, 2) == 0;
     model.forward_only = (unsigned)(draw(dice, 2) * draw(dice, 1u << groups));

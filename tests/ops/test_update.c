@@ -497,6 +497,7 @@ static model drawn_model(uint64_t *dice) {
     model.prefetch_ahead = (uint32_t)drawn(dice, 4);
     model.bucket_bytes = (size_t)128 << drawn(dice, 5);
     model.part_bytes = drawn(dice, 2) == 0 ? 0 : (size_t)128 << drawn(dice, 5);
+    model.push_bytes = (size_t)drawn(dice, 2) * 64;
     model.one_comm = (int)drawn(dice, 2);
     model.in_place = (int)drawn(dice, 2);
     model.delay_us = (unsigned)drawn(dice, 60);

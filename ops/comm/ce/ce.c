@@ -231,6 +231,7 @@ static const pst_comm_ops ce_ops = {
     .capture_begin = pst__ce_capture_begin,
     .capture_end = pst__ce_capture_end,
     .graph_launched = ce_graph_launched,
+    .pushes = 1,
 };
 
 /* ---- creation -------------------------------------------------------------------------------- */

@@ -1,4 +1,6 @@
-/* What is enqueued for a collective: one round of pulls, two for an all-reduce. In a round a rank
+/* What is enqueued for a collective: one round of pulls, two for an all-reduce; or one of pushes,
+ * of which all below holds with a destination in place of a source, written in place of read: where
+ * sources need not be opened to peers. In a round a rank
  * first signals all peers that its source is ready, before it waits for anything, so that no wait
  * of one rank can stand before what another waits for; then step by step, from each source: wait
  * until it is ready and for the turn, copy, hand the turn on, signal the source that it has been
@@ -19,6 +21,7 @@ typedef enum part {
     NOTHING,  /* barrier */
     SEGMENTS, /* all-gather */
     CHUNK,    /* reduce-scatter, and the first round of an all-reduce: this rank's chunk */
+    PUSHED,   /* reduce-scatter: the peer's chunk, to its staging */
     RESULT,   /* the second: the peer's chunk, summed */
     WHOLE     /* broadcast: all of the root's */
 } part;
@@ -32,7 +35,7 @@ typedef struct round {
     pst__ce *ce;
     const pst_collective *collective;
     pst_stream *stream;
-    pst__place place; /* where peers read; no region: nowhere */
+    pst__place place; /* where peers read, or write; no region: nowhere */
     char *own;        /* the same as this rank sees it */
     uint32_t sequence;
     part part;
@@ -46,10 +49,14 @@ static size_t slot_bytes(size_t bytes) {
     return (bytes + 255) / 256 * 256;
 }
 
-/* Where in staging the others' chunks lie, `slot` bytes each. */
-static char *staged(const pst__ce *ce, void *staging, size_t slot, int peer) {
-    const int index = peer < ce->comm.rank ? peer : peer - 1;
+/* Where in the staging of `rank` a peer's chunk lies, `slot` bytes each. */
+static char *staged_on(int rank, void *staging, size_t slot, int peer) {
+    const int index = peer < rank ? peer : peer - 1;
     return (char *)staging + (size_t)index * slot;
+}
+
+static char *staged(const pst__ce *ce, void *staging, size_t slot, int peer) {
+    return staged_on(ce->comm.rank, staging, slot, peer);
 }
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
@@ -98,8 +105,9 @@ static size_t pulled_bytes(const pst__ce *ce, const pst_collective *collective) 
     }
 }
 
-/* What peers may read of this rank's memory, from its source on. */
-static size_t source_extent(const pst__ce *ce, const pst_collective *collective) {
+/* What peers may read of this rank's memory, from its source on; or write, from its staging on. */
+static size_t opened_extent(const pst__ce *ce, const pst_collective *collective) {
+    if (collective->is_pushed) return pst__ce_staging_bytes(ce, collective);
     if (is_in_place(collective)) return whole_bytes(collective);
     if (collective->kind == PST_REDUCE_SCATTER && collective->source_bytes > 0)
         return (size_t)(ce->comm.size - 1) * collective->stride + collective->source_bytes;
@@ -166,6 +174,16 @@ static size_t collect_chunk(const round *round, int peer, const char *source, ps
                     mine.bytes);
 }
 
+static size_t collect_push(const round *round, int peer, pst_copy *copies) {
+    const pst_collective *collective = round->collective;
+    const pst__place *place = &round->place;
+    char *staging = place->region->views[peer] + place->offset;
+    return add_copy(
+        copies, 0,
+        staged_on(peer, staging, slot_bytes(collective->source_bytes), round->ce->comm.rank),
+        round->own + (size_t)peer * collective->stride, collective->source_bytes);
+}
+
 static size_t collect(const round *round, int peer, pst_copy *copies) {
     const pst__ce *ce = round->ce;
     const pst__place *place = &round->place;
@@ -178,6 +196,8 @@ static size_t collect(const round *round, int peer, pst_copy *copies) {
         return collect_segments(round, peer, source, copies);
     case CHUNK:
         return collect_chunk(round, peer, source, copies);
+    case PUSHED:
+        return collect_push(round, peer, copies);
     case RESULT:
         return add_copy(copies, 0, own + theirs.offset, source + theirs.offset, theirs.bytes);
     case WHOLE:
@@ -296,8 +316,19 @@ static pst_status sum_piece(pst__ce *ce, const pst_collective *collective,
     return piece->count == 0 ? PST_OK : ce->device->ops->sum(ce->device, stream, &sum);
 }
 
+/* Until all peers have written their chunks. */
+static pst_status wait_for_pushes(const pst__ce *ce, uint64_t ticket, pst_stream *stream) {
+    pst__flag_steps steps = {.count = 0};
+    for (int peer = 0; peer < ce->comm.size; peer++)
+        if (peer != ce->comm.rank)
+            pst__flag_wait(&ce->flags, &steps, PST__FLAG_DONE, peer,
+                           pst__ce_sequence(ce, ticket, 1));
+    return pst__flags_enqueue(&ce->flags, stream, &steps);
+}
+
 pst_status pst__ce_combine(pst__ce *ce, const pst_collective *collective, pst_stream *stream) {
-    pst_status status = PST_OK;
+    pst_status status =
+        collective->is_pushed ? wait_for_pushes(ce, collective->ticket, stream) : PST_OK;
     for (size_t i = 0; i < collective->piece_count && status == PST_OK; i++)
         status = sum_piece(ce, collective, &collective->pieces[i], stream);
     return status;
@@ -381,7 +412,7 @@ static pst_status run(round *round) {
     case PST_ALL_GATHER:
         return gather(round);
     case PST_REDUCE_SCATTER:
-        return run_round(round, CHUNK, 1);
+        return run_round(round, round->collective->is_pushed ? PUSHED : CHUNK, 1);
     case PST_ALL_REDUCE:
         return all_reduce(round);
     case PST_BROADCAST:
@@ -403,19 +434,22 @@ static pst_status copy_one(const round *round, void *destination, const void *so
     return round->ce->device->ops->copy(round->ce->device, round->stream, &copy, 1);
 }
 
-/* Finds where the peers read: in registered memory, else in the bounce buffer. */
+/* Finds where the peers read: in registered memory, else in the bounce buffer; or write. */
 static pst_status expose(round *round, size_t bytes, int *bounced) {
     pst__ce *ce = round->ce;
+    const int is_pushed = round->collective->is_pushed;
     const void *source = source_of(round->collective);
+    const void *opened = is_pushed ? round->collective->staging : source;
     round->own = (char *)(uintptr_t)source;
     *bounced = 0;
     if (bytes == 0 || ce->comm.size == 1) return PST_OK;
-    if (pst__regions_find(&ce->regions, source, bytes, &round->place)) return PST_OK;
-    if (bytes > PST_CE_BOUNCE_BYTES)
+    if (pst__regions_find(&ce->regions, opened, bytes, &round->place)) return PST_OK;
+    if (is_pushed || bytes > PST_CE_BOUNCE_BYTES)
         return pst__ce_fail(ce, PST_EINVAL,
-                            "'%s': the %zu bytes at %p that peers read are not in registered "
+                            "'%s': the %zu bytes at %p that peers %s are not in registered "
                             "memory; pst_ce_register it",
-                            name_of(round->collective), bytes, source);
+                            name_of(round->collective), bytes, opened,
+                            is_pushed ? "write" : "read");
     round->own = ce->bounce;
     *bounced = 1;
     (void)pst__regions_find(&ce->regions, ce->bounce, bytes, &round->place);
@@ -555,7 +589,7 @@ static pst_status mark_broken_end(pst__ce *ce, pst_stream *stream) {
 
 pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_stream *stream) {
     round round = {.ce = ce, .collective = collective, .stream = stream};
-    const size_t bytes = source_extent(ce, collective);
+    const size_t bytes = opened_extent(ce, collective);
     int bounced;
     pst_status status = check(ce, collective);
     if (status == PST_OK) status = make_room(ce, collective);

@@ -1,0 +1,102 @@
+/* Gradients that go out from where they lie, over communicators that push. */
+#include "world.h"
+
+/* Each group of four a parameter of 256 bytes a rank, which is pushed, and one that is not. */
+static model model_of_both(int stage) {
+    model model = empty_model(stage);
+    for (int g = 0; g < 4; g++) {
+        add_shape(&model, 8, 16, 1);
+        add_shape(&model, 2, 8, 1);
+        close_group(&model);
+    }
+    model.bucket_bytes = 4096;
+    model.push_bytes = 256;
+    return model;
+}
+
+static void begin(rank_state *state) {
+    fresh_targets(state);
+    forward(state, 1);
+    make_gradients(state, 1);
+    CHECK_FINE();
+    CHECK_OK(pst_zero_begin_backward(state->engine, 1));
+}
+
+static void reduce_groups(rank_state *state, size_t last) {
+    for (size_t g = state->model->group_count; g-- > last && state->failure[0] == '\0';)
+        backward_use(state, g);
+    CHECK_OK(pst_zero_end_backward(state->engine));
+}
+
+static void count_reductions(rank_state *state) {
+    const int pushes = state->model->device == ON_ONE_SIDED || state->model->device == ON_CE;
+    build_engine(state);
+    CHECK_FINE();
+    begin(state);
+    reduce_groups(state, 0);
+    check_gradients(state, mean_of_step_1);
+    CHECK_FINE();
+    CHECK(stats_of(state).reduces == (pushes ? 5 : 1)); /* all that is small in one bucket */
+    CHECK(stats_of(state).reduce_bytes == 4 * (8 * 16 + 2 * 8) * sizeof(float));
+}
+
+static void large_gradients_need_no_bucket(void **unused) {
+    (void)unused;
+    const model model = model_of_both(3);
+    run_ranks(2, &model, count_reductions, NULL);
+}
+
+/* Whoever reuses a gradient's memory does so behind the sums. */
+static void spoil_what_is_consumed(rank_state *state) {
+    build_engine(state);
+    for (int pass = 0; pass < 4 && state->failure[0] == '\0'; pass++) {
+        begin(state);
+        state->spoils_consumed = 1;
+        reduce_groups(state, 0);
+        state->spoils_consumed = 0;
+        CHECK_FINE();
+        check_gradients(state, mean_of_step_1);
+    }
+}
+
+static void pushed_gradients_stay_until_they_are_added_up(void **unused) {
+    (void)unused;
+    for (int stage = 1; stage <= 3; stage++) {
+        model model = model_of_both(stage);
+        model.delay_us = 20;
+        run_ranks_async(2, &model, spoil_what_is_consumed, NULL);
+        model.part_bytes = 128; /* in parts */
+        model.bucket_bytes = 512;
+        run_ranks_async(2, &model, spoil_what_is_consumed, NULL);
+    }
+}
+
+/* The first group's parameters are the first two. */
+static float without_rank_1(const rank_state *state, size_t parameter, size_t element) {
+    return mean_gradient(state->world, parameter < 2 ? 1u : ~0u, 1, parameter, element);
+}
+
+static void leave_a_group_out_on_rank_1(rank_state *state) {
+    build_engine(state);
+    for (int pass = 0; pass < 3 && state->failure[0] == '\0'; pass++) {
+        begin(state);
+        reduce_groups(state, state->rank == 1 ? 1 : 0);
+        CHECK_FINE();
+        check_gradients(state, without_rank_1);
+    }
+}
+
+static void a_rank_without_a_gradient_pushes_zeros(void **unused) {
+    (void)unused;
+    const model model = model_of_both(3);
+    run_ranks_async(2, &model, leave_a_group_out_on_rank_1, NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(large_gradients_need_no_bucket),
+        cmocka_unit_test(pushed_gradients_stay_until_they_are_added_up),
+        cmocka_unit_test(a_rank_without_a_gradient_pushes_zeros),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
