@@ -109,6 +109,11 @@ class Rank:
         at = bisect.bisect_left(self._wait_begins, time)
         return self.waits[at - 1] if at else None
 
+    def waits_between(self, begin: float, end: float) -> list[Wait]:
+        """Return the waits that begin between two times."""
+        first = bisect.bisect_left(self._wait_begins, begin)
+        return self.waits[first : bisect.bisect_left(self._wait_begins, end)]
+
     def computed(self, begin: float, end: float) -> Iterator[tuple[str, float]]:
         """Yield names and lengths of what ran between two times; "" where nothing is known."""
         left = max(end - begin, 0.0)

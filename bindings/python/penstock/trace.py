@@ -1,4 +1,4 @@
-"""Merge, report and draw traces: ``python -m penstock.trace merge|report|draw|hang``.
+"""Merge, report and draw traces: ``python -m penstock.trace merge|report|draw|hang|hta``.
 
 Works on the Chrome trace JSON that Penstock writes, with the standard library alone; the package's
 compiled extension is not needed. ``penstock.trace(path)``, which records, is another thing of the
@@ -21,6 +21,7 @@ from penstock._trace_draw import draw
 from penstock._trace_files import TraceError, load
 from penstock._trace_hang import Hang, format_hang
 from penstock._trace_hang import read as read_hangs
+from penstock._trace_hta import write_hta
 from penstock._trace_html import write_html
 from penstock._trace_merge import merge
 from penstock._trace_report import report
@@ -35,6 +36,7 @@ __all__ = [
     "main",
     "merge",
     "report",
+    "write_hta",
     "write_html",
 ]
 
@@ -84,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("hang", help="who is missing, by the dumps of all ranks")
     one.add_argument("folder", help="where the ranks have written them")
     one.add_argument("--json", action="store_true", help="as JSON")
+    one = commands.add_parser("hta", help="files for Holistic Trace Analysis, one a rank")
+    one.add_argument("trace")
+    one.add_argument("folder", help="where to write them")
     one = commands.add_parser("draw", help="an SVG picture of a step")
     one.add_argument("trace")
     one.add_argument("out")
@@ -99,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_format_skews(merge(options.traces, options.out)), end="")
         elif options.command == "draw":
             draw(options.trace, options.out, options.step)
+        elif options.command == "hta":
+            write_hta(options.trace, options.folder)
         elif options.command == "hang":
             print(_told(read_hangs(options.folder), as_json=options.json), end="")
         else:
