@@ -18,7 +18,7 @@ from penstock._trace_report import report_of
 from penstock._trace_steps import find_step
 from penstock._trace_text import cause_name, part_name
 
-_MOST = 40  # rows of a table
+_MOST = 16  # rows of a table
 _CAUSE_COLORS = {
     "late_rank": COLORS["exposed"],
     "moving": COLORS["gather"],
@@ -90,11 +90,11 @@ def _page(trace: Trace, step: int | None) -> Iterator[str]:
     yield f"<title>{name}</title><style>{_STYLE}</style></head><body><h1>{name}</h1>"
     for title, content in (
         ("What to do", _hints(result)),
-        ("Steps", _steps(result)),
         ("Critical path", _critical(result["critical_path"], len(result["steps"]))),
+        ("Picture of a step", [_picture(trace, step)]),
         ("Exposed communication", _exposed(result)),
         ("Who comes last", _stragglers(result)),
-        ("Picture of a step", [_picture(trace, step)]),
+        ("Steps", _steps(result)),
         ("Lanes", _lanes(result)),
         ("Longest tasks", _longest(result)),
     ):
@@ -159,7 +159,7 @@ def _critical(path: dict[str, Any], steps: int) -> Iterator[str]:
         (part_name(part), part["kind"], part["us"] / 1000, f"{part['us'] / path['length_us']:.1%}")
         for part in path["parts"]
     ]
-    yield from _table(("part", "kind", "ms", "share"), rows, most=15)
+    yield from _table(("part", "kind", "ms", "share"), rows)
     yield (
         '<p class="note">What the end of a step had to wait for: where compute waits, the path '
         "goes on with the collective, from there with the rank that came last to it, and with what "
@@ -183,7 +183,10 @@ def _exposed(result: dict[str, Any]) -> Iterator[str]:
         for row in groups
     ]
     total = sum(row["us"] for row in groups) / 1000
-    yield f"<p>{total:.1f} ms of a rank on average, by what compute waited for and why.</p>"
+    yield (
+        f"<p>{total:.1f} ms of a rank on average, in all that is summed up, by what compute waited "
+        "for and why.</p>"
+    )
     names = [_Markup(f"{_key(_CAUSE_COLORS[cause])}{cause_name(cause)}") for cause in present]
     yield from _table(("waited for", "ms", *names, ""), rows)
     told = "; ".join(f"{cause_name(cause)}: {CAUSES[cause]}" for cause in present)
@@ -204,6 +207,7 @@ def _stragglers(result: dict[str, Any]) -> Iterator[str]:
     rows = [
         (f"rank {rank}", late[rank] / 1000, last["count"], last["behind_us"] / 1000)
         for rank, last in result["arrivals"]["last"].items()
+        if last["count"]
     ]
     rows.sort(key=lambda row: -row[1])
     titles = ("", "compute waited for it, ms", "came last", "behind the one before (median), ms")
@@ -270,17 +274,17 @@ def _key(color: str) -> str:
     return f'<span class="key" style="background:{color}"></span>'
 
 
-def _table(titles: Sequence[str], rows: Sequence[_Row], most: int = _MOST) -> Iterator[str]:
+def _table(titles: Sequence[str], rows: Sequence[_Row]) -> Iterator[str]:
     """Yield a table; columns of numbers are set to the right."""
     if not rows:
         return
     are_numbers = [any(_is_number(row[i]) for row in rows) for i in range(len(titles))]
     yield f'<div class="wide"><table><tr>{_cells("th", titles, are_numbers)}</tr>'
-    for row in rows[:most]:
+    for row in rows[:_MOST]:
         yield f"<tr>{_cells('td', row, are_numbers)}</tr>"
     yield "</table></div>"
-    if len(rows) > most:
-        yield f'<p class="note">and {len(rows) - most} more</p>'
+    if len(rows) > _MOST:
+        yield f'<p class="note">and {len(rows) - _MOST} more</p>'
 
 
 def _is_number(cell: str | float | int) -> bool:

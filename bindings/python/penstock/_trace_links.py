@@ -12,6 +12,7 @@ from operator import attrgetter
 from penstock._trace_files import Slice, Track
 from penstock._trace_kinds import kind_of
 from penstock._trace_steps import (
+    COMPUTE_STREAM,
     WAIT_GRADIENTS,
     WAITS_OF_REDUCTIONS,
     Spans,
@@ -249,8 +250,7 @@ def _names_for_waits(task: Task) -> Iterator[str]:
 def _computing(tracks: list[Track]) -> list[Slice]:
     threads = [t for t in tracks if not (t.is_lane or t.name.startswith("worker "))]
     training = [t for t in threads if any(one.name == "step" for one in t.slices)]
-    waiting = [t for t in threads if any(is_wait(one.name) for one in t.slices)]
-    if not training or any(track not in training for track in waiting):
+    if not training or any(track.name == COMPUTE_STREAM for track in tracks):
         return []
     return [one for one in innermost(training[0].slices) if not is_wait(one.name)]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from penstock._trace_files import Interval, Slice, Trace, TraceError, Track
 
+COMPUTE_STREAM = "compute stream"  # of a GPU: the track of its waits
 WAIT_GRADIENTS = "wait gradients"
 WAITS_OF_REDUCTIONS = frozenset({WAIT_GRADIENTS, "wait presence"})  # all others are for gathers
 
