@@ -156,10 +156,10 @@ def _critical(path: dict[str, Any], steps: int) -> Iterator[str]:
     of = "the step" if steps == 1 else f"a step, on average of {steps}"
     yield f"<p>{path['length_us'] / 1000:.1f} ms of {of}: {sums}. Spent on {spent}.</p>"
     rows = [
-        (part_name(part), part["kind"], part["us"] / 1000, f"{part['us'] / path['length_us']:.1%}")
+        (part["us"] / 1000, f"{part['us'] / path['length_us']:.1%}", part_name(part), part["kind"])
         for part in path["parts"]
     ]
-    yield from _table(("part", "kind", "ms", "share"), rows)
+    yield from _table(("ms", "share", "part", "kind"), rows)
     yield (
         '<p class="note">What the end of a step had to wait for: where compute waits, the path '
         "goes on with the collective, from there with the rank that came last to it, and with what "
@@ -177,8 +177,8 @@ def _exposed(result: dict[str, Any]) -> Iterator[str]:
         (
             row["group"],
             row["us"] / 1000,
-            *(row["causes"][cause] / 1000 if cause in row["causes"] else "" for cause in present),
             _Markup(_bar(row["causes"], longest)),
+            *(row["causes"][cause] / 1000 if cause in row["causes"] else "" for cause in present),
         )
         for row in groups
     ]
@@ -188,7 +188,7 @@ def _exposed(result: dict[str, Any]) -> Iterator[str]:
         "for and why.</p>"
     )
     names = [_Markup(f"{_key(_CAUSE_COLORS[cause])}{cause_name(cause)}") for cause in present]
-    yield from _table(("waited for", "ms", *names, ""), rows)
+    yield from _table(("waited for", "ms", "", *names), rows)
     told = "; ".join(f"{cause_name(cause)}: {CAUSES[cause]}" for cause in present)
     yield f'<p class="note">{told}.</p>'
 
