@@ -70,7 +70,7 @@ static pst_status wait_for_place(const pst__comparisons *comparisons) {
     const pst__operation *found = pst__queue_of(comparisons->carrier, comparisons->lane)->oldest;
     while (found != NULL && found->work.collective.ticket != ticket)
         found = found->next;
-    return found == NULL ? PST_OK : pst__operation_wait_end(found);
+    return found == NULL ? PST_OK : pst__operation_wait_end(found, NULL);
 }
 
 pst_status pst__compare(pst__comparisons *comparisons, uint64_t hash) {

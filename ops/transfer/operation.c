@@ -222,14 +222,13 @@ static pst_status lost(pst__carrier *carrier, pst_status status) {
     return carrier->asynchronous ? pst_runtime_status(carrier->runtime) : status;
 }
 
-static void trace_wait(pst__carrier *carrier, const pst__operation *operation, uint64_t begin,
+static void trace_wait(const pst__operation *operation, const char *name, uint64_t begin,
                        uint64_t end) {
-    pst__trace *trace = pst__runtime_trace(carrier->runtime);
-    if (operation->wait_name == NULL || !pst__trace_keeps(trace)) return;
+    pst__trace *trace = pst__runtime_trace(operation->carrier->runtime);
+    if (name == NULL || !pst__trace_keeps(trace)) return;
     pst__track *track = pst__track_of_thread(trace);
     if (track != NULL)
-        pst__trace_slice(track, operation->wait_name, begin, end, operation->work.collective.ticket,
-                         0);
+        pst__trace_slice(track, name, begin, end, operation->work.collective.ticket, 0);
 }
 
 /* Its tasks may be asked about. Once those of a program have ended, the program may be gone.
@@ -274,7 +273,7 @@ static pst_status wait_on_host(pst__operation *operation, int is_traced) {
         uint64_t end = pst__now();
         *(is_gather(operation) ? &waits->exposed_gather_ns : &waits->exposed_reduce_ns) +=
             end - begin;
-        if (is_traced) trace_wait(carrier, operation, begin, end);
+        if (is_traced) trace_wait(operation, operation->wait_name, begin, end);
     }
     if (status < 0 && status != PST_ETIMEDOUT) let_callback_run(operation);
     return lost(carrier, status);
@@ -318,14 +317,16 @@ pst_status pst__operation_wait_reductions(pst__carrier *carrier) {
     return status == PST_OK ? pst_runtime_status(carrier->runtime) : status;
 }
 
-pst_status pst__operation_wait_end(const pst__operation *operation) {
+pst_status pst__operation_wait_end(const pst__operation *operation, const char *name) {
     pst__carrier *carrier = operation->carrier;
     if (carrier->outside != NULL)
         return pst__carrier_fail(carrier, PST_ESTATE,
                                  "the host waits for '%s', which no graph can hold: train some "
                                  "steps before the capture",
                                  operation->work.collective.name);
+    const uint64_t begin = has_ended_tasks(operation) ? 0 : pst__now();
     pst_status status = pst__operation_wait_task(operation, NULL);
+    if (begin != 0) trace_wait(operation, name, begin, pst__now());
     if (status == PST_OK) return pst_runtime_status(carrier->runtime);
     return lost(carrier, status);
 }

@@ -89,8 +89,9 @@ pst_status pst__operation_wait_reductions(pst__carrier *carrier);
 pst_status pst__operation_follow_reductions(pst__carrier *carrier);
 /* Blocks until its tasks have ended; compute (NULL: the calling thread) as in pst_task_wait. */
 pst_status pst__operation_wait_task(const pst__operation *operation, pst_lane *compute);
-/* Blocks until it has ended, so that the host can read what it wrote. */
-pst_status pst__operation_wait_end(const pst__operation *operation);
+/* Blocks until it has ended, so that the host can read what it wrote. In traces the wait has this
+ * interned name (NULL: it is not there). */
+pst_status pst__operation_wait_end(const pst__operation *operation, const char *name);
 /* Blocks until it is launched, so that its memory can be given back; on the host device, ended. */
 pst_status pst__operation_wait_launch(pst__operation *operation);
 /* The same of all that is in flight. */

@@ -95,7 +95,7 @@ static pst_status gather_bytes(pst__carrier *carrier, pst__lane_index lane, cons
     pst_status status = pst__take_gather_of_bytes(carrier, lane, name, memory, bytes, &operation);
     if (status == PST_OK) status = pst__operation_submit(operation, bytes, NULL, 0);
     if (status != PST_OK) return status;
-    status = pst__operation_wait_end(operation);
+    status = pst__operation_wait_end(operation, NULL);
     *is_ours = status == PST_OK || pst__carrier_quiesce(carrier);
     return status;
 }

@@ -233,7 +233,7 @@ static pst_status wait_for(pst_zero *engine, const pst__presence *slot) {
     /* Pairs with the release in arrive: the words are everybody's. Until then the operation is in
      * its queue. */
     if (pst__load_acquire(&slot->arrived)) return pst_runtime_status(engine->carrier.runtime);
-    return pst__operation_wait_end(slot->exchange);
+    return pst__operation_wait_end(slot->exchange, "wait presence");
 }
 
 static pst_status read_slot(pst_zero *engine, pst__presence *slot) {
@@ -306,7 +306,7 @@ pst_status pst__presence_ask(pst_zero *engine, int32_t own, int32_t *largest) {
     collective->count = 1;
     collective->reduce = PST_REDUCE_MAX;
     status = pst__replicas_submit_maxima(operation, sizeof own, &operation);
-    if (status == PST_OK) status = pst__operation_wait_end(operation);
+    if (status == PST_OK) status = pst__operation_wait_end(operation, "wait question");
     if (status == PST_OK) *largest = *engine->question;
     return status;
 }

@@ -477,6 +477,8 @@ def test_spoilt_files_are_read_or_refused_in_one_line(tmp_path, capsys):
         for arguments in (
             ["report", spoilt],
             ["report", spoilt, "--json"],
+            ["report", spoilt, "--html", out],
+            ["hta", spoilt, tmp_path / "hta"],
             ["draw", spoilt, out],
             ["draw", spoilt, out, "--step", "0"],
             ["merge", out, spoilt],

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from typing import Any
 
-from penstock._trace_files import Slice, Track
+from penstock._trace_files import Interval
+from penstock._trace_links import Rank, Task, collectives_of
 
-Collective = dict[int, Slice]  # by rank
 
-
-def arrivals_of(ranks: dict[int, list[Track]]) -> dict[str, Any]:
+def arrivals_of(ranks: dict[int, Rank], spans: dict[int, Interval] | None = None) -> dict[str, Any]:
     """Divide the collectives that all ranks have in common.
 
     Parameters
     ----------
     ranks : dict
-        Each rank's tracks, in one time.
+        By rank what it has, in one time.
+    spans : dict, optional
+        By rank when tasks of collectives have to begin; None: at any time.
 
     Returns
     -------
@@ -30,10 +29,14 @@ def arrivals_of(ranks: dict[int, list[Track]]) -> dict[str, Any]:
     """
     lanes: dict[str, dict[str, float]] = {}
     behind: dict[int, list[float]] = {rank: [] for rank in ranks} if len(ranks) > 1 else {}
-    for lane, collective in _collectives(ranks):
+    for tasks in collectives_of(ranks):
+        if spans is not None and not _is_whole(tasks, spans):
+            continue
+        collective = {rank: task.one for rank, task in tasks.items()}
         begins = sorted((one.begin, rank) for rank, one in collective.items())
         (before, _), (last, rank) = begins[-2:]
         behind[rank].append(last - before)
+        lane = tasks[rank].lane
         row = lanes.setdefault(lane, {"count": 0, "waiting_us": 0.0, "moving_us": 0.0})
         waiting = [min(last, one.end) - one.begin for one in collective.values()]
         moving = [max(one.end - last, 0.0) for one in collective.values()]
@@ -47,26 +50,9 @@ def arrivals_of(ranks: dict[int, list[Track]]) -> dict[str, Any]:
     return {"lanes": lanes, "last": last_ones}
 
 
-def _collectives(ranks: dict[int, list[Track]]) -> Iterator[tuple[str, Collective]]:
-    """Find those that all ranks have, with their lanes."""
-    found: dict[tuple[str, str, int], list[tuple[int, Slice]]] = defaultdict(list)
-    for rank, tracks in ranks.items():
-        for track in tracks:
-            for one in track.slices:
-                if track.is_lane and "ticket" in one.args:
-                    found[track.name, one.name, one.args["ticket"]].append((rank, one))
-    for (lane, _, _), slices in found.items():
-        for collective in _occurrences(slices):
-            if len(collective) == len(ranks) > 1:
-                yield lane, collective
-
-
-def _occurrences(slices: Iterable[tuple[int, Slice]]) -> Iterator[Collective]:
-    """Tell launches of a replayed ticket apart: each ends on all ranks together."""
-    present: Collective = {}
-    for rank, one in sorted(slices, key=lambda item: item[1].end):
-        if rank in present:
-            yield present
-            present = {}
-        present[rank] = one
-    yield present
+def _is_whole(collective: dict[int, Task], spans: dict[int, Interval]) -> bool:
+    """Whether all its tasks began in their ranks' spans."""
+    return all(
+        rank in spans and spans[rank][0] <= task.one.begin < spans[rank][1]
+        for rank, task in collective.items()
+    )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock._pictures import Group, Row, picture, time_text
 from penstock._trace_files import Interval, PathLike, Slice, Trace, Track, load_own
 from penstock._trace_kinds import kind_of
-from penstock._trace_steps import clipped, find_step, length_of, span_of, waits_of
+from penstock._trace_steps import clipped, find_step, innermost, length_of, span_of, waits_of
 
 _MOST_RANKS = 16
 _PHASES = ("forward", "backward", "optimizer")
@@ -39,17 +38,20 @@ def draw(path: PathLike, out: PathLike, step: int | None = None) -> None:
     OSError
         A file cannot be read or written.
     """
-    trace = load_own(path)
+    Path(out).write_text(drawn(load_own(path), step), encoding="utf-8")
+
+
+def drawn(trace: Trace, step: int | None = None, first: Iterable[Group] = ()) -> str:
+    """Return the picture of a step of a trace that was read, below some other groups of rows."""
     number, steps = find_step(trace, step)
-    ranks = _chosen(trace, steps)
-    begin, end = _window(trace, [steps[rank] for rank in ranks if rank in steps])
+    begin, end = _window(trace, list(steps.values()))
     groups = [
         _rank(f"rank {rank}{note}", trace.of_rank(rank), steps.get(rank), (begin, end))
-        for rank, note in ranks.items()
+        for rank, note in _chosen(trace, steps).items()
     ]
     what = f"Step {number} of " if steps else ""
-    title = f"{what}{Path(path).name}: {time_text(end - begin, end - begin)}"
-    Path(out).write_text("\n".join(picture(title, groups, begin, end)), encoding="utf-8")
+    title = f"{what}{Path(trace.path).name}: {time_text(end - begin, end - begin)}"
+    return "\n".join(picture(title, [*first, *groups], begin, end))
 
 
 def _chosen(trace: Trace, steps: dict[int, Slice]) -> dict[int, str]:
@@ -95,40 +97,12 @@ def _rows(track: Track) -> Iterator[Row]:
             yield Row(track.name, [(one, kind_of(one.name, track.name)) for one in slices])
     elif not track.name.startswith("worker "):  # they launch what the lanes show
         phases = [(one, "phase") for one in track.slices if one.name in _PHASES]
-        shown = [one for one in _innermost(track.slices) if one.name != "step"]
+        shown = [one for one in innermost(track.slices) if one.name != "step"]
         if phases:
             yield Row("phase", phases)
         if shown:
             label = "compute" if phases else track.name
             yield Row(label, [(one, kind_of(one.name, None)) for one in shown])
-
-
-def _innermost(slices: Iterable[Slice]) -> list[Slice]:
-    """Cut slices that contain others, so that each moment shows the innermost one."""
-    found: list[Slice] = []
-    open_slices: list[Slice] = []
-    at = 0.0
-
-    def show(until: float) -> None:
-        nonlocal at
-        if until > at:
-            one = open_slices[-1]
-            found.append(Slice(one.name, at, until, one.args))
-            at = until
-
-    def close(until: float) -> None:
-        while open_slices and open_slices[-1].end <= until:
-            show(open_slices[-1].end)
-            open_slices.pop()
-
-    for one in slices:
-        close(one.begin)
-        if open_slices:
-            show(one.begin)
-        at = max(at, one.begin)
-        open_slices.append(one)
-    close(math.inf)
-    return found
 
 
 def _side_by_side(slices: Iterable[Slice]) -> list[list[Slice]]:

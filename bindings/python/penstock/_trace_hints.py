@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
+
+from penstock._trace_files import printable
 
 _ENOUGH = 0.05  # of the time: less exposed communication is not worth a hint
 _OPTIONS = {
@@ -12,36 +16,56 @@ _OPTIONS = {
     "reduce": "lower bucket_bytes= of penstock.shard, so that the last bucket is smaller, or "
     "reduce fewer bytes by reduce_dtype=",
 }
+_WAKING = (
+    "what was waited for had ended, but the thread did not run: give each rank as many CPUs as "
+    "it has threads that work"
+)
 
 
 def hints_of(result: dict[str, Any]) -> list[str]:
-    """Name the option that may help against each cause of exposed communication.
+    """Name what may help against the largest cause of exposed communication, by kinds.
 
     Parameters
     ----------
     result : dict
         The rest of a report.
     """
-    return [hint for lane in _OPTIONS for hint in _hints_of_lane(lane, result)]
+    return [hint for kind in _OPTIONS for hint in _hints_of_kind(kind, result)]
 
 
-def _hints_of_lane(lane: str, result: dict[str, Any]) -> Iterator[str]:
+def _hints_of_kind(kind: str, result: dict[str, Any]) -> Iterator[str]:
     ranks = result["ranks"].values()
     span = sum(row["span_us"] for row in ranks)
-    exposed = sum(row[f"exposed_{lane}_us"] for row in ranks)
+    exposed = sum(row[f"exposed_{kind}_us"] for row in ranks)
     if span == 0 or exposed / span < _ENOUGH:
         return
-    cause = f"compute waits for the lane {lane} in {exposed / span:.1%} of the time"
-    arrivals = result["arrivals"]["lanes"].get(lane)
-    if arrivals is not None and arrivals["waiting_us"] > arrivals["moving_us"]:
-        yield f"{cause}, which mostly waits for {_last_rank(result['arrivals']['last'])}"
+    told = f"compute waits for the lane {kind} in {exposed / span:.1%} of the time"
+    cause = _largest_cause(kind, result["exposed"]["groups"])
+    if cause == "late_rank":
+        yield f"{told}, which mostly waits for {_late_rank(result)}"
     else:
-        yield f"{cause}: {_OPTIONS[lane]}"
+        yield f"{told}: {_WAKING if cause == 'waking' else _OPTIONS[kind]}"
 
 
-def _last_rank(last: dict[int, dict[str, float]]) -> str:
-    counts = {rank: row["count"] for rank, row in last.items()}
-    rank = max(counts, key=lambda rank: counts[rank])
-    if counts[rank] < 1.5 * sum(counts.values()) / len(counts):
+def _largest_cause(kind: str, groups: list[dict[str, Any]]) -> str:
+    sums: dict[str, float] = defaultdict(float)
+    for row in groups:
+        for cause, us in row["causes"].items():
+            sums[cause] += us if row["kind"] == kind else 0.0
+    return max(sums, key=lambda cause: sums[cause], default="unknown")
+
+
+def _late_rank(result: dict[str, Any]) -> str:
+    late = result["exposed"]["late"]
+    rank = max(late, key=lambda rank: late[rank])
+    others = [us for other, us in late.items() if other != rank]
+    if late[rank] < 2 * statistics.fmean(others):
         return "ranks that come last by turns: look for what delays each (data, other processes)"
-    return f"rank {rank}: look at what it computes before, at its data and its machine"
+    parts = (
+        part["name"]
+        for part in result["critical_path"]["parts"]
+        if (part["kind"], part["rank"]) == ("compute", rank)
+    )
+    what = next(parts, None)
+    most = f", most of all {printable(what)}" if what else ""
+    return f"rank {rank}: look at what it computes before{most}, at its data and its machine"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
+import math
 from collections.abc import Callable, Iterable
 
 from penstock._trace_files import Interval, Slice, Trace, TraceError, Track
 
-WAIT_GRADIENTS = "wait gradients"  # all other waits are for gathers
+COMPUTE_STREAM = "compute stream"  # of a GPU: the track of its waits
+WAIT_GRADIENTS = "wait gradients"
+WAITS_OF_REDUCTIONS = frozenset({WAIT_GRADIENTS, "wait presence"})  # all others are for gathers
 
 
 def steps_of(tracks: Iterable[Track]) -> list[Slice]:
@@ -37,19 +41,31 @@ def find_step(trace: Trace, step: int | None) -> tuple[int, dict[int, Slice]]:
     TraceError
         The lowest rank has no such step.
     """
-    ranks = {rank: steps_of(trace.of_rank(rank)) for rank in trace.ranks}
-    steps = next(iter(ranks.values()), [])
+    steps = matched_steps({rank: trace.of_rank(rank) for rank in trace.ranks})
     if step is None and not steps:
         return 0, {}
     number = (len(steps) - 1) // 2 if step is None else step
     try:
-        wanted = steps[number]
+        return number % max(len(steps), 1), steps[number]
     except IndexError:
         raise TraceError(f"{trace.path}: no step {step}; it has {len(steps)}") from None
-    found = {
-        rank: max(own, key=lambda one: _shared(one, wanted)) for rank, own in ranks.items() if own
-    }
-    return number % len(steps), found
+
+
+def matched_steps(ranks: dict[int, list[Track]]) -> list[dict[int, Slice]]:
+    """Return for each step of the lowest rank what of each rank shares most time with it."""
+    found = {rank: steps_of(tracks) for rank, tracks in ranks.items()}
+    begins = {rank: [step.begin for step in steps] for rank, steps in found.items()}
+    matched = []
+    for wanted in next(iter(found.values()), []):
+        near = {rank: _near(steps, begins[rank], wanted) for rank, steps in found.items()}
+        best = {r: max(n, key=lambda one: _shared(one, wanted)) for r, n in near.items() if n}
+        matched.append({r: one for r, one in best.items() if _shared(one, wanted) >= 0})
+    return matched
+
+
+def _near(steps: list[Slice], begins: list[float], wanted: Slice) -> list[Slice]:
+    first = max(bisect.bisect(begins, wanted.begin) - 1, 0)
+    return steps[first : bisect.bisect(begins, wanted.end)]
 
 
 def _shared(one: Slice, other: Slice) -> float:
@@ -63,12 +79,6 @@ def clipped(track: Track, begin: float, end: float) -> Track:
         for one in track.slices
         if one.end > begin and one.begin < end
     ]
-    return Track(track.name, track.order, track.is_lane, inside)
-
-
-def begun_in(track: Track, begin: float, end: float) -> Track:
-    """Return what begins on a track between two times, whole."""
-    inside = [one for one in track.slices if begin <= one.begin < end]
     return Track(track.name, track.order, track.is_lane, inside)
 
 
@@ -117,6 +127,43 @@ def length_of(intervals: Iterable[Interval]) -> float:
     return sum(end - begin for begin, end in intervals)
 
 
-def shared_by(intervals: Iterable[Interval], begin: float, end: float) -> float:
-    """Return how much of the intervals lies between two times."""
-    return sum(max(0.0, min(e, end) - max(b, begin)) for b, e in intervals)
+class Spans:
+    """Spans of time, the earliest first, without overlap."""
+
+    def __init__(self, spans: list[Interval]) -> None:
+        self._spans = spans
+        self._begins = [begin for begin, _ in spans]
+
+    def between(self, begin: float, end: float) -> float:
+        """Return how much of them lies between two times."""
+        first = max(bisect.bisect_right(self._begins, begin) - 1, 0)
+        near = self._spans[first : bisect.bisect_left(self._begins, end)]
+        return sum(max(0.0, min(e, end) - max(b, begin)) for b, e in near)
+
+
+def innermost(slices: Iterable[Slice]) -> list[Slice]:
+    """Cut slices of a thread that contain others, so that each moment has the innermost one."""
+    found: list[Slice] = []
+    open_slices: list[Slice] = []
+    at = 0.0
+
+    def show(until: float) -> None:
+        nonlocal at
+        if until > at:
+            one = open_slices[-1]
+            found.append(Slice(one.name, at, until, one.args))
+            at = until
+
+    def close(until: float) -> None:
+        while open_slices and open_slices[-1].end <= until:
+            show(open_slices[-1].end)
+            open_slices.pop()
+
+    for one in slices:
+        close(one.begin)
+        if open_slices:
+            show(one.begin)
+        at = max(at, one.begin)
+        open_slices.append(one)
+    close(math.inf)
+    return found

@@ -1,4 +1,4 @@
-"""Merge, report and draw traces: ``python -m penstock.trace merge|report|draw|hang``.
+"""Merge, report and draw traces: ``python -m penstock.trace merge|report|draw|hang|hta``.
 
 Works on the Chrome trace JSON that Penstock writes, with the standard library alone; the package's
 compiled extension is not needed. ``penstock.trace(path)``, which records, is another thing of the
@@ -14,16 +14,31 @@ import os
 import sys
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock._trace_draw import draw
 from penstock._trace_files import TraceError, load
 from penstock._trace_hang import Hang, format_hang
 from penstock._trace_hang import read as read_hangs
+from penstock._trace_hta import write_hta
+from penstock._trace_html import write_html
 from penstock._trace_merge import merge
-from penstock._trace_report import format_report, report
+from penstock._trace_report import report
+from penstock._trace_text import format_report
 
-__all__ = ["TraceError", "draw", "dump", "format_report", "load", "main", "merge", "report"]
+__all__ = [
+    "TraceError",
+    "draw",
+    "dump",
+    "format_report",
+    "load",
+    "main",
+    "merge",
+    "report",
+    "write_hta",
+    "write_html",
+]
 
 
 def dump(folder: str | os.PathLike[str] | None = None, reason: str = "") -> list[str]:
@@ -64,10 +79,16 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("report", help="exposed communication, stragglers, busy lanes")
     one.add_argument("trace")
     one.add_argument("--step", type=int, help="only this step, from 0 (default: all there is)")
-    one.add_argument("--json", action="store_true", help="as JSON")
+    one.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="as JSON, printed if no file is named"
+    )
+    one.add_argument("--html", metavar="FILE", help="as a page with a picture of a step")
     one = commands.add_parser("hang", help="who is missing, by the dumps of all ranks")
     one.add_argument("folder", help="where the ranks have written them")
     one.add_argument("--json", action="store_true", help="as JSON")
+    one = commands.add_parser("hta", help="files for Holistic Trace Analysis, one a rank")
+    one.add_argument("trace")
+    one.add_argument("folder", help="where to write them")
     one = commands.add_parser("draw", help="an SVG picture of a step")
     one.add_argument("trace")
     one.add_argument("out")
@@ -83,15 +104,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_format_skews(merge(options.traces, options.out)), end="")
         elif options.command == "draw":
             draw(options.trace, options.out, options.step)
+        elif options.command == "hta":
+            write_hta(options.trace, options.folder)
         elif options.command == "hang":
             print(_told(read_hangs(options.folder), as_json=options.json), end="")
         else:
-            result = report(options.trace, options.step)
-            print(json.dumps(result, indent=2) if options.json else format_report(result))
+            _report(options)
     except (TraceError, OSError) as error:
         print(f"penstock.trace: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _report(options: argparse.Namespace) -> None:
+    """Print the report, or write it to the files that are named."""
+    if options.html:
+        write_html(options.trace, options.html, options.step)
+    if options.html and not options.json:
+        return
+    result = report(options.trace, options.step)
+    text = json.dumps(result, indent=2) if options.json else format_report(result)
+    if options.json in (None, "-"):
+        print(text)
+    else:
+        Path(options.json).write_text(text + "\n", encoding="utf-8")
 
 
 def _told(hangs: list[Hang], *, as_json: bool) -> str:
