@@ -71,7 +71,7 @@ def install(engine: Engine) -> None:
         # Weakly: the garbage collector does not see what such a hook holds.
         group.arrived = _C.Arrived(partial(_got_gradients, engine.reference, weakref.ref(group)))
         for parameter in group.parameters:
-            group.arrived.watch(parameter.full)
+            parameter.watch(group.arrived)
 
 
 def _watch_root(engine: Engine) -> None:

@@ -405,6 +405,8 @@ def _why_never(engine: Engine) -> str | None:
     """Return why no step of this model can be captured; None: steps can."""
     if engine.world.device.type != "cuda":
         return f"there are no CUDA graphs on {engine.world.device}"
+    if engine.world.axes is not None:
+        return f"collectives along {engine.world.axes.names} are in it, which nobody captures"
     communicator = engine.native.communicator()
     if engine.world.size > 1 and communicator not in ("ce", "nccl"):
         return (
