@@ -79,15 +79,16 @@ def make(seed: int = 0) -> nn.Module:
     return Model().to(DEVICE)
 
 
-def divide(model, mesh):
-    """Divide layers over ranks, and what lies between them along the sequence."""
+def divide(model, mesh, local=True):
+    """Divide layers over ranks, and what lies between them, maybe as DTensors, in its length."""
+    between = {"output_layouts": Shard(1), "use_local_output": local}
     plan = {
-        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "embed": RowwiseParallel(input_layouts=Replicate(), **between),
         "norm": SequenceParallel(),
         "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
         "blocks.*.norm": SequenceParallel(),
         "blocks.*.up": ColwiseParallel(input_layouts=Shard(1)),
-        "blocks.*.down": RowwiseParallel(output_layouts=Shard(1)),
+        "blocks.*.down": RowwiseParallel(**between),
     }
     return parallelize_module(model, mesh, plan)
 
@@ -156,8 +157,9 @@ def train(stage):
     """Beside the unsharded model, and FSDP2."""
     mesh = square()
     place = mesh.get_local_rank("dp")
+    reference, model, theirs = make(), divide(make(), mesh["tp"], local=stage != 2), fsdp2(mesh)
     options = {"checkpoint": Block} if stage == 3 else {}
-    reference, model, theirs = make(), ours(mesh, stage=stage, **options), fsdp2(mesh)
+    penstock.shard(model, mesh=mesh["dp"], stage=stage, **options)
     how = {1: {"foreach": True}, 2: {"fused": True}, 3: None}[stage]
     mine = torchs(model, **how) if how else penstock.AdamW(model, lr=0.01)
     pairs = [(reference, torchs(reference)), (model, mine)]
@@ -419,6 +421,16 @@ def begin_differently():
         model = divide(make(), mesh["tp"])
         model.temperature.data += place
         penstock.shard(model, mesh=mesh["dp"])
+    with torch.device("meta"):
+        model = Model()
+    penstock.shard(divide(model, mesh["tp"]), mesh=mesh["dp"], device=DEVICE)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.full_like(parameter, 0.1))
+        model.norm.bias.to_local().fill_(mesh.get_local_rank("tp"))
+    with pytest.raises(PenstockError, match=r"'norm.bias' does not have the same .* \('tp',\)"):
+        loss_of(model, 0, 0)
+    penstock.close(model)
     model = divide(make(), mesh["tp"])
     with torch.no_grad():
         model.temperature += dist.get_rank()
@@ -455,12 +467,17 @@ def refuse_what_cannot_be():
             DTensor.from_local(weight, init_device_mesh(DEVICE, (4,)), [Replicate()])
         )
 
+    def too_small(model):
+        spread = distribute_tensor(torch.ones(1, device=DEVICE), mesh["tp"], [Shard(0)])
+        model.temperature = nn.Parameter(spread)
+
     dp = {"mesh": mesh["dp"]}
     refuse(r"mesh=None: parameter 'embed.weight' is a DTensor over \('tp',\)", mesh, {})
     refuse("these ranks are no mesh with names", mesh, {"process_group": dist.group.WORLD})
     refuse("the two have 'tp' in common", mesh, {"mesh": mesh["tp"]})
     refuse("Invalid mesh_dim_names .*'tp'", mesh, {"mesh": other})
     refuse("memory=100: parameter 'embed.weight' is a DTensor", mesh, {**dp, "memory": 100})
+    refuse(r"'temperature' is .* some rank has no part of its shape \(1,\)", mesh, dp, too_small)
     refuse("placed as .*Partial.*divided", mesh, dp, half)
     refuse("'norm.weight' is a DTensor on this mesh.*mesh_dim_names=", mesh, dp, on_unnamed)
 

@@ -39,8 +39,7 @@ def check_equal(world: World, parameters: Mapping[str, torch.Tensor]) -> None:
         everyones = world.axes.all_gather(everyones[0])
     differ = everyones != everyones[:, :1]  # by place along the axes, rank and parameter
     if world.axes is not None:
-        axes = world.axes
-        same = [len(axes.replicas_of(p)) == len(axes.names) for p in parameters.values()]
+        same = [world.axes.is_same(parameter) for parameter in parameters.values()]
         differ |= (everyones != everyones[:1, :1]) & torch.tensor(same)
     for name, at in zip(parameters, differ.unbind(dim=-1), strict=True):
         if at.any():
@@ -56,6 +55,37 @@ def check_equal(world: World, parameters: Mapping[str, torch.Tensor]) -> None:
             )
 
 
+def check_equal_along_axes(world: World, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise EMISMATCH on all ranks where rows of what is the same along other axes differ there.
+
+    Parameters
+    ----------
+    world : World
+        The ranks; all of them call this alike, and so do those along its other axes.
+    parameters : dict of str and torch.Tensor
+        By name: sharded. They are read once.
+    """
+    axes = world.axes
+    if axes is None:
+        return
+    same = {name: local_of(tensor) for name, tensor in parameters.items() if axes.is_same(tensor)}
+    if not same:
+        return
+    everyones = axes.all_gather(torch.stack([_checksum(rows) for rows in same.values()]).cpu())
+    differ = (everyones != everyones[0]).any(dim=0).tolist()
+    error = None
+    if any(differ):
+        name = list(same)[differ.index(True)]
+        text = f"parameter {name!r} does not have the same values along {axes.names}"
+        error = PenstockError("EMISMATCH", text)
+    failure = find_failure(world, error)
+    if failure is not None:
+        raise PenstockError(
+            "EMISMATCH",
+            f"{failure.text}: initialise it from one seed there, or load it (penstock.load)",
+        )
+
+
 def _checksum(values: torch.Tensor) -> torch.Tensor:
     """Make a number of the values' bits and places: the same rows in another order have another."""
     octets = values.detach().contiguous().view(-1).view(torch.uint8)
@@ -65,7 +95,7 @@ def _checksum(values: torch.Tensor) -> torch.Tensor:
     span = 1 + len(words) // _SUMS
     even = len(words) // span * span
     sums = torch.cat([words[:even].view(-1, span).sum(dim=1), words[even:]])
-    places = torch.arange(1, 2 * len(sums), 2, device=sums.device)  # odd: no bit is lost
+    places = torch.arange(len(sums), device=sums.device) * 2 + 1  # odd: no bit is lost
     return (sums * places).sum()
 
 

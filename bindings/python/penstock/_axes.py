@@ -76,6 +76,10 @@ class Axes:
         on_axes = zip(self.names, _on_axes(self.names, divided), strict=True)
         return [self.mesh.get_group(name) for name, p in on_axes if p.is_replicate()]
 
+    def is_same(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter is the same along all of the axes."""
+        return len(self.replicas_of(parameter)) == len(self.names)
+
     @property
     def own(self) -> tuple[int, int]:
         """The place of this rank along the axes, from one to the next, and how many there are."""
@@ -137,6 +141,7 @@ def find_axes(parameters: Mapping[str, nn.Parameter], ranks: Any, options: Optio
     axes: dict[str, DeviceMesh] = {}
     for name, parameter in divided.items():
         _collect(axes, name, parameter.device_mesh)
+        _refuse_empty(name, parameter)
     name = next(iter(divided))
     if options.budget is not None:
         argument = "checkpoint" if options.memory is None else "memory"
@@ -167,6 +172,19 @@ def _collect(axes: dict[str, DeviceMesh], name: str, mesh: DeviceMesh) -> None:
 def _dims_of(mesh: DeviceMesh) -> dict[str, DeviceMesh]:
     names = mesh.mesh_dim_names or ()
     return {name: mesh[name] if mesh.ndim > 1 else mesh for name in names}
+
+
+def _refuse_empty(name: str, parameter: DTensor) -> None:
+    """Raise if a rank has no part of it: there is no gradient of none."""
+    mesh, left = parameter.device_mesh, list(parameter.shape)
+    for count, placement in zip(mesh.shape, parameter.placements, strict=True):
+        if isinstance(placement, Shard):
+            whole = left[placement.dim]
+            left[placement.dim] = whole - -(-whole // count) * (count - 1)  # the last rank's
+    if min(left) <= 0:
+        _refuse_parameter(
+            name, mesh, f"some rank has no part of its shape {tuple(parameter.shape)}"
+        )
 
 
 def _refuse_parameter(name: str, mesh: DeviceMesh, why: str) -> NoReturn:

@@ -81,8 +81,9 @@ def shard(
     `penstock.load`, ``load_state_dict`` or ``torch.distributed.checkpoint``; or by
     ``model.to_empty(device=...)``, which allocates buffers and leaves shards as they are, and then
     by what initialises its modules. Each rank then draws its own rows: on GPUs torch makes them
-    differ where ranks have one seed, on CPUs give each rank another seed. Optimizers may be built
-    before that. No values are there to compare, or to take from rank 0.
+    differ where ranks have one seed, on CPUs give each rank another seed (those along
+    another dimension of a mesh the same one). Optimizers may be built before that. No values are
+    there to compare, or to take from rank 0.
 
     A backward that fails leaves each ``.grad`` as it was before, or None where reductions had added
     to it by then: the log names those, and ``penstock.stats(model).broken_backwards`` counts such
