@@ -494,11 +494,19 @@ def write_while_gathered():
         with torch.no_grad():
             module.weight.mul_(2.0)
 
-    model.blocks[0].up.register_forward_pre_hook(write)
+    handle = model.blocks[0].up.register_forward_pre_hook(write)
     with pytest.raises(PenstockError, match="parameters of 'blocks.0' were written"):
+        loss_of(model, 0, 0)
+    handle.remove()
+
+    def mix(module, args):
+        return module.weight * torch.ones(WIDTH, device=DEVICE)
+
+    model.norm.register_forward_pre_hook(mix)
+    with pytest.raises(RuntimeError, match="name their module in the plan of"):
         loss_of(model, 0, 0)
     penstock.close(model)
 
 
-def test_writes_to_a_gathered_parameter_are_noticed(worlds):
+def test_writes_to_a_gathered_parameter_and_mixtures_are_noticed(worlds):
     worlds(4).run(write_while_gathered)
