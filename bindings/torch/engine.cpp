@@ -156,13 +156,14 @@ void Engine::bind_shard(uint32_t group, const at::Tensor &shard) {
 }
 
 void Engine::attach(uint32_t index, const std::vector<at::Tensor> &tensors,
-                    const std::vector<std::string> &messages) {
+                    const std::vector<std::string> &messages, std::vector<at::Tensor> wrappers) {
     Group &group = groups_.at(index);
     for (size_t i = 0; i < group.parameters.size(); i++) {
         const size_t offset = parameter_layout(index, group.parameters[i]).gathered_offset;
         const at::Tensor &tensor = tensors.at(i);
         group.wholes.push_back({tensor, tensor.detach(), offset, messages.at(i)});
     }
+    group.wrappers = std::move(wrappers);
     group.version = version_of(group);
 }
 
@@ -177,6 +178,8 @@ int64_t Engine::version_of(const Group &group) {
     int64_t version = 0;
     for (const Whole &whole : group.wholes)
         version += whole.tensor._version();
+    for (const at::Tensor &wrapper : group.wrappers)
+        version += wrapper._version();
     return version;
 }
 

@@ -89,9 +89,10 @@ class Engine {
     at::Tensor make_shard(uint32_t group);
     void bind_shard(uint32_t group, const at::Tensor &shard);
     // The tensors (one for each of the group's parameters, made by make_released_tensor) that show
-    // the group while it is gathered, and what touching each raises while it is not.
+    // the group while it is gathered, and what touching each raises while it is not. Writes count
+    // to the wrappers, too, which wrap some of them.
     void attach(uint32_t group, const std::vector<at::Tensor> &tensors,
-                const std::vector<std::string> &messages);
+                const std::vector<std::string> &messages, std::vector<at::Tensor> wrappers);
     // Groups that are used together: before a pass. The name is for errors.
     uint32_t add_unit(std::string name, std::vector<uint32_t> groups);
 
@@ -157,7 +158,8 @@ class Engine {
     };
     struct Group {
         std::vector<Whole> wholes;
-        int64_t version = 0; // of all tensors, when the latest use of the unit began
+        std::vector<at::Tensor> wrappers;
+        int64_t version = 0; // of all of these, when the latest use of the unit began
         std::vector<uint32_t> parameters;
         at::Tensor shard;
         at::ScalarType dtype, gather_dtype;

@@ -69,9 +69,13 @@ struct Arrived::Hook : torch::autograd::PostAccumulateGradHook {
 Arrived::Arrived(pybind11::object function) : all_are_there_(std::move(function)) {}
 
 void Arrived::watch(const at::Tensor &parameter) {
-    auto hook = std::make_unique<Hook>(shared_from_this(), is_there_.size());
-    is_there_.push_back(false);
+    auto hook = std::make_unique<Hook>(shared_from_this(), add());
     torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(hook));
+}
+
+size_t Arrived::add() {
+    is_there_.push_back(false);
+    return is_there_.size() - 1;
 }
 
 void Arrived::note(size_t index) {

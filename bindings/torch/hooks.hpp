@@ -38,13 +38,15 @@ class Arrived : public std::enable_shared_from_this<Arrived> {
     explicit Arrived(pybind11::object function);
     // Counts this parameter's gradient whenever it is computed, once until `clear`.
     void watch(const at::Tensor &parameter);
+    // Counts one more gradient, whenever it is noted by the number that this returns.
+    size_t add();
+    void note(size_t index);
     size_t count() const;
     void clear();
     std::atomic<size_t> expected = 0; // 0 while no backward runs
 
   private:
     struct Hook;
-    void note(size_t index);
     mutable std::mutex mutex_;   // autograd's threads note
     std::vector<bool> is_there_; // a parameter each
     size_t count_ = 0;

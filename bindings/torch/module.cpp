@@ -266,6 +266,8 @@ void bind_hooks(py::module_ &module) {
     py::class_<Arrived, std::shared_ptr<Arrived>>(module, "Arrived")
         .def(py::init<py::object>())
         .def("watch", &Arrived::watch)
+        .def("add", &Arrived::add)
+        .def("note", &Arrived::note)
         .def("clear", &Arrived::clear)
         .def_property_readonly("count", &Arrived::count)
         .def_property(

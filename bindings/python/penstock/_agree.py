@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 from penstock._errors import PenstockError
-from penstock._world import World
+from penstock._world import World, local_of
 
 _SUMS = 1 << 20  # of a tensor at most, which are added up by their places
 _TEXT_BYTES = 512
@@ -20,31 +21,69 @@ _TEXT_BYTES = 512
 # ---- values -------------------------------------------------------------------------------------
 
 
-def check_equal(world: World, parameters: dict[str, torch.Tensor]) -> None:
+def check_equal(world: World, parameters: Mapping[str, torch.Tensor]) -> None:
     """Raise EMISMATCH on all ranks where a parameter has other values on one of them.
 
     Parameters
     ----------
     world : World
-        The ranks; all of them call this alike.
+        The ranks; all of them call this alike, and so do those along its other axes.
     parameters : dict of str and torch.Tensor
         By name: the same names, shapes and dtypes on all ranks. They are read once.
     """
-    if world.size == 1:
+    if world.size == 1 and world.axes is None:
         return
-    sums = torch.stack([_checksum(tensor) for tensor in parameters.values()]).cpu()
-    everyones = world.all_gather(sums)
-    differ = everyones != everyones[0]
-    for name, by_rank in zip(parameters, differ.T, strict=True):
-        if by_rank.any():
-            rank, count = int(by_rank.int().argmax()), int(differ.any(dim=0).sum())
+    sums = torch.stack([_checksum(local_of(tensor)) for tensor in parameters.values()]).cpu()
+    everyones = world.all_gather(sums).unsqueeze(0)
+    if world.axes is not None:
+        everyones = world.axes.all_gather(everyones[0])
+    differ = everyones != everyones[:, :1]  # by place along the axes, rank and parameter
+    if world.axes is not None:
+        same = [world.axes.is_same(parameter) for parameter in parameters.values()]
+        differ |= (everyones != everyones[:1, :1]) & torch.tensor(same)
+    for name, at in zip(parameters, differ.unbind(dim=-1), strict=True):
+        if at.any():
+            place, rank = at.nonzero()[0].tolist()
+            where = f", place {place} along {world.axes.names}," if world.axes is not None else ""
+            count = int(differ.flatten(0, 1).any(dim=0).sum())
             raise PenstockError(
                 "EMISMATCH",
-                f"parameter {name!r} has other values on rank {rank} than on rank 0, and so have "
-                f"{count} of {len(parameters)}: give all ranks the same model (one seed, one "
+                f"parameter {name!r} has other values on rank {rank}{where} than on rank 0, and so "
+                f"have {count} of {len(parameters)}: give all ranks the same model (one seed, one "
                 "checkpoint), or call penstock.shard(..., broadcast=True), which gives all ranks "
                 "the values of rank 0",
             )
+
+
+def check_equal_along_axes(world: World, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise EMISMATCH on all ranks where rows of what is the same along other axes differ there.
+
+    Parameters
+    ----------
+    world : World
+        The ranks; all of them call this alike, and so do those along its other axes.
+    parameters : dict of str and torch.Tensor
+        By name: sharded. They are read once.
+    """
+    axes = world.axes
+    if axes is None:
+        return
+    same = {name: local_of(tensor) for name, tensor in parameters.items() if axes.is_same(tensor)}
+    if not same:
+        return
+    everyones = axes.all_gather(torch.stack([_checksum(rows) for rows in same.values()]).cpu())
+    differ = (everyones != everyones[0]).any(dim=0).tolist()
+    error = None
+    if any(differ):
+        name = list(same)[differ.index(True)]
+        text = f"parameter {name!r} does not have the same values along {axes.names}"
+        error = PenstockError("EMISMATCH", text)
+    failure = find_failure(world, error)
+    if failure is not None:
+        raise PenstockError(
+            "EMISMATCH",
+            f"{failure.text}: initialise it from one seed there, or load it (penstock.load)",
+        )
 
 
 def _checksum(values: torch.Tensor) -> torch.Tensor:
@@ -56,7 +95,7 @@ def _checksum(values: torch.Tensor) -> torch.Tensor:
     span = 1 + len(words) // _SUMS
     even = len(words) // span * span
     sums = torch.cat([words[:even].view(-1, span).sum(dim=1), words[even:]])
-    places = torch.arange(1, 2 * len(sums), 2, device=sums.device)  # odd: no bit is lost
+    places = torch.arange(len(sums), device=sums.device) * 2 + 1  # odd: no bit is lost
     return (sums * places).sum()
 
 
@@ -98,10 +137,11 @@ def broadcast(world: World, model: nn.Module, parameters: dict[str, nn.Parameter
     groups = [world.mesh.get_group(dim) for dim in world.ranks.dims]
     with torch.no_grad():
         for tensor in (*parameters.values(), *model.buffers()):
-            octets = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            for group in groups:
+            own = local_of(tensor).detach()
+            octets = own.contiguous().view(-1).view(torch.uint8)
+            for group in (*groups, *(world.axes.replicas_of(tensor) if world.axes else ())):
                 dist.broadcast(octets, group=group, group_src=0)
-            tensor.copy_(octets.view(tensor.dtype).view(tensor.shape))
+            own.copy_(octets.view(own.dtype).view(own.shape))
 
 
 def _check_buffers(world: World, model: nn.Module) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parameter import is_lazy
 
 from penstock._arguments import refuse
@@ -64,15 +64,16 @@ def _ids_of(kind: str, known: set[int], ignored: Any) -> set[int]:
 # The first that is so is said: what follows cannot be asked of all tensors.
 _PROBLEMS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
     (
-        lambda p: isinstance(p, DTensor),
-        "is a DTensor already (of parallelize_module?): shard the plain model",
+        lambda p: isinstance(p, DTensor) and not _is_divided(p),
+        "is a {kind} that is placed as {p.placements}: of DTensors, plain ones can be sharded that "
+        "are divided (Shard) or the same (Replicate) along each axis of their mesh",
     ),
     (
         is_lazy,
         "is not initialised, as its module is a lazy one: run a forward before shard",
     ),
     (
-        lambda p: type(p) is not nn.Parameter,
+        lambda p: type(p) not in (nn.Parameter, DTensor),
         "is a {kind}, which sharding would take apart: only a plain nn.Parameter can be sharded, "
         "so replace it by one before shard",
     ),
@@ -103,6 +104,11 @@ _PROBLEMS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
         "is {p.dtype}: complex parameters cannot be sharded",
     ),
 )
+
+
+def _is_divided(parameter: DTensor) -> bool:
+    is_plain = type(parameter) is DTensor
+    return is_plain and all(type(p) in (Shard, Replicate) for p in parameter.placements)
 
 
 def _problem(parameter: nn.Parameter) -> str:

@@ -25,6 +25,10 @@ from penstock._values import tree_flatten, tree_leaves
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _PLAIN = (torch.Tensor, int, float, str, type(None))  # holds no further tensors
+_MIXED = (
+    ". Plain parameters beside activations that are DTensors fail so, too: name their module in "
+    "the plan of parallelize_module"
+)
 
 
 class _Inputs(torch.autograd.Function):
@@ -71,7 +75,7 @@ def install(engine: Engine) -> None:
         # Weakly: the garbage collector does not see what such a hook holds.
         group.arrived = _C.Arrived(partial(_got_gradients, engine.reference, weakref.ref(group)))
         for parameter in group.parameters:
-            group.arrived.watch(parameter.full)
+            parameter.watch(group.arrived)
 
 
 def _watch_root(engine: Engine) -> None:
@@ -231,7 +235,7 @@ def _explain(engine: Engine, failure: BaseException | None) -> None:
             "forward, in which alone it is whole: use it there, or in a method of the block that "
             "shard(..., forward_methods=) names; or let the module that uses it have it as an "
             "attribute too, before penstock.shard(model): what several modules share is whole for "
-            "all of them",
+            f"all of them{_MIXED if engine.world.axes is not None else ''}",
         )
 
 

@@ -178,7 +178,7 @@ class Keeping:
 
         def parameters() -> list[torch.Tensor]:
             groups = [*block.unit.groups, *engine.root.groups]
-            return [parameter.full for group in groups for parameter in group.parameters]
+            return [parameter.part for group in groups for parameter in group.parameters]
 
         return use.metered(tensors_of(values), parameters), use.timed(engine.world.device)
 

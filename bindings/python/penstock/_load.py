@@ -15,6 +15,7 @@ from torch import nn
 
 from penstock._agree import find_failure
 from penstock._arguments import check_flag, refuse
+from penstock._axes import block_of
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
 from penstock._weights import Stored, Wanted, open_weights
@@ -153,13 +154,14 @@ def _slots(engine: Engine) -> list[_Slot]:
     for parameter in engine.parameters():
         names = [prefix + a for module, a in parameter.places for prefix in prefixes[module]]
         whole = parameter.sharded.detach()
-        slots.append(_Slot(names, Wanted(whole, parameter.local, parameter.own.start), []))
+        slots.append(_Slot(names, Wanted(whole, parameter.local, parameter.block), []))
     found: dict[int, _Slot] = {}
     for module, its_prefixes in prefixes.items():
         for held, attribute, whole in _whole_ones(engine, module):
             if id(whole) not in found:
                 tensor = _with_memory(whole, engine.world.device)
-                found[id(whole)] = _Slot([], Wanted(tensor, tensor, 0), [])
+                block = block_of(tensor.shape, None)
+                found[id(whole)] = _Slot([], Wanted(tensor, tensor, block), [])
             found[id(whole)].names += [prefix + attribute for prefix in its_prefixes]
             found[id(whole)].places.append((held, attribute))
     return [*slots, *found.values()]

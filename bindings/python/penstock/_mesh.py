@@ -82,7 +82,8 @@ class Mesh:
         for argument in _DEFAULTS:
             name = getattr(self, argument)
             if name not in names:
-                refuse(argument, name, f"the dimensions of the mesh are {names}: name one of them")
+                alone = f"or give the one of the ranks alone, as mesh[{names[0]!r}]"
+                refuse(argument, name, f"its dimensions are {names}: name one of them, {alone}")
 
     def _check_no_names(self, why: str) -> None:
         for argument, default in _DEFAULTS.items():

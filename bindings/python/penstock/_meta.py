@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from penstock import _C
-from penstock._agree import find_failure
+from penstock._agree import check_equal_along_axes, find_failure
 from penstock._arguments import refuse
 from penstock._errors import PenstockError
 from penstock._units import Parameter
@@ -89,6 +89,7 @@ class Awaited:
         failure = find_failure(self._world, PenstockError("ESTATE", text) if text else None)
         if failure is not None:
             raise PenstockError("ESTATE", failure.text)
+        check_equal_along_axes(self._world, {p.name: p.sharded for p in self._versions})
 
     def _missing_parameters(self) -> str:
         names = [p.name for p, version in self._versions.items() if not _has_values(p, version)]

@@ -13,7 +13,7 @@ from penstock._errors import PenstockError
 from penstock._memory import segment_maker
 from penstock._meta import unset
 from penstock._units import Group, Parameter, Unit
-from penstock._world import World, stream_of
+from penstock._world import World, local_of, stream_of
 
 
 def open_native(
@@ -124,10 +124,11 @@ def fill_shard(world: World, group: Group) -> None:
     """Replace the original parameters of a group by this rank's rows of them, if they have any."""
     group.shard.zero_()
     for parameter in group.parameters:
-        if parameter.original.is_meta:
+        original = local_of(parameter.original)
+        if original.is_meta:
             unset(parameter.local)
         else:
-            parameter.local.copy_(parameter.rows_of(parameter.original))
+            parameter.local.copy_(original[parameter.own])
         parameter.show(parameter.sharded)
         parameter.drop_original(world)
 
@@ -157,6 +158,8 @@ def _lay_out(native: _C.Engine, group: Group) -> Iterator[tuple[Parameter, torch
 
 
 def _bind(native: _C.Engine, group: Group) -> None:
-    fulls = [parameter.full for parameter in group.parameters]
-    native.attach(group.index, fulls, [parameter.released for parameter in group.parameters])
+    parts = [parameter.part for parameter in group.parameters]
+    wrappers = [p.full for p in group.parameters if p.divided is not None]
+    messages = [parameter.released for parameter in group.parameters]
+    native.attach(group.index, parts, messages, wrappers)
     native.bind_shard(group.index, group.shard)

@@ -32,18 +32,18 @@ def norm_of(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     torch.Tensor
         A float32 number; infinite or NaN where a gradient is.
     """
-    by_group: dict[Any, list[torch.Tensor]] = defaultdict(list)
+    by_groups: dict[tuple[Any, ...], list[torch.Tensor]] = defaultdict(list)
     for parameter in parameters:
-        by_group[_ranks_of(parameter)].append(gradient_of(parameter))
+        by_groups[_ranks_of(parameter)].append(gradient_of(parameter))
     squares = None
-    for group, gradients in by_group.items():
+    for groups, gradients in by_groups.items():
         filled = [gradient for gradient in gradients if gradient.numel() > 0]
         device = gradients[0].device
         own = torch.zeros((), device=device)
         if filled:
             norms = torch._foreach_norm(filled, 2, dtype=torch.float32)
             own = torch.stack(norms).square().sum()
-        if group is not None:
+        for group in groups:
             dist.all_reduce(own, group=group)
         squares = own if squares is None else squares + own
     return torch.zeros(()) if squares is None else squares.sqrt()
@@ -54,15 +54,15 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
     return local_of(parameter.grad)  # type: ignore[arg-type]
 
 
-def _ranks_of(parameter: torch.Tensor) -> Any:
-    """Return the ranks that have the other rows of a parameter; None: this one has all of it."""
-    if not isinstance(parameter, DTensor) or not any(p.is_shard() for p in parameter.placements):
-        return None
-    placements = parameter.placements
-    if sum(not placement.is_replicate() for placement in placements) != 1:
+def _ranks_of(parameter: torch.Tensor) -> tuple[Any, ...]:
+    """Return the groups, one an axis, of the ranks that have the other elements of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return ()
+    if any(placement.is_partial() for placement in parameter.placements):
         raise PenstockError(
             "EUNSUPPORTED",
-            f"the norm of gradients that are placed as {placements}: use "
+            f"the norm of gradients that are placed as {parameter.placements}: use "
             "torch.nn.utils.clip_grad_norm_",
         )
-    return parameter.device_mesh.get_group([p.is_shard() for p in placements].index(True))
+    mesh, placements = parameter.device_mesh, enumerate(parameter.placements)
+    return tuple(mesh.get_group(dim) for dim, placed in placements if not placed.is_replicate())

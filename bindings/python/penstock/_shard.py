@@ -13,6 +13,7 @@ from torch import nn
 
 from penstock import _agree, _asked, _checkpoint, _checks, _hooks, _meta, _methods, _shown, _state
 from penstock._arguments import Options, check_model, refuse
+from penstock._axes import find_axes
 from penstock._blocks import Blocks, Named, find_beside, find_blocks, select_blocks
 from penstock._checkpoint import Checkpointed
 from penstock._engine import Engine, engine_of, is_sharded
@@ -67,13 +68,22 @@ def shard(
     has started this process as one of several; where it is not, this process is the only rank, and
     parameters are plain tensors.
 
+    Some parameters may be DTensors already, over another dimension of the mesh that ``mesh=`` is
+    one of: of ``parallelize_module`` (give ``mesh=mesh["dp"]`` where that was given
+    ``mesh["tp"]``), or of experts. Each rank shards the part that it has of them. Modules have the
+    DTensors of before around their use; outside, all parameters are DTensors on both dimensions,
+    placed as FSDP2 places them. Plain parameters are the same along the other dimension, as their
+    gradients have to be. `memory`, and ``checkpoint="auto"``, are refused then, and `step` captures
+    nothing.
+
     A model larger than the memory is built on the meta device (``with torch.device("meta")``). Its
     shards are allocated here, and get values before the first forward: from files, by
     `penstock.load`, ``load_state_dict`` or ``torch.distributed.checkpoint``; or by
     ``model.to_empty(device=...)``, which allocates buffers and leaves shards as they are, and then
     by what initialises its modules. Each rank then draws its own rows: on GPUs torch makes them
-    differ where ranks have one seed, on CPUs give each rank another seed. Optimizers may be built
-    before that. No values are there to compare, or to take from rank 0.
+    differ where ranks have one seed, on CPUs give each rank another seed (those along
+    another dimension of a mesh the same one). Optimizers may be built before that. No values are
+    there to compare, or to take from rank 0.
 
     A backward that fails leaves each ``.grad`` as it was before, or None where reductions had added
     to it by then: the log names those, and ``penstock.stats(model).broken_backwards`` counts such
@@ -222,6 +232,7 @@ def shard(
     is_meta = lies_on.type == "meta"
     options.check(device)
     ranks = on_mesh.choose(process_group, device)
+    axes = find_axes(parameters, ranks, options)
     found = find_blocks(model, blocks)
     units = _make_units(model, found, parameters, options)
     methods = _methods.find_methods(forward_methods, units)
@@ -235,6 +246,7 @@ def shard(
             communicator=communicator,
             ranks_per_node=ranks_per_node,
             shard_dim=shard_dim,
+            axes=axes,
         )
         undo.callback(world.close)
         _agree.check_meta(world, is_meta)
@@ -244,7 +256,7 @@ def shard(
         if options.broadcast and not is_meta:
             _agree.broadcast(world, model, parameters)
         elif not is_meta:
-            _agree.check_equal(world, dict(parameters))
+            _agree.check_equal(world, parameters)
         parameters.clear()  # each goes when its shard is filled
         make_shards(native, world, groups)
         _fill_shards(world, groups)

@@ -50,7 +50,7 @@ def _before_load(
         whole = state.get(prefix + attribute)
         if not isinstance(whole, torch.Tensor) or isinstance(whole, DTensor):
             continue
-        if parameter.layout is not None and whole.shape == parameter.shape:
+        if parameter.layout is not None and whole.shape == parameter.sharded.shape:
             rows = parameter.rows_of(whole).to(local_of(parameter.sharded), copy=True)
             state[prefix + attribute] = as_sharded(rows, parameter.layout)
 
@@ -71,7 +71,7 @@ def _after_load(engine: Engine, module: nn.Module, incompatible_keys: Any) -> No
 def _copy_rows(parameter: Parameter, loaded: torch.Tensor) -> None:
     target = local_of(parameter.sharded)
     source = local_of(loaded)
-    if source.shape == parameter.shape and source.shape != target.shape:
+    if source.shape == parameter.sharded.shape and source.shape != target.shape:
         source = parameter.rows_of(source)
     target.copy_(source)
 

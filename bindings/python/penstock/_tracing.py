@@ -144,8 +144,9 @@ def trace(
     model : nn.Module, optional
         The sharded model; may be left out (``trace(path)``) while only one lives.
     path : str or path
-        The file; ``{rank}`` in it becomes the rank, and has to be there where there are several. It
-        is also written when what is recorded fails. One that ends in ``.gz`` is compressed.
+        The file; ``{rank}`` in it becomes the rank, and has to be there where there are several:
+        those along other axes of a mesh count on. It is also written when what is recorded fails.
+        One that ends in ``.gz`` is compressed.
     steps : collection of int, optional
         Which steps to record, such as ``range(10, 15)``: those that begin inside count from 0. Each
         run of consecutive steps makes a file. Left out: all from the begin to the end; ``()``: what
@@ -177,7 +178,7 @@ def trace(
         refuse("path", path, "give the file to write, a str or a path")
     _check(steps, max_bytes)
     engine = engine_of(model)
-    own = own_path(path, engine.world.rank, engine.world.size)
+    own = own_path(path, *engine.world.among_all)
     recording = Recording(engine.runtime, own, lambda: _finish(engine), max_bytes)
     with _following(engine, recording, steps), recorded(recording, is_now=steps is None):
         yield recording

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock import _C
+from penstock._axes import block_of, make_divided, watch_divided
 from penstock._errors import PenstockError
 from penstock._sharded import make_sharded_parameter
 from penstock._world import Layout, World, local_of
@@ -40,6 +41,12 @@ class Parameter:
         This rank's rows, which optimizers have, and the modules while the group is not gathered.
     full : nn.Parameter
         The whole tensor, which the modules have while the group is gathered; one object for ever.
+    divided : DTensorSpec, optional
+        How `original` and `full` are divided over other axes of the mesh; None: they are plain.
+    shape : torch.Size
+        Of what is sharded: the whole tensor, or where that is divided this rank's part of it.
+    part : nn.Parameter
+        What the group is gathered into: `full`, or where that is divided this rank's part of it.
     group : Group
         What it is gathered with.
     index : int
@@ -61,7 +68,8 @@ class Parameter:
         self.name = name
         self.places: list[tuple[nn.Module, str]] = []
         self.original = original
-        self.shape = original.shape
+        self.divided = original._spec if isinstance(original, DTensor) else None
+        self.shape = local_of(original).shape
         self.dtype = original.dtype
         self.trainable = original.requires_grad
         self.row_elements = self.shape[1:].numel()
@@ -74,10 +82,12 @@ class Parameter:
         self.address = 0
         self.sharded: nn.Parameter
         self.full: nn.Parameter
+        self.part: nn.Parameter
 
     def make_sharded(self, rows: torch.Tensor, world: World) -> None:
         """Make `sharded` of this rank's rows, which may have no values yet."""
-        self.layout = world.layout_of(self.shape, rows.dtype)
+        whole = self.original.shape
+        self.layout = world.layout_of(whole, rows.dtype, self.divided)
         self.sharded = make_sharded_parameter(rows, self.layout, self.trainable)
         self.sharded.__dict__.update(self.original.__dict__)  # users' marks
         self.local = local_of(self.sharded)
@@ -130,12 +140,27 @@ class Parameter:
 
     def make_full(self, dtype: torch.dtype, device: torch.device) -> None:
         """Make `full`, which has no memory yet."""
-        whole = _C.make_released_tensor(list(self.shape), dtype, device, self.released)
-        self.full = nn.Parameter(whole, requires_grad=self.trainable)
+        memory = _C.make_released_tensor(list(self.shape), dtype, device, self.released)
+        self.part = self.full = nn.Parameter(memory, requires_grad=self.trainable)
+        if self.divided is not None:
+            self.full = make_divided(self.part, self.divided)
+
+    def watch(self, arrived: _C.Arrived) -> None:
+        """Have its gradients, whenever they are computed, noted there and given to `part`."""
+        if self.divided is None:
+            arrived.watch(self.full)
+        else:
+            watch_divided(arrived, self.full, self.part)
 
     def rows_of(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this rank's rows of a whole tensor of the parameter's shape."""
-        return whole[self.own]
+        return whole[self.block]
+
+    @property
+    def block(self) -> tuple[slice, ...]:
+        """Which rows of the whole tensor this rank has, and which part of them."""
+        rows, *others = block_of(self.sharded.shape, self.divided)
+        return (slice(rows.start + self.own.start, rows.start + self.own.stop), *others)
 
     def show(self, tensor: nn.Parameter) -> None:
         """Set this tensor in every module that has the parameter."""
@@ -207,14 +232,14 @@ class Group:
     def drop_gradients(self) -> None:
         """Forget the gradients that are here: they were taken, or their backward failed."""
         for parameter in self.trainable:
-            parameter.full.grad = None
+            parameter.part.grad = None
         if self.keeps:
             self.keeps = False
             self._set_gradient_dtype(self.gather_dtype)
 
     def _set_gradient_dtype(self, dtype: torch.dtype) -> None:
         for parameter in self.trainable:
-            parameter.full.grad_dtype = dtype
+            parameter.part.grad_dtype = dtype
 
 
 class Use:

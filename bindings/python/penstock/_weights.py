@@ -58,13 +58,23 @@ class Wanted:
         All of it: a DTensor, or a plain tensor that has all rows.
     rows : torch.Tensor
         Those of this rank, in the memory of `whole`.
-    first : int
-        The number of the first of them.
+    block : tuple of slice
+        Which of the whole tensor they are, and which part of each.
     """
 
     whole: torch.Tensor
     rows: torch.Tensor
-    first: int
+    block: tuple[slice, ...]
+
+    @property
+    def first(self) -> int:
+        """The number of the first row."""
+        return self.block[0].start if self.block else 0
+
+    def room(self) -> torch.Tensor:
+        """Return memory for whole rows, contiguous: that of `rows` where it is such."""
+        shape = (*self.rows.shape[:1], *self.whole.shape[1:])
+        return self.rows.contiguous() if shape == self.rows.shape else self.rows.new_empty(shape)
 
 
 Note = Callable[[int], None]  # so many bytes are in their place
@@ -178,10 +188,20 @@ class Safetensors:
                     stored, want = self.stored[name], wanted[name]
                     row_bytes = stored.shape[1:].numel() * stored.dtype.itemsize
                     file.seek(self._places[name][1] + want.first * row_bytes)
-                    rows = want.rows.contiguous()  # a buffer may not be
-                    _read_rows(file, stored.dtype, rows.view(-1), piece, note)
+                    rows = want.room()
+                    is_cut = rows.shape != want.rows.shape
+                    counted = _ignore if is_cut else note
+                    _read_rows(file, stored.dtype, rows.view(-1), piece, counted)
+                    if is_cut:
+                        columns = (slice(None), *want.block[1:])
+                        rows = rows[columns]
+                        note(want.rows.nbytes)
                     if rows is not want.rows:
                         want.rows.copy_(rows)
+
+
+def _ignore(count: int) -> None:
+    pass
 
 
 def _read_rows(

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from penstock._arguments import refuse
+from penstock._axes import Axes
 from penstock._errors import PenstockError
 from penstock._fork import groups_of_engines, groups_of_parent
 from penstock._memory import segment_maker
@@ -48,6 +49,8 @@ class World:
         How many ranks are a node; left out: those of a host.
     shard_dim : str
         The dimension of a mesh of two over which the model is sharded.
+    axes : Axes, optional
+        Those that parameters were divided over before.
 
     Attributes
     ----------
@@ -70,8 +73,10 @@ class World:
         communicator: str = "auto",
         ranks_per_node: int | None = None,
         shard_dim: str = "shard",
+        axes: Axes | None = None,
     ) -> None:
         self.device = device
+        self.axes = axes
         self.closed = False
         self.nodes: tuple[Any, Any] | None = None  # the ranks of this node, and of this place
         self.why_no_nodes = ""
@@ -106,6 +111,12 @@ class World:
     def size(self) -> int:
         """How many ranks there are, of all replicas."""
         return self.ranks.size
+
+    @property
+    def among_all(self) -> tuple[int, int]:
+        """Its number, and how many there are, with those along other axes."""
+        place, places = (0, 1) if self.axes is None else self.axes.own
+        return place * self.size + self.rank, places * self.size
 
     def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
         """Bring together what the ranks have, a row a rank; on the CPU, beside the engine's work.
@@ -182,14 +193,21 @@ class World:
             ),
         )
 
-    def layout_of(self, shape: torch.Size, dtype: torch.dtype) -> Layout:
-        """Say how a tensor of that whole shape is sharded over the ranks, if there are any."""
+    def layout_of(
+        self, shape: torch.Size, dtype: torch.dtype, divided: DTensorSpec | None
+    ) -> Layout:
+        """Say how a tensor of that whole shape is sharded over the ranks, if there are any.
+
+        It may be divided over other axes before.
+        """
         if self.mesh is None:
             return None
+        mesh, placements = self.mesh, self.ranks.placements
+        if self.axes is not None:
+            on_ranks = dict(zip(mesh.mesh_dim_names or (), placements, strict=True))
+            mesh, placements = self.axes.mesh, self.axes.place(on_ranks, divided)
         stride = torch.empty(shape, device="meta").stride()
-        return DTensorSpec(
-            self.mesh, self.ranks.placements, tensor_meta=TensorMeta(shape, stride, dtype)
-        )
+        return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(shape, stride, dtype))
 
 
 @dataclass
