@@ -1,12 +1,14 @@
-/* What is enqueued for a collective: one round of pulls, two for an all-reduce; or one of pushes,
- * of which all below holds with a destination in place of a source, written in place of read: where
- * sources need not be opened to peers. In a round a rank
+/* What is enqueued for a collective: one round of pulls, two for an all-reduce. In a round a rank
  * first signals all peers that its source is ready, before it waits for anything, so that no wait
  * of one rank can stand before what another waits for; then step by step, from each source: wait
  * until it is ready and for the turn, copy, hand the turn on, signal the source that it has been
  * read. Where the options ask for no turns, all is pulled at once when all sources are ready: ranks
  * that have waited for each other begin together, and then read different sources without any
  * turns.
+ *
+ * A reduce-scatter that is pushed takes one round of pushes instead, so that its sources need not be
+ * opened to peers: the same with destinations in place of sources, ready to be written, and then
+ * written; the sums wait for that.
  *
  * No cycle: what a rank waits for in a round is written by others in the same round ahead of their
  * waits (ready), at an earlier step (turn), or in an earlier round (the first turn, the bounce
