@@ -16,16 +16,6 @@ namespace py = pybind11;
 namespace penstock {
 namespace {
 
-void raise_penstock_error(std::exception_ptr pointer) {
-    try {
-        if (pointer) std::rethrow_exception(pointer);
-    } catch (const StatusError &error) {
-        py::object type = py::module_::import("penstock._errors").attr("PenstockError");
-        py::object value = type(pst_status_name(error.status), to_python(error.text));
-        PyErr_SetObject(type.ptr(), value.ptr());
-    }
-}
-
 py::dict stats_dict(const pst_zero_stats &stats) {
     py::dict result;
 #define PST_PUT(field) result[#field] = stats.field
@@ -278,7 +268,7 @@ void bind_hooks(py::module_ &module) {
 PYBIND11_MODULE(_C, module) {
     module.doc() = "Penstock's ZeRO engine over libtorch; use the package `penstock`.";
     module.attr("__version__") = PENSTOCK_VERSION;
-    py::register_exception_translator(&raise_penstock_error);
+    py::register_exception_translator(&translate_error);
     bind_runtime(module);
     bind_layouts(module);
     bind_plans(module);
