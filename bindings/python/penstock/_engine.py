@@ -420,7 +420,7 @@ def _before_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: 
 def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for engine in engines_of(optimizer):
         engine.stepped()
-        engine.phases.end_optimizer()
+        engine.phases.end_optimizer(optimizer, engine.is_captured)
 
 
 def _close_all() -> None:
