@@ -48,6 +48,8 @@ py::dict stats_dict(const pst_zero_stats &stats) {
     PST_PUT(staging_reserved);
     PST_PUT(passes_ns);
     PST_PUT(timed_passes);
+    PST_PUT(graphs_ns);
+    PST_PUT(timed_graphs);
     PST_PUT(all_reduces);
     PST_PUT(all_reduce_bytes);
 #undef PST_PUT

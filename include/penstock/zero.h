@@ -481,9 +481,10 @@ typedef struct pst_zero_stats {
     uint64_t replayed_passes; /* of planned ones: their collectives were one sealed graph */
     uint64_t updates;         /* groups that were updated behind their reductions */
     /* From begin_forward to end_backward, by the clock of compute; and of how many passes, as far
-     * as the device has come. */
+     * as the device has come. What passes of a graph do is counted once, in its capture. */
     uint64_t passes_ns, timed_passes;
     uint64_t all_reduces, all_reduce_bytes; /* of gradients between replicas; of a rank's sums */
+    uint64_t graphs_ns, timed_graphs; /* likewise of launches, from before_graph to after_graph */
 } pst_zero_stats;
 PST_API void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats);
 PST_API void pst_zero_reset_stats(pst_zero *engine);
