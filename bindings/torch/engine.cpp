@@ -488,7 +488,7 @@ pst_zero_forecast predict(bool grad, int stage, const Recording &recording,
 pst_zero_plan Engine::compile(bool grad, const Recording &recording, const Budgets &budgets) {
     const pst_zero_compile_options options = recording.options(grad, budgets);
     pst_zero_plan plan{};
-    check(pst_zero_compile_with(engine(), &options, &plan));
+    check(pst_zero_compile(engine(), &options, &plan));
     return plan;
 }
 

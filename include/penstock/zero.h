@@ -360,11 +360,7 @@ typedef struct pst_zero_compile_options {
  * Plans of passes with a backward go by times, which differ between ranks and so are agreed on
  * first: of a group's compute the longest that any rank has measured, of collectives those of the
  * rank for which they took least together, as it has waited least for others. Blocks for that. */
-PST_API pst_status pst_zero_compile_with(pst_zero *engine, const pst_zero_compile_options *options,
-                                         pst_zero_plan *plan);
-/* The same without times, and with keep_bytes 0. */
-PST_API pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations,
-                                    size_t count, uint32_t prefetch_ahead, size_t prefetch_bytes,
+PST_API pst_status pst_zero_compile(pst_zero *engine, const pst_zero_compile_options *options,
                                     pst_zero_plan *plan);
 /* What the engine makes its own plans with from now on: prefetch_ahead instead of that of its
  * options, alike on all ranks, and keep_bytes instead of 0. */
@@ -424,7 +420,7 @@ typedef struct pst_zero_draft {
 /* What plans of these options would take, and say: the first one with their prefetch_ahead and no
  * keep_bytes; then, where times are known, some with others, of which keep_bytes of the options is
  * the most that groups take which stay. `drafts` has room for PST_ZERO_MOST_DRAFTS. A collective,
- * as pst_zero_compile_with, after which all ranks have the same ones; nothing is compiled. */
+ * as pst_zero_compile, after which all ranks have the same ones; nothing is compiled. */
 PST_API pst_status pst_zero_make_drafts(pst_zero *engine, const pst_zero_compile_options *options,
                                         pst_zero_draft *drafts, size_t *count);
 /* A recorded pass, and what its groups are; by group `group_count` of each. */

@@ -126,8 +126,7 @@ static void take_recording(rank_state *state, recording *taken) {
 }
 
 static void compile_keeping(rank_state *state, const recording *taken, size_t keep_bytes) {
-    CHECK_OK(
-        pst_zero_compile_with(state->engine,
+    CHECK_OK(pst_zero_compile(state->engine,
                               &(pst_zero_compile_options){.size = sizeof(pst_zero_compile_options),
                                                           .grad = 1,
                                                           .operations = taken->operations,
@@ -218,7 +217,7 @@ static void compile_by_own_times(rank_state *state) {
     size_t count = 0;
     CHECK_OK(pst_zero_make_drafts(state->engine, &options, drafts, &count));
     CHECK(forecast_of(state).step_ns == before.step_ns && before.kept_groups == 0);
-    CHECK_OK(pst_zero_compile_with(state->engine, &options, &plan));
+    CHECK_OK(pst_zero_compile(state->engine, &options, &plan));
     all->hashes[state->rank] = plan.hash;
     all->steps[state->rank] = forecast_of(state).step_ns;
     CHECK(forecast_of(state).step_ns > 0 && forecast_of(state).kept_groups > 0);
@@ -338,7 +337,7 @@ static void forecast_too_early(rank_state *state) {
     CHECK(group.forward.lands_ns > group.forward.start_ns && group.backward.lands_ns > 0);
     CHECK(pst_zero_get_group_forecast(state->engine, 1, 99, &group) == PST_EINVAL);
     const pst_zero_compile_options none = {0};
-    CHECK(pst_zero_compile_with(state->engine, &none, NULL) == PST_EINVAL);
+    CHECK(pst_zero_compile(state->engine, &none, NULL) == PST_EINVAL);
     CHECK(pst_zero_make_drafts(state->engine, &none, NULL, NULL) == PST_EINVAL);
 }
 
