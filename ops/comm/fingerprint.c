@@ -1,5 +1,7 @@
 #include "ops/comm/fingerprint.h"
 
+#include "ops/comm/sums.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -35,8 +37,7 @@ static uint64_t hash_of(const pst_collective *collective, const pst__fingerprint
         hash = mix(hash, fingerprint->name[i]);
     hash = mix(mix(hash, collective->ticket), (uint64_t)collective->dtype);
     hash = mix(mix(hash, (uint64_t)collective->reduce), (uint64_t)collective->root);
-    hash =
-        mix_double(mix(hash, collective->stride), collective->scale == 0 ? 1 : collective->scale);
+    hash = mix_double(mix(hash, collective->stride), pst__scale_of(collective));
     return collective->kind == PST_ALL_GATHER ? mix_segments(hash, collective) : hash;
 }
 
