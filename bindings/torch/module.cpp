@@ -82,7 +82,6 @@ void bind_layouts(py::module_ &module) {
         .def_readonly("first_row", &pst_parameter_layout::first_row)
         .def_readonly("shard_rows", &pst_parameter_layout::shard_rows)
         .def_readonly("shard_offset", &pst_parameter_layout::shard_offset)
-        .def_readonly("gathered_offset", &pst_parameter_layout::gathered_offset)
         .def_readonly("gradient_offset", &pst_parameter_layout::gradient_offset);
     py::class_<pst_zero_plan>(module, "ZeroPlan")
         .def_readonly("groups", &pst_zero_plan::groups)

@@ -384,7 +384,6 @@ typedef enum pst_zero_keep {
     PST_ZERO_KEEP_NEAR,       /* stays: the backward begins with it */
     PST_ZERO_KEEP_PAID,       /* stays, within keep_bytes */
     PST_ZERO_KEEP_TOO_DEAR,   /* is gathered again: others save more, and it does not fit */
-    PST_ZERO_KEEP_COUNT
 } pst_zero_keep;
 
 /* Nanoseconds since begin_forward; all 0: there is no such gather, or no times are known. */
