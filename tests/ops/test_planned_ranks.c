@@ -3,17 +3,7 @@
 #include "world.h"
 
 static void train(rank_state *state, int passes) {
-    for (int pass = 0; pass < passes; pass++) {
-        fresh_targets(state);
-        forward(state, 1);
-        CHECK_FINE();
-        backward(state, 1);
-        CHECK_FINE();
-        check_gradients(state, mean_of_step_1);
-        CHECK_FINE();
-        update(state);
-        CHECK_FINE();
-    }
+    train_and_check(state, passes, mean_of_step_1);
 }
 
 #define CHAIN_BYTES (8 * 64 * sizeof(float)) /* of a group */
@@ -88,11 +78,7 @@ static void keep_all_in_odd_loops(rank_state *state) {
         CHECK_FINE();
         forward(state, 0);
         CHECK_FINE();
-        backward(state, 1);
-        CHECK_FINE();
-        check_gradients(state, mean_of_step_1);
-        CHECK_FINE();
-        update(state);
+        end_step(state, mean_of_step_1);
         CHECK_FINE();
         CHECK_OK(pst_zero_begin_forward(state->engine, 1)); /* is broken off */
         use(state, pass % 2 == 0 ? 0 : 1);
