@@ -22,7 +22,6 @@ from equality import (
     world,
 )
 from models import Net, loss_of, make
-from penstock._engine import engine_of
 from torch.distributed.tensor import DTensor
 
 
@@ -525,38 +524,6 @@ def step_in_the_backward(stage):
 @both_ways
 def test_hooks_step_where_the_gradients_are_there(worlds, stage):
     worlds(2).run(step_in_the_backward, stage)
-
-
-def register_in_a_forward(stage):
-    """A hook on a parameter that is whole is its shard's, and not in place of the engine's."""
-    rank, _ = world()
-    reference, sharded = pair(stage)
-    (unit,) = [unit for unit in engine_of(sharded).units if unit.name == "blocks.1"]
-    weight, seen, handles, reported = sharded.blocks[1].up.weight, [], [], []
-
-    def register(module, args):
-        if not handles:
-            handles.append(module.weight.register_post_accumulate_grad_hook(seen.append))
-
-    def watch(module, args, output):
-        output.register_hook(lambda _: reported.append(unit.groups[0].complete))
-
-    sharded.blocks[1].up.register_forward_pre_hook(register)
-    sharded.embed.register_forward_hook(watch)
-    for step in range(2):
-        accumulate_reference(reference, step)
-        loss_of(sharded, step, rank).backward()
-        assert seen.pop() is weight and not seen
-    handles[0].remove()
-    accumulate_reference(reference, 2)
-    loss_of(sharded, 2, rank).backward()
-    assert not seen and reported == [True] * 3
-    finish(reference, sharded)
-
-
-@both_ways
-def test_a_hook_that_a_forward_registers_is_the_shards(worlds, stage):
-    worlds(2).run(register_in_a_forward, stage)
 
 
 def forget_forwards(stage):

@@ -6,12 +6,13 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd.variable import Variable
 
+from penstock import _C
 from penstock._errors import PenstockError
 from penstock._gradients import (
     call_hooks,
@@ -20,13 +21,41 @@ from penstock._gradients import (
     restore_gradients,
     show_gradients,
 )
-from penstock._units import Group, Unit, Use
-from penstock._updates import begin_updates
-
-if TYPE_CHECKING:
-    from penstock._engine import Engine
+from penstock._phases import Phases
+from penstock._units import Group, Parameter, Unit, Use
+from penstock._updates import Updater, begin_updates
 
 _logger = logging.getLogger("penstock")
+
+
+class Passes(Protocol):
+    """An engine, as far as its backwards ask and tell it."""
+
+    name: str
+    native: _C.Engine
+    units: list[Unit]
+    root: Unit
+    phases: Phases
+    updaters: weakref.WeakSet[Updater]
+    sync: bool
+    depth: int
+    is_captured: bool
+    broken_backwards: int
+
+    def groups(self) -> list[Group]:
+        """All groups."""
+
+    def parameters(self) -> list[Parameter]:
+        """All parameters."""
+
+    def refuse_capture(self) -> None:
+        """Raise an error inside somebody else's capture."""
+
+    def refuse_stream(self, doing: str) -> None:
+        """Raise an error on another stream than the engine's."""
+
+    def add_to_captured(self) -> None:
+        """Note that a backward within a capture may add to gradients."""
 
 
 class _Ending:
@@ -49,7 +78,7 @@ def _outside_transforms() -> AbstractContextManager[object]:
 class Backward:
     """The backwards of an engine, one at a time."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Passes) -> None:
         self._engine = engine
         self._running = False
         self._ending: weakref.ref[_Ending] | None = None
@@ -69,7 +98,7 @@ class Backward:
         self._running = True
         self._refuse_in_forward()
         if self._engine.is_captured:
-            self._note_gradients_before()
+            self._engine.add_to_captured()
         self._reduces = self._engine.sync
         groups = self._engine.groups()
         with self._breaking_off(), _outside_transforms():
@@ -131,18 +160,6 @@ class Backward:
                 f"a backward inside the forward of the sharded model {self._engine.name} reached "
                 "its parameters: use torch.autograd.grad with respect to inputs there, and call "
                 "backward behind the forward; after a forward that was interrupted, run another",
-            )
-
-    def _note_gradients_before(self) -> None:
-        before = self._engine.gradients_before
-        addresses = self._engine.gradient_addresses()
-        added = [before[address] for address in addresses if address in before]
-        self._engine.has_added |= bool(added)
-        if not all(added):
-            raise PenstockError(
-                "EUNSUPPORTED",
-                "its backward adds to gradients from before it that no captured call has made: "
-                "call zero_grad() in the step",
             )
 
     def _refuse_broken(self) -> NoReturn:

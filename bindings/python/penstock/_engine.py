@@ -188,6 +188,19 @@ class Engine:
             with suppress(PenstockError) if is_broken else nullcontext():
                 self.native.end_capture()
 
+    def add_to_captured(self) -> None:
+        """Note to which gradients a backward within a capture adds; raise where it may not."""
+        addresses = self.gradient_addresses()
+        before = self.gradients_before
+        added = [before[address] for address in addresses if address in before]
+        self.has_added |= bool(added)
+        if not all(added):
+            raise PenstockError(
+                "EUNSUPPORTED",
+                "its backward adds to gradients from before it that no captured call has made: "
+                "call zero_grad() in the step",
+            )
+
     def enter(self, unit: Unit) -> None:
         """Begin a unit's forward, and hold the unit; the outermost forward begins a pass."""
         is_root = unit is self.root and not self.runs(unit)
