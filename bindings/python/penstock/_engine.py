@@ -108,7 +108,7 @@ class Engine:
         self.broken_backwards = 0
         self.phases = Phases(units, world.roll.page.words)
         self.is_captured = False  # what runs becomes a part of a CUDA graph
-        self.gradients_before: dict[int, bool] = {}  # by address: whether it may add to them
+        self._gradients_before: dict[int, bool] = {}  # by address: whether it may add to them
         self.has_added = False  # to one of them, in the latest capture
         self.graph_owners: weakref.WeakSet[GraphOwner] = weakref.WeakSet()
         self.updaters: weakref.WeakSet[Updater] = weakref.WeakSet()  # of its parameters
@@ -174,7 +174,7 @@ class Engine:
         """
         outside, self.stream = self.stream, stream_of(self.world.device)
         before = {address for address in self.gradient_addresses() if address is not None}
-        self.gradients_before = {address: address in lasting for address in before}
+        self._gradients_before = {address: address in lasting for address in before}
         self.has_added = False
         self.native.begin_capture(stream.cuda_stream)
         self.is_captured = is_broken = True
@@ -183,15 +183,14 @@ class Engine:
             is_broken = False
         finally:
             self.is_captured = False
-            self.gradients_before = {}
+            self._gradients_before = {}
             self.stream = outside
             with suppress(PenstockError) if is_broken else nullcontext():
                 self.native.end_capture()
 
     def add_to_captured(self) -> None:
         """Note to which gradients a backward within a capture adds; raise where it may not."""
-        addresses = self.gradient_addresses()
-        before = self.gradients_before
+        addresses, before = self.gradient_addresses(), self._gradients_before
         added = [before[address] for address in addresses if address in before]
         self.has_added |= bool(added)
         if not all(added):
