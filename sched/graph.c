@@ -19,14 +19,14 @@ pst_status pst__graph_check_borrowed(const pst_lane *borrowed, const pst__node *
         node->flags & PST__NODE_GATE ? "gate" : "task", pst__node_name(node), borrowed->name);
 }
 
-void pst__detail_drop_event(pst__detail *detail) {
+static void detail_drop_event(pst__detail *detail) {
     if (detail->event != NULL)
         detail->event_device->ops->event_destroy(detail->event_device, detail->event);
     detail->event = NULL;
 }
 
 pst_status pst__detail_make_event(pst__detail *detail, pst_device *device) {
-    if (detail->event_device != device) pst__detail_drop_event(detail);
+    if (detail->event_device != device) detail_drop_event(detail);
     if (detail->event != NULL) return PST_OK;
     const pst_status status = device->ops->event_create(device, 0, &detail->event);
     if (status == PST_OK) detail->event_device = device;
@@ -207,12 +207,12 @@ pst_status pst_graph_create(pst_runtime *runtime, pst_graph_kind kind, const cha
 static void free_block(void *context, void *memory) {
     pst__grown *task = memory;
     pst__grown_free_links(context, task);
-    pst__detail_drop_event(&task->detail);
+    detail_drop_event(&task->detail);
 }
 
 static void drop_event(void *context, void *detail) {
     (void)context;
-    pst__detail_drop_event(detail);
+    detail_drop_event(detail);
 }
 
 void pst__graph_free_sealed_arrays(pst_graph *graph) {

@@ -296,7 +296,6 @@ static inline void pst__detail_fill(pst__detail *detail, const pst_task_options 
 
 /* Sees to it that the task's event, which is kept from launch to launch, is of this device. */
 pst_status pst__detail_make_event(pst__detail *detail, pst_device *device);
-void pst__detail_drop_event(pst__detail *detail);
 
 /* PST_EINVAL, with a text, unless `borrowed` is NULL or a borrowed lane of the node's runtime. */
 pst_status pst__graph_check_borrowed(const pst_lane *borrowed, const pst__node *node);

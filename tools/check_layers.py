@@ -23,7 +23,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "sched/cuda": ("base", "sched/device", "sched"),
     "mem": ("base", "tracing", "sched/device", "sched"),
     "ops/comm": ("base", "sched"),
-    "ops/comm/local": ("base", "sched"),
+    "ops/comm/local": ("base", "sched", "ops/comm"),
     "ops/comm/ce": ("base", "sched/device", "sched", "ops/comm"),
     "ops/comm/nccl": ("base", "sched/device", "sched", "sched/cuda", "ops/comm"),
     "ops/comm/join": ("base", "sched", "ops/comm"),

@@ -232,7 +232,7 @@ static void plan(rank *self, size_t index) {
     const pst_zero_draft draft = choose(self, &options, plans[index].is_fixed);
     options.prefetch_ahead = draft.prefetch_ahead;
     options.keep_bytes = draft.keep_bytes;
-    check(self, pst_zero_compile_with(self->engine, &options, NULL));
+    check(self, pst_zero_compile(self->engine, &options, NULL));
     self->figures[index] = (figures){.ahead = draft.prefetch_ahead,
                                      .keep_bytes = draft.keep_bytes,
                                      .predicted = (double)draft.step_ns / 1e6,
@@ -248,7 +248,7 @@ static void time_plans(rank *self) {
     const uint64_t begin = now();
     (void)choose(self, &options, 0);
     const uint64_t drafted = now();
-    check(self, pst_zero_compile_with(self->engine, &options, NULL));
+    check(self, pst_zero_compile(self->engine, &options, NULL));
     self->drafts_ms = (double)(drafted - begin) / 1e6;
     self->compile_ms = (double)(now() - drafted) / 1e6;
 }

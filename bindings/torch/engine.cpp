@@ -120,10 +120,6 @@ uint32_t Engine::add_group(const std::string &name, const std::vector<uint32_t> 
     return index;
 }
 
-void Engine::seal() {
-    check(pst_zero_seal(engine()));
-}
-
 pst_group_layout Engine::group_layout(uint32_t group) const {
     pst_group_layout layout{};
     check(pst_zero_group_layout(engine(), group, &layout));
@@ -252,18 +248,6 @@ bool Engine::done(uint32_t index) {
     return is_last;
 }
 
-void Engine::end_forward() {
-    check(pst_zero_end_forward(engine()));
-}
-
-void Engine::begin_backward(bool reduce) {
-    check(pst_zero_begin_backward(engine(), reduce));
-}
-
-bool Engine::may_update(uint32_t group) const {
-    return pst_zero_may_update(engine(), group) != 0;
-}
-
 void Engine::update(std::vector<std::shared_ptr<AdamWUpdates>> updates) {
     std::vector<pst_adamw_piece> pieces(parameter_count_);
     for (const auto &some : updates)
@@ -271,10 +255,6 @@ void Engine::update(std::vector<std::shared_ptr<AdamWUpdates>> updates) {
             pieces.at(some->parameters.at(i)) = some->pieces[i];
     updates_ = std::move(updates);
     check(pst_zero_update(engine(), pieces.data(), pieces.size()));
-}
-
-bool Engine::is_updated(uint32_t group) const {
-    return pst_zero_is_updated(engine(), group) != 0;
 }
 
 void Engine::gradients(uint32_t index) {
@@ -370,10 +350,6 @@ void Engine::gradients_consumed(void *context, uint32_t group) {
     if (!sources.empty()) sources.pop_front();
 }
 
-void Engine::end_backward() {
-    check(pst_zero_end_backward(engine()));
-}
-
 std::vector<bool> Engine::have_gradients() const {
     std::vector<bool> have(parameter_count_);
     for (uint32_t i = 0; i < have.size(); i++)
@@ -381,39 +357,11 @@ std::vector<bool> Engine::have_gradients() const {
     return have;
 }
 
-bool Engine::has_written(uint32_t group) const {
-    return pst_zero_has_written(engine(), group) != 0;
-}
-
-void Engine::updated() {
-    check(pst_zero_updated(engine()));
-}
-
 // ---- passes as a CUDA graph ---------------------------------------------------------------------
-
-bool Engine::is_steady() const {
-    return pst_zero_is_steady(engine()) != 0;
-}
-
-void Engine::drain() {
-    check(pst_zero_drain(engine()));
-}
 
 void Engine::begin_capture(uintptr_t stream) {
     // NOLINTNEXTLINE(performance-no-int-to-ptr): torch gives streams to Python as numbers.
     check(pst_zero_begin_capture(engine(), reinterpret_cast<void *>(stream)));
-}
-
-void Engine::end_capture() {
-    check(pst_zero_end_capture(engine()));
-}
-
-void Engine::before_graph() {
-    check(pst_zero_before_graph(engine()));
-}
-
-void Engine::after_graph() {
-    check(pst_zero_after_graph(engine()));
 }
 
 // ---- recordings and figures ---------------------------------------------------------------------
@@ -491,7 +439,7 @@ pst_zero_forecast predict(bool grad, int stage, const Recording &recording,
 pst_zero_plan Engine::compile(bool grad, const Recording &recording, const Budgets &budgets) {
     const pst_zero_compile_options options = recording.options(grad, budgets);
     pst_zero_plan plan{};
-    check(pst_zero_compile_with(engine(), &options, &plan));
+    check(pst_zero_compile(engine(), &options, &plan));
     return plan;
 }
 
@@ -503,10 +451,6 @@ std::vector<pst_zero_draft> Engine::make_drafts(bool grad, const Recording &reco
     check(pst_zero_make_drafts(engine(), &options, drafts.data(), &count));
     drafts.resize(count);
     return drafts;
-}
-
-void Engine::plan_with(uint32_t prefetch_ahead, size_t keep_bytes) {
-    pst_zero_plan_with(engine(), prefetch_ahead, keep_bytes);
 }
 
 pst_zero_forecast Engine::forecast(bool grad) const {
@@ -523,23 +467,11 @@ pst_zero_group_forecast Engine::group_forecast(bool grad, uint32_t group) const 
     return forecast;
 }
 
-void Engine::set_replay(bool enabled) {
-    pst_zero_set_replay(engine(), enabled);
-}
-
-void Engine::set_timing(bool enabled) {
-    pst_zero_set_timing(engine(), enabled);
-}
-
 pst_zero_stats Engine::stats() const {
     pst_zero_stats stats{};
     stats.size = sizeof stats;
     pst_zero_get_stats(engine(), &stats);
     return stats;
-}
-
-void Engine::reset_stats() {
-    pst_zero_reset_stats(engine());
 }
 
 } // namespace penstock

@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -73,6 +74,16 @@ class Engine {
     Runtime &runtime() const {
         return *runtime_;
     }
+    // Calls a function of <penstock/zero.h> that takes numbers beside the engine.
+    template <auto Function, typename... Numbers> auto call(Numbers... numbers) {
+        using Result = decltype(Function(engine(), numbers...));
+        if constexpr (std::is_same_v<Result, pst_status>)
+            check(Function(engine(), numbers...));
+        else if constexpr (std::is_same_v<Result, int>)
+            return Function(engine(), numbers...) != 0;
+        else
+            Function(engine(), numbers...);
+    }
     // Waits at most the deadline. A second call does nothing, and so does one in a child of fork.
     void destroy();
 
@@ -81,7 +92,6 @@ class Engine {
     uint32_t add_group(const std::string &name, const std::vector<uint32_t> &parameters,
                        at::ScalarType dtype, at::ScalarType gather_dtype,
                        at::ScalarType reduce_dtype, bool forward_only);
-    void seal();
     pst_group_layout group_layout(uint32_t group) const;
     pst_parameter_layout parameter_layout(uint32_t group, uint32_t parameter) const;
     // Memory for a flat shard of this group, not written yet: where peers read it, if there is such
@@ -106,13 +116,9 @@ class Engine {
     // Throws PST_ESTATE for the first unit whose attached tensors were written since its use began,
     // or have got another storage, as by `.data = ...`: shards know of neither.
     void refuse_written();
-    void end_forward();
-    void begin_backward(bool reduce);
-    // Groups that the backward, which has begun, may update behind their reductions; and has it do
-    // so, for those all of whose parameters are among the updates.
-    bool may_update(uint32_t group) const;
+    // Has the backward, which has begun, update behind their reductions groups that it may, and all
+    // of whose parameters are among the updates.
     void update(std::vector<std::shared_ptr<AdamWUpdates>> updates);
-    bool is_updated(uint32_t group) const;
     // Takes what the attached tensors of the group have as .grad, which may be nothing, and keeps
     // it until it is read. It counts in the widest of the dtypes.
     void gradients(uint32_t group);
@@ -124,30 +130,18 @@ class Engine {
     // gradients of the group's parameters, where it has left them as they were. The engine lets go
     // of them.
     std::vector<Reduced> take_gradients();
-    void end_backward();
     std::vector<bool> have_gradients() const; // by parameter
-    bool has_written(uint32_t group) const;
-    void updated();
 
-    // Passes as a CUDA graph: see <penstock/zero.h>. The stream is a cudaStream_t.
-    bool is_steady() const;
-    void drain();
+    // Of passes as a CUDA graph: see <penstock/zero.h>. The stream is a cudaStream_t.
     void begin_capture(uintptr_t stream);
-    void end_capture();
-    void before_graph();
-    void after_graph();
 
     std::vector<Operation> recorded(bool grad) const;
     pst_zero_plan compile(bool grad, const Recording &recording, const Budgets &budgets);
     std::vector<pst_zero_draft> make_drafts(bool grad, const Recording &recording,
                                             const Budgets &budgets);
-    void plan_with(uint32_t prefetch_ahead, size_t keep_bytes);
     pst_zero_forecast forecast(bool grad) const;
     pst_zero_group_forecast group_forecast(bool grad, uint32_t group) const;
-    void set_replay(bool enabled);
-    void set_timing(bool enabled);
     pst_zero_stats stats() const;
-    void reset_stats();
 
   private:
     struct Whole {

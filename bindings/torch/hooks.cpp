@@ -1,5 +1,7 @@
 #include "hooks.hpp"
 
+#include "status.hpp"
+
 #include <ATen/ops/alias.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -22,11 +24,25 @@ void Callback::operator()() const {
 
 namespace {
 
+using torch::dynamo::autograd::CompiledNodeArgs;
+
+// Compiled autograd asks each hook of a graph what of it is to be compiled.
+[[noreturn]] void refuse_compiled_autograd() {
+    const pybind11::gil_scoped_acquire gil;
+    set_python_error({PST_EUNSUPPORTED,
+                      "the backward of a sharded model cannot be compiled: call it outside of "
+                      "torch.compile, without compiled autograd; compiled forwards are served"});
+    throw pybind11::error_already_set();
+}
+
 struct Before : torch::autograd::FunctionPreHook {
     explicit Before(pybind11::object function) : call(std::move(function)) {}
     variable_list operator()(const variable_list &gradients) override {
         call();
         return gradients;
+    }
+    void compiled_args(CompiledNodeArgs &) const override {
+        refuse_compiled_autograd();
     }
     Callback call;
 };
@@ -36,6 +52,9 @@ struct After : torch::autograd::FunctionPostHook {
     variable_list operator()(const variable_list &outputs, const variable_list &) override {
         call();
         return outputs;
+    }
+    void compiled_args(CompiledNodeArgs &) const override {
+        refuse_compiled_autograd();
     }
     Callback call;
 };
@@ -61,6 +80,9 @@ struct Arrived::Hook : torch::autograd::PostAccumulateGradHook {
         : arrived(std::move(arrived)), index(index) {}
     void operator()(const at::Tensor &) override {
         arrived->note(index);
+    }
+    void compiled_args(CompiledNodeArgs &) const override {
+        refuse_compiled_autograd();
     }
     const std::shared_ptr<Arrived> arrived;
     const size_t index;

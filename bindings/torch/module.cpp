@@ -16,16 +16,6 @@ namespace py = pybind11;
 namespace penstock {
 namespace {
 
-void raise_penstock_error(std::exception_ptr pointer) {
-    try {
-        if (pointer) std::rethrow_exception(pointer);
-    } catch (const StatusError &error) {
-        py::object type = py::module_::import("penstock._errors").attr("PenstockError");
-        py::object value = type(pst_status_name(error.status), to_python(error.text));
-        PyErr_SetObject(type.ptr(), value.ptr());
-    }
-}
-
 py::dict stats_dict(const pst_zero_stats &stats) {
     py::dict result;
 #define PST_PUT(field) result[#field] = stats.field
@@ -58,6 +48,8 @@ py::dict stats_dict(const pst_zero_stats &stats) {
     PST_PUT(staging_reserved);
     PST_PUT(passes_ns);
     PST_PUT(timed_passes);
+    PST_PUT(graphs_ns);
+    PST_PUT(timed_graphs);
     PST_PUT(all_reduces);
     PST_PUT(all_reduce_bytes);
 #undef PST_PUT
@@ -90,7 +82,6 @@ void bind_layouts(py::module_ &module) {
         .def_readonly("first_row", &pst_parameter_layout::first_row)
         .def_readonly("shard_rows", &pst_parameter_layout::shard_rows)
         .def_readonly("shard_offset", &pst_parameter_layout::shard_offset)
-        .def_readonly("gathered_offset", &pst_parameter_layout::gathered_offset)
         .def_readonly("gradient_offset", &pst_parameter_layout::gradient_offset);
     py::class_<pst_zero_plan>(module, "ZeroPlan")
         .def_readonly("groups", &pst_zero_plan::groups)
@@ -167,7 +158,7 @@ void bind_engine(py::module_ &module) {
         .def("why_not_ce", &Engine::why_not_ce)
         .def("add_parameter", &Engine::add_parameter)
         .def("add_group", &Engine::add_group)
-        .def("seal", &Engine::seal, Unlocked())
+        .def("seal", &Engine::call<pst_zero_seal>, Unlocked())
         .def("group_layout", &Engine::group_layout)
         .def("parameter_layout", &Engine::parameter_layout)
         .def("make_shard", &Engine::make_shard)
@@ -178,35 +169,35 @@ void bind_engine(py::module_ &module) {
         .def("use", &Engine::use, Unlocked())
         .def("done", &Engine::done)
         .def("refuse_written", py::overload_cast<>(&Engine::refuse_written))
-        .def("end_forward", &Engine::end_forward, Unlocked())
-        .def("begin_backward", &Engine::begin_backward, Unlocked())
-        .def("may_update", &Engine::may_update)
+        .def("end_forward", &Engine::call<pst_zero_end_forward>, Unlocked())
+        .def("begin_backward", &Engine::call<pst_zero_begin_backward, bool>, Unlocked())
+        .def("may_update", &Engine::call<pst_zero_may_update, uint32_t>)
         .def("update", &Engine::update, Unlocked())
-        .def("is_updated", &Engine::is_updated)
+        .def("is_updated", &Engine::call<pst_zero_is_updated, uint32_t>)
         .def("gradients", &Engine::gradients, Unlocked())
         .def("unreported", &Engine::unreported)
         .def("set_gradient", &Engine::set_gradient)
         .def("take_gradients", &Engine::take_gradients)
-        .def("end_backward", &Engine::end_backward, Unlocked())
+        .def("end_backward", &Engine::call<pst_zero_end_backward>, Unlocked())
         .def("have_gradients", &Engine::have_gradients)
-        .def("has_written", &Engine::has_written)
-        .def("updated", &Engine::updated)
-        .def("is_steady", &Engine::is_steady)
-        .def("drain", &Engine::drain, Unlocked())
+        .def("has_written", &Engine::call<pst_zero_has_written, uint32_t>)
+        .def("updated", &Engine::call<pst_zero_updated>)
+        .def("is_steady", &Engine::call<pst_zero_is_steady>)
+        .def("drain", &Engine::call<pst_zero_drain>, Unlocked())
         .def("begin_capture", &Engine::begin_capture)
-        .def("end_capture", &Engine::end_capture)
-        .def("before_graph", &Engine::before_graph)
-        .def("after_graph", &Engine::after_graph)
+        .def("end_capture", &Engine::call<pst_zero_end_capture>)
+        .def("before_graph", &Engine::call<pst_zero_before_graph>)
+        .def("after_graph", &Engine::call<pst_zero_after_graph>)
         .def("recorded", &Engine::recorded)
         .def("compile", &Engine::compile, Unlocked())
         .def("make_drafts", &Engine::make_drafts, Unlocked())
-        .def("plan_with", &Engine::plan_with)
+        .def("plan_with", &Engine::call<pst_zero_plan_with, uint32_t, size_t>)
         .def("forecast", &Engine::forecast)
         .def("group_forecast", &Engine::group_forecast)
-        .def("set_replay", &Engine::set_replay)
-        .def("set_timing", &Engine::set_timing)
+        .def("set_replay", &Engine::call<pst_zero_set_replay, bool>)
+        .def("set_timing", &Engine::call<pst_zero_set_timing, bool>)
         .def("stats", [](const Engine &engine) { return stats_dict(engine.stats()); })
-        .def("reset_stats", &Engine::reset_stats);
+        .def("reset_stats", &Engine::call<pst_zero_reset_stats>);
 }
 
 AdamWSettings settings_of(const py::kwargs &given) {
@@ -280,7 +271,7 @@ void bind_hooks(py::module_ &module) {
 PYBIND11_MODULE(_C, module) {
     module.doc() = "Penstock's ZeRO engine over libtorch; use the package `penstock`.";
     module.attr("__version__") = PENSTOCK_VERSION;
-    py::register_exception_translator(&raise_penstock_error);
+    py::register_exception_translator(&translate_error);
     bind_runtime(module);
     bind_layouts(module);
     bind_plans(module);

@@ -23,12 +23,6 @@
 
 namespace penstock {
 
-// A text of the library in Python. Names and peers' words may be cut in a character, which must not
-// hide what is said. The interpreter is held.
-inline pybind11::object to_python(const std::string &text) {
-    return pybind11::bytes(text).attr("decode")("utf-8", "backslashreplace");
-}
-
 // One thread at a time, which may have the interpreter or not.
 class Runtime {
   public:

@@ -364,11 +364,7 @@ typedef struct pst_zero_compile_options {
  * Plans of passes with a backward go by times, which differ between ranks and so are agreed on
  * first: of a group's compute the longest that any rank has measured, of collectives those of the
  * rank for which they took least together, as it has waited least for others. Blocks for that. */
-PST_API pst_status pst_zero_compile_with(pst_zero *engine, const pst_zero_compile_options *options,
-                                         pst_zero_plan *plan);
-/* The same without times, and with keep_bytes 0. */
-PST_API pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations,
-                                    size_t count, uint32_t prefetch_ahead, size_t prefetch_bytes,
+PST_API pst_status pst_zero_compile(pst_zero *engine, const pst_zero_compile_options *options,
                                     pst_zero_plan *plan);
 /* What the engine makes its own plans with from now on: prefetch_ahead instead of that of its
  * options, alike on all ranks, and keep_bytes instead of 0. */
@@ -392,7 +388,6 @@ typedef enum pst_zero_keep {
     PST_ZERO_KEEP_NEAR,       /* stays: the backward begins with it */
     PST_ZERO_KEEP_PAID,       /* stays, within keep_bytes */
     PST_ZERO_KEEP_TOO_DEAR,   /* is gathered again: others save more, and it does not fit */
-    PST_ZERO_KEEP_COUNT
 } pst_zero_keep;
 
 /* Nanoseconds since begin_forward; all 0: there is no such gather, or no times are known. */
@@ -428,7 +423,7 @@ typedef struct pst_zero_draft {
 /* What plans of these options would take, and say: the first one with their prefetch_ahead and no
  * keep_bytes; then, where times are known, some with others, of which keep_bytes of the options is
  * the most that groups take which stay. `drafts` has room for PST_ZERO_MOST_DRAFTS. A collective,
- * as pst_zero_compile_with, after which all ranks have the same ones; nothing is compiled. */
+ * as pst_zero_compile, after which all ranks have the same ones; nothing is compiled. */
 PST_API pst_status pst_zero_make_drafts(pst_zero *engine, const pst_zero_compile_options *options,
                                         pst_zero_draft *drafts, size_t *count);
 /* A recorded pass, and what its groups are; by group `group_count` of each. */
@@ -485,9 +480,10 @@ typedef struct pst_zero_stats {
     uint64_t replayed_passes; /* of planned ones: their collectives were one sealed graph */
     uint64_t updates;         /* groups that were updated behind their reductions */
     /* From begin_forward to end_backward, by the clock of compute; and of how many passes, as far
-     * as the device has come. */
+     * as the device has come. What passes of a graph do is counted once, in its capture. */
     uint64_t passes_ns, timed_passes;
     uint64_t all_reduces, all_reduce_bytes; /* of gradients between replicas; of a rank's sums */
+    uint64_t graphs_ns, timed_graphs; /* likewise of launches, from before_graph to after_graph */
 } pst_zero_stats;
 PST_API void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *stats);
 PST_API void pst_zero_reset_stats(pst_zero *engine);

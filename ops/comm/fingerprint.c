@@ -1,5 +1,7 @@
 #include "ops/comm/fingerprint.h"
 
+#include "ops/comm/sums.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -36,7 +38,7 @@ static uint64_t hash_of(const pst_collective *collective, const pst__fingerprint
     hash = mix(mix(hash, collective->ticket), (uint64_t)collective->dtype);
     hash = mix(mix(hash, (uint64_t)collective->reduce), (uint64_t)collective->root);
     hash = mix(hash, collective->is_pushed ? UINT64_MAX : collective->stride);
-    hash = mix_double(hash, collective->scale == 0 ? 1 : collective->scale);
+    hash = mix_double(hash, pst__scale_of(collective));
     return collective->kind == PST_ALL_GATHER ? mix_segments(hash, collective) : hash;
 }
 

@@ -179,23 +179,10 @@ static pst_status place_in_a_row(const bucket_plan *plan, const pst__partition_p
 
 /* What this rank owns leaves the bucket behind the all-reduce. */
 static pst_status deliver(pst__operation *operation, pst_stream *stream) {
-    pst_device *device = operation->carrier->device;
-    const pst_collective *collective = &operation->work.collective;
-    pst_status status = pst__casts_launch(device, stream, &operation->casts, 1.0);
-    for (size_t i = 0; status == PST_OK && i < collective->piece_count; i++) {
-        const pst_reduce_piece *piece = &operation->pieces[i];
-        const void *source = (const char *)collective->destination + piece->offset;
-        pst_sum sum = {.destination = piece->destination,
-                       .sources = &source,
-                       .source_count = 1,
-                       .count = piece->count,
-                       .scale = 1.0,
-                       .accumulate = piece->accumulate,
-                       .destination_dtype = piece->destination_dtype,
-                       .source_dtype = collective->dtype};
-        status = device->ops->sum(device, stream, &sum);
-    }
-    return status;
+    const pst_status status =
+        pst__casts_launch(operation->carrier->device, stream, &operation->casts, 1.0);
+    if (status != PST_OK) return status;
+    return pst__operation_deliver(operation, operation->work.collective.piece_count, stream);
 }
 
 /* What lies in the bucket is scaled already. */

@@ -136,6 +136,27 @@ pst_status pst__operation_add_piece(pst__operation *operation, const pst_reduce_
     return PST_OK;
 }
 
+pst_status pst__operation_deliver(const pst__operation *operation, size_t count,
+                                  pst_stream *stream) {
+    pst_device *device = operation->carrier->device;
+    const pst_collective *collective = &operation->work.collective;
+    pst_status status = PST_OK;
+    for (size_t i = 0; status == PST_OK && i < count; i++) {
+        const pst_reduce_piece *piece = &operation->pieces[i];
+        const void *source = (const char *)collective->destination + piece->offset;
+        const pst_sum sum = {.destination = piece->destination,
+                             .sources = &source,
+                             .source_count = 1,
+                             .count = piece->count,
+                             .scale = 1.0,
+                             .accumulate = piece->accumulate,
+                             .destination_dtype = piece->destination_dtype,
+                             .source_dtype = collective->dtype};
+        status = device->ops->sum(device, stream, &sum);
+    }
+    return status;
+}
+
 /* ---- taking back ----------------------------------------------------------------------------- */
 
 /* A collective without a result may still write to its memory: until an abort says no. */

@@ -78,6 +78,9 @@ pst_status pst__operation_submit_behind(pst__operation *operation, const pst__op
                                         size_t bytes);
 /* What is delivered where; its pieces are the collective's when it is submitted. */
 pst_status pst__operation_add_piece(pst__operation *operation, const pst_reduce_piece *piece);
+/* Behind an all-reduce: its sums go to the first `count` pieces. */
+pst_status pst__operation_deliver(const pst__operation *operation, size_t count,
+                                  pst_stream *stream);
 /* The capture in which they were launched has ended: so have they. */
 void pst__operation_end_captured(pst__carrier *carrier);
 /* Compute waits for it; what was really waited is added to the carrier's waits, and traced. */

@@ -7,22 +7,9 @@ static size_t place_of(const pst__operation *across, size_t offset, pst_dtype tr
 
 /* The second part of `across`: what the pieces of a reduce-scatter say, of the sums. */
 static pst_status deliver(pst__operation *across, pst_stream *stream) {
-    pst_device *device = across->carrier->device;
-    pst_status status = PST_OK;
-    for (size_t i = 0; status == PST_OK && i < across->delivery_count; i++) {
-        const pst_reduce_piece *piece = &across->pieces[i];
-        const void *source = (const char *)across->summed.memory + piece->offset;
-        const pst_sum sum = {.destination = piece->destination,
-                             .sources = &source,
-                             .source_count = 1,
-                             .count = piece->count,
-                             .scale = 1.0,
-                             .accumulate = piece->accumulate,
-                             .destination_dtype = piece->destination_dtype,
-                             .source_dtype = across->work.collective.dtype};
-        status = device->ops->sum(device, stream, &sum);
-    }
-    return status == PST_OK ? pst__updates_launch(device, stream, &across->updates) : status;
+    const pst_status status = pst__operation_deliver(across, across->delivery_count, stream);
+    if (status != PST_OK) return status;
+    return pst__updates_launch(across->carrier->device, stream, &across->updates);
 }
 
 static void move_deliveries(pst__operation *within, pst__operation *across) {

@@ -50,12 +50,15 @@ pst_status pst_zero_end_capture(pst_zero *engine) {
 pst_status pst_zero_before_graph(pst_zero *engine) {
     pst_status status = check_no_pass(engine, "before_graph");
     if (status == PST_OK) status = pst__operation_check_comms(&engine->carrier);
-    return status == PST_OK ? pst__carrier_before_graph(&engine->carrier) : status;
+    if (status == PST_OK) status = pst__carrier_before_graph(&engine->carrier);
+    if (status == PST_OK) pst__clock_begin(&engine->graphs, engine->carrier.compute);
+    return status;
 }
 
 pst_status pst_zero_after_graph(pst_zero *engine) {
     const pst_status status = check_no_pass(engine, "after_graph");
     if (status != PST_OK) return status;
+    pst__clock_end(&engine->graphs, engine->carrier.compute);
     mark_stale(engine);
     return pst__carrier_give_up(&engine->carrier, pst__carrier_after_graph(&engine->carrier));
 }

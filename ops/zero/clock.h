@@ -1,4 +1,5 @@
-/* How long passes take by the clock of compute, from begin_forward to end_backward. */
+/* How long passes take by the clock of compute, from begin_forward to end_backward; or launches of
+ * graphs of them, from before_graph to after_graph. */
 #ifndef PST_OPS_ZERO_CLOCK_H
 #define PST_OPS_ZERO_CLOCK_H
 
@@ -14,9 +15,9 @@ typedef struct pst__clock {
     uint64_t total_ns, count; /* of those that were read */
 } pst__clock;
 
-/* A forward begins; one that no backward came for is forgotten. */
+/* A forward begins, or a launch; one whose end did not come is forgotten. */
 void pst__clock_begin(pst__clock *clock, pst_stream *compute);
-/* The backward ends, and with it the pass, if one has begun. */
+/* The backward ends, and with it the pass, or a launch, if one has begun. */
 void pst__clock_end(pst__clock *clock, pst_stream *compute);
 /* Reads what the device has passed. */
 void pst__clock_read(pst__clock *clock);

@@ -177,26 +177,13 @@ pst_status pst__compile_options_read(pst_zero *engine, const pst_zero_compile_op
     return PST_OK;
 }
 
-pst_status pst_zero_compile_with(pst_zero *engine, const pst_zero_compile_options *given,
-                                 pst_zero_plan *plan) {
+pst_status pst_zero_compile(pst_zero *engine, const pst_zero_compile_options *given,
+                            pst_zero_plan *plan) {
     pst_zero_compile_options options;
     pst_status status = pst__compile_options_read(engine, given, &options);
     if (status == PST_OK) status = compile(engine, &options, 1);
     if (status == PST_OK && plan != NULL) *plan = engine->history[options.grad].next_plan->summary;
     return status;
-}
-
-pst_status pst_zero_compile(pst_zero *engine, int grad, const pst_zero_op *operations, size_t count,
-                            uint32_t prefetch_ahead, size_t prefetch_bytes, pst_zero_plan *plan) {
-    return pst_zero_compile_with(
-        engine,
-        &(pst_zero_compile_options){.size = sizeof(pst_zero_compile_options),
-                                    .grad = grad,
-                                    .operations = operations,
-                                    .count = count,
-                                    .prefetch_ahead = prefetch_ahead,
-                                    .prefetch_bytes = prefetch_bytes},
-        plan);
 }
 
 void pst_zero_plan_with(pst_zero *engine, uint32_t prefetch_ahead, size_t keep_bytes) {

@@ -163,7 +163,7 @@ struct pst_zero {
     int sealed;
 
     pst__pass pass;
-    pst__clock clock;
+    pst__clock passes, graphs;
     pst__history history[2];
     int replay;
     int is_timed; /* passes that follow a plan are, too */

@@ -2,12 +2,12 @@
 
 #include <string.h>
 
-size_t pst__chunk_rows(size_t rows, size_t world) {
+static size_t chunk_rows(size_t rows, size_t world) {
     return rows / world + (rows % world != 0);
 }
 
 pst__rows pst__rows_of(size_t rows, size_t world, size_t rank) {
-    size_t chunk = pst__chunk_rows(rows, world);
+    size_t chunk = chunk_rows(rows, world);
     size_t first = chunk == 0 || rank > rows / chunk ? rows : rank * chunk;
     if (first > rows) first = rows;
     size_t left = rows - first;
@@ -47,7 +47,7 @@ static size_t element_alignment(const pst__layout *layout) {
 
 static void place_member(pst__layout *layout, pst__member *member, size_t world, int *overflow) {
     size_t alignment = element_alignment(layout);
-    size_t chunk = multiply(pst__chunk_rows(member->rows, world), member->row_elements, overflow);
+    size_t chunk = multiply(chunk_rows(member->rows, world), member->row_elements, overflow);
     size_t whole = multiply(member->rows, member->row_elements, overflow);
     member->shard_element = layout->shard_elements;
     layout->shard_elements =

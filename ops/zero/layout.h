@@ -14,9 +14,7 @@ typedef struct pst__rows {
     size_t first, count;
 } pst__rows;
 
-/* The rows of `rank`, as torch.chunk deals them out; pst__chunk_rows is the size of a full chunk.
- */
-size_t pst__chunk_rows(size_t rows, size_t world);
+/* The rows of `rank`, as torch.chunk deals them out. */
 pst__rows pst__rows_of(size_t rows, size_t world, size_t rank);
 
 /* One parameter as a member of a group. */

@@ -168,7 +168,7 @@ pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
     pst__notes_begin(&engine->history[pass->grad].notes,
                      (pass->path == NULL || engine->is_timed) && engine->carrier.outside == NULL);
     if (pass->grad && engine->carrier.outside == NULL)
-        pst__clock_begin(&engine->clock, engine->carrier.compute);
+        pst__clock_begin(&engine->passes, engine->carrier.compute);
     pst__replay_begin(engine, pass->path, PST__PROGRAM_FORWARD);
     engine->stats.forwards++;
     return engine->options.stage < 3 ? gather_stale(engine) : PST_OK;
@@ -263,7 +263,7 @@ pst_status pst_zero_end_backward(pst_zero *engine) {
     status = finish_backward(engine);
     end_replay(engine, status, pass->backward_path, backward_program(engine));
     if (status != PST_OK) pst__reduce_abandon(engine);
-    if (engine->carrier.outside == NULL) pst__clock_end(&engine->clock, engine->carrier.compute);
+    if (engine->carrier.outside == NULL) pst__clock_end(&engine->passes, engine->carrier.compute);
     pass->kind = PST__NO_PASS;
     pass->after_backward = 1;
     pass->after_reduce |= pass->reduce;

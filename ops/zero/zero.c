@@ -76,7 +76,7 @@ static pst_status build(pst_runtime *runtime, pst_zero *engine) {
     for (int grad = 0; grad < 2; grad++)
         engine->history[grad].notes.timings =
             (pst__timings){.heap = carrier->heap, .device = carrier->device};
-    engine->clock.timings = engine->history[0].notes.timings;
+    engine->passes.timings = engine->graphs.timings = engine->history[0].notes.timings;
     /* Both directions ask between replicas, on one communicator. */
     engine->one_order = carrier->one_comm || carrier->asynchronous || carrier->replicas > 1;
     status = pst__carrier_create_arena(carrier, "places", 0, &engine->places);
@@ -89,7 +89,8 @@ static void zero_free(const pst__heap *heap, pst_zero *engine) {
     if (device != NULL) {
         pst__seal_free(engine);
         pst__record_free(engine);
-        pst__timings_free(&engine->clock.timings);
+        pst__timings_free(&engine->passes.timings);
+        pst__timings_free(&engine->graphs.timings);
         pst__carrier_free(&engine->carrier);
         pst_arena_destroy(engine->places);
         pst__registry_free(engine);
@@ -194,9 +195,12 @@ void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *given) {
     stats.device_gather_ns = waits->device_gather_ns;
     stats.device_reduce_ns = waits->device_reduce_ns;
     stats.late_launches = waits->late_launches;
-    pst__clock_read(&engine->clock);
-    stats.passes_ns = engine->clock.total_ns;
-    stats.timed_passes = engine->clock.count;
+    pst__clock_read(&engine->passes);
+    pst__clock_read(&engine->graphs);
+    stats.passes_ns = engine->passes.total_ns;
+    stats.timed_passes = engine->passes.count;
+    stats.graphs_ns = engine->graphs.total_ns;
+    stats.timed_graphs = engine->graphs.count;
     pst_arena_stats arena = {.size = sizeof arena};
     pst_arena_get_stats(engine->carrier.gathered, &arena);
     stats.arena_peak = arena.peak;
@@ -213,7 +217,8 @@ void pst_zero_reset_stats(pst_zero *engine) {
     engine->stats.plan_peak = peak;
     engine->stats.plan_lower_bound = bound;
     engine->carrier.waits = (pst__waits){0};
-    engine->clock.total_ns = engine->clock.count = 0;
+    engine->passes.total_ns = engine->passes.count = 0;
+    engine->graphs.total_ns = engine->graphs.count = 0;
     engine->carrier.stalls.measured = engine->carrier.stalls.missed = 0;
     pst_arena_reset_peak(engine->carrier.gathered);
 }

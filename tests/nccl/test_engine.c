@@ -320,6 +320,27 @@ static void waits_of_the_compute_stream_are_timed(void **state) {
     on_ranks(world, RANKS, destroy);
 }
 
+static void launches_of_graphs_are_timed_apart_from_passes(void **state) {
+    nccl_world *world = *state;
+    capture_on_all(world);
+    const uint64_t passes = stats_of(0).timed_passes;
+    for (int i = 0; i < 3 * RANKS; i++)
+        assert_int_equal(launch(&engines[i % RANKS], engines[i % RANKS].graph), PST_OK);
+    for (int i = 0; i < RANKS; i++)
+        pass_stream(&world->ranks[i]);
+    const pst_zero_stats stats = stats_of(0);
+    assert_int_equal(stats.timed_graphs, 3);
+    assert_true(stats.graphs_ns > 0);
+    assert_int_equal(stats.timed_passes, passes);
+    pst_zero_reset_stats(engines[0].engine);
+    assert_int_equal(stats_of(0).timed_graphs + stats_of(0).graphs_ns, 0);
+    for (int i = 0; i < RANKS; i++)
+        fake_cuda_destroy(engines[i].graph);
+    on_ranks(world, RANKS, destroy);
+    for (int i = 0; i < RANKS; i++)
+        destroy_comms(&world->ranks[i]);
+}
+
 static void waits_are_timed_where_that_is_asked_for_alone(void **state) {
     nccl_world *world = *state;
     time_waits = 0;
@@ -355,6 +376,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(what_is_launched_ends_behind_an_abort, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_step_without_a_plan_is_not_captured, set_up, tear_down),
         cmocka_unit_test_setup_teardown(waits_of_the_compute_stream_are_timed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(launches_of_graphs_are_timed_apart_from_passes, set_up,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(waits_are_timed_where_that_is_asked_for_alone, set_up,
                                         tear_down),
     };

@@ -535,6 +535,34 @@ static inline void check_gradients(rank_state *state, expected_gradient expected
         }
 }
 
+/* A step whose gradients are new. */
+static inline void train_step(rank_state *state, uint64_t step) {
+    fresh_targets(state);
+    forward(state, 1);
+    CHECK_FINE();
+    backward(state, step);
+    CHECK_FINE();
+    update(state);
+}
+
+/* What is left of a step, 1, behind its forward. */
+static inline void end_step(rank_state *state, expected_gradient expected) {
+    backward(state, 1);
+    CHECK_FINE();
+    check_gradients(state, expected);
+    CHECK_FINE();
+    update(state);
+}
+
+static inline void train_and_check(rank_state *state, int steps, expected_gradient expected) {
+    for (int step = 0; step < steps && state->failure[0] == '\0'; step++) {
+        fresh_targets(state);
+        forward(state, 1);
+        CHECK_FINE();
+        end_step(state, expected);
+    }
+}
+
 static inline pst_zero_stats stats_of(const rank_state *state) {
     pst_zero_stats stats = {.size = sizeof stats};
     pst_zero_get_stats(state->engine, &stats);

@@ -20,15 +20,6 @@ static float mean_of_step_2(const rank_state *state, size_t parameter, size_t el
     return mean_gradient(state->world, ~0u, 2, parameter, element);
 }
 
-static void train_step(rank_state *state, uint64_t step) {
-    fresh_targets(state);
-    forward(state, 1);
-    CHECK_FINE();
-    backward(state, step);
-    CHECK_FINE();
-    update(state);
-}
-
 static void train(rank_state *state, int steps) {
     for (int i = 0; i < steps && state->failure[0] == '\0'; i++)
         train_step(state, 1);
@@ -99,12 +90,7 @@ static void planned_steps_do_not_wait_for_the_device(void **unused) {
 static void train_with_casts(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
-    for (int i = 0; i < 6; i++) {
-        train_step(state, 1);
-        CHECK_FINE();
-        check_gradients(state, mean_of_step_1);
-        CHECK_FINE();
-    }
+    train_and_check(state, 6, mean_of_step_1);
 }
 
 static void slow_devices_get_the_same_values(void **unused) {
@@ -136,11 +122,7 @@ static void accumulate(rank_state *state) {
         CHECK_OK(pst_zero_end_backward(state->engine));
         forward(state, 1);
         CHECK_FINE();
-        backward(state, 1);
-        CHECK_FINE();
-        check_gradients(state, mean_of_step_1);
-        CHECK_FINE();
-        update(state);
+        end_step(state, mean_of_step_1);
         CHECK_FINE();
     }
 }

@@ -148,15 +148,6 @@ static void bind_at(rank_state *state, size_t g, float *shard) {
     CHECK_OK(pst_zero_bind_shard(state->engine, state->groups[g], shard));
 }
 
-static void train_step(rank_state *state, uint64_t step) {
-    fresh_targets(state);
-    forward(state, 1);
-    CHECK_FINE();
-    backward(state, step);
-    CHECK_FINE();
-    update(state);
-}
-
 /* Each rank at steps of its own: what peers read is in the same place all the time. */
 static void move_to_and_fro(rank_state *state) {
     float *elsewhere[MOST_GROUPS] = {NULL};

@@ -433,6 +433,17 @@ static void replay_can_be_turned_off(void **unused) {
     run_ranks(2, &model, turn_replay_off, NULL);
 }
 
+static pst_status compile(rank_state *state, const pst_zero_op *operations, size_t count,
+                          uint32_t ahead, pst_zero_plan *plan) {
+    return pst_zero_compile(state->engine,
+                            &(pst_zero_compile_options){.size = sizeof(pst_zero_compile_options),
+                                                        .grad = 1,
+                                                        .operations = operations,
+                                                        .count = count,
+                                                        .prefetch_ahead = ahead},
+                            plan);
+}
+
 static void compile_it_oneself(rank_state *state) {
     build_engine(state);
     CHECK_FINE();
@@ -449,7 +460,7 @@ static void compile_it_oneself(rank_state *state) {
     if (state->model->device == ON_HOST) CHECK(operations[9].kind == PST_ZERO_REDUCE);
     CHECK(operations[count - 2].kind == PST_ZERO_REDUCE ||
           operations[count - 1].kind == PST_ZERO_REDUCE);
-    CHECK_OK(pst_zero_compile(state->engine, 1, operations, count, 0, 0, &plan));
+    CHECK_OK(compile(state, operations, count, 0, &plan));
     CHECK(plan.groups == 4 && plan.uses == 4 && plan.peak_bytes >= plan.lower_bound_bytes);
     pst_zero_reset_stats(state->engine);
     forward(state, 1);
@@ -457,7 +468,7 @@ static void compile_it_oneself(rank_state *state) {
     backward(state, 1);
     CHECK_FINE();
     CHECK(stats_of(state).prefetches == 0 && stats_of(state).planned_passes == 1);
-    CHECK(pst_zero_compile(state->engine, 1, &operations[1], 1, 0, 0, &plan) == PST_EINVAL);
+    CHECK(compile(state, &operations[1], 1, 0, &plan) == PST_EINVAL);
 }
 
 static void a_recording_is_compiled_on_request(void **unused) {
@@ -472,9 +483,8 @@ static void compile_differently(rank_state *state) {
     CHECK_FINE();
     const pst_zero_op one[] = {USE(0), RELEASE(0)}, other[] = {USE(1), RELEASE(1)};
     pst_zero_plan plan;
-    CHECK(pst_zero_compile(state->engine, 1, state->rank == 0 ? one : other, 2, 1, 0, &plan) ==
-          PST_EMISMATCH);
-    CHECK_OK(pst_zero_compile(state->engine, 1, one, 2, 1, 0, &plan)); /* nothing is lost */
+    CHECK(compile(state, state->rank == 0 ? one : other, 2, 1, &plan) == PST_EMISMATCH);
+    CHECK_OK(compile(state, one, 2, 1, &plan)); /* nothing is lost */
 }
 
 static void ranks_that_compile_different_plans_are_told(void **unused) {

@@ -3,17 +3,7 @@
 #include "world.h"
 
 static void train(rank_state *state, int passes) {
-    for (int pass = 0; pass < passes; pass++) {
-        fresh_targets(state);
-        forward(state, 1);
-        CHECK_FINE();
-        backward(state, 1);
-        CHECK_FINE();
-        check_gradients(state, mean_of_step_1);
-        CHECK_FINE();
-        update(state);
-        CHECK_FINE();
-    }
+    train_and_check(state, passes, mean_of_step_1);
 }
 
 #define CHAIN_BYTES (8 * 64 * sizeof(float)) /* of a group */
@@ -88,11 +78,7 @@ static void keep_all_in_odd_loops(rank_state *state) {
         CHECK_FINE();
         forward(state, 0);
         CHECK_FINE();
-        backward(state, 1);
-        CHECK_FINE();
-        check_gradients(state, mean_of_step_1);
-        CHECK_FINE();
-        update(state);
+        end_step(state, mean_of_step_1);
         CHECK_FINE();
         CHECK_OK(pst_zero_begin_forward(state->engine, 1)); /* is broken off */
         use(state, pass % 2 == 0 ? 0 : 1);
@@ -126,8 +112,7 @@ static void take_recording(rank_state *state, recording *taken) {
 }
 
 static void compile_keeping(rank_state *state, const recording *taken, size_t keep_bytes) {
-    CHECK_OK(
-        pst_zero_compile_with(state->engine,
+    CHECK_OK(pst_zero_compile(state->engine,
                               &(pst_zero_compile_options){.size = sizeof(pst_zero_compile_options),
                                                           .grad = 1,
                                                           .operations = taken->operations,
@@ -218,7 +203,7 @@ static void compile_by_own_times(rank_state *state) {
     size_t count = 0;
     CHECK_OK(pst_zero_make_drafts(state->engine, &options, drafts, &count));
     CHECK(forecast_of(state).step_ns == before.step_ns && before.kept_groups == 0);
-    CHECK_OK(pst_zero_compile_with(state->engine, &options, &plan));
+    CHECK_OK(pst_zero_compile(state->engine, &options, &plan));
     all->hashes[state->rank] = plan.hash;
     all->steps[state->rank] = forecast_of(state).step_ns;
     CHECK(forecast_of(state).step_ns > 0 && forecast_of(state).kept_groups > 0);
@@ -338,7 +323,7 @@ static void forecast_too_early(rank_state *state) {
     CHECK(group.forward.lands_ns > group.forward.start_ns && group.backward.lands_ns > 0);
     CHECK(pst_zero_get_group_forecast(state->engine, 1, 99, &group) == PST_EINVAL);
     const pst_zero_compile_options none = {0};
-    CHECK(pst_zero_compile_with(state->engine, &none, NULL) == PST_EINVAL);
+    CHECK(pst_zero_compile(state->engine, &none, NULL) == PST_EINVAL);
     CHECK(pst_zero_make_drafts(state->engine, &none, NULL, NULL) == PST_EINVAL);
 }
 

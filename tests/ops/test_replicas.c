@@ -31,17 +31,7 @@ static float twice_the_mean(const rank_state *state, size_t parameter, size_t el
 }
 
 static void train(rank_state *state, int steps) {
-    for (int step = 0; step < steps; step++) {
-        fresh_targets(state);
-        forward(state, 1);
-        CHECK_FINE();
-        backward(state, 1);
-        CHECK_FINE();
-        check_gradients(state, mean_of_replicas);
-        CHECK_FINE();
-        update(state);
-        CHECK_FINE();
-    }
+    train_and_check(state, steps, mean_of_replicas);
 }
 
 /* ---- sums ------------------------------------------------------------------------------------ */

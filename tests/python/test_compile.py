@@ -100,6 +100,22 @@ def test_a_compiled_model_runs_with_breaks_at_the_hooks(worlds):
     worlds(2).run(train_compiled_whole)
 
 
+def test_a_backward_that_is_to_be_compiled_is_refused():
+    torch._dynamo.reset()
+    model = penstock.shard(make(Net))
+    x = torch.ones(2, 5, device=DEVICE)
+    compiler = torch.compile(backend="eager")
+    with (
+        torch._dynamo.compiled_autograd._enable(compiler),
+        pytest.raises(penstock.PenstockError, match="outside of torch.compile") as caught,
+    ):
+        model(x).sum().backward()
+    assert caught.value.status == "EUNSUPPORTED" and "\n" not in str(caught.value)
+    model(x).sum().backward()
+    assert model.head.weight.grad is not None
+    penstock.close(model)
+
+
 def test_neither_a_hook_nor_what_it_calls_is_compiled():
     torch._dynamo.reset()
     names = []

@@ -7,7 +7,8 @@ import models
 import penstock
 import pytest
 import torch
-from models import Net, make
+from equality import accumulate_reference, both_ways, finish, pair, world
+from models import Net, loss_of, make
 from penstock import PenstockError
 from penstock._engine import engine_of
 from penstock._units import Unit
@@ -176,3 +177,35 @@ def test_a_list_without_inputs_that_get_gradients_is_the_callers_own():
         model(torch.ones(2, 4, device=models.DEVICE), cache=cache)
     assert len(cache) == 2
     penstock.close(model)
+
+
+def register_in_a_forward(stage):
+    """A hook on a parameter that is whole is its shard's, and not in place of the engine's."""
+    rank, _ = world()
+    reference, sharded = pair(stage)
+    (unit,) = [unit for unit in engine_of(sharded).units if unit.name == "blocks.1"]
+    weight, seen, handles, reported = sharded.blocks[1].up.weight, [], [], []
+
+    def register(module, args):
+        if not handles:
+            handles.append(module.weight.register_post_accumulate_grad_hook(seen.append))
+
+    def watch(module, args, output):
+        output.register_hook(lambda _: reported.append(unit.groups[0].complete))
+
+    sharded.blocks[1].up.register_forward_pre_hook(register)
+    sharded.embed.register_forward_hook(watch)
+    for step in range(2):
+        accumulate_reference(reference, step)
+        loss_of(sharded, step, rank).backward()
+        assert seen.pop() is weight and not seen
+    handles[0].remove()
+    accumulate_reference(reference, 2)
+    loss_of(sharded, 2, rank).backward()
+    assert not seen and reported == [True] * 3
+    finish(reference, sharded)
+
+
+@both_ways
+def test_a_hook_that_a_forward_registers_is_the_shards(worlds, stage):
+    worlds(2).run(register_in_a_forward, stage)

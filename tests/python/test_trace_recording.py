@@ -131,10 +131,43 @@ def test_a_recording_does_not_stop_within_a_capture(tmp_path):
     model, train = begin()
     phases, root = engine_of(model).phases, engine_of(model).root
     with penstock.trace(model, tmp_path / "trace.json", steps=[0]) as recording:
-        train(1)
+        loss_of(model, 0, 0).backward()
+        phases.end_optimizer(is_captured=True)
         phases.begin_forward(root, False, is_captured=True)
         assert recording.is_on
         phases.begin_forward(root, False, is_captured=False)
+        assert not recording.is_on
+    penstock.close(model)
+
+
+def test_a_recording_ends_with_its_last_step(tmp_path):
+    model, _ = begin()
+    halves = [model.blocks.parameters(), [*model.embed.parameters(), *model.norm.parameters()]]
+    optimizers = [torch.optim.SGD(half, lr=0.1) for half in [*halves, model.head.parameters()]]
+    with penstock.trace(model, tmp_path / "trace.json", steps=range(2)) as recording:
+        for number in range(2):
+            for _ in range(2):  # gradients add up
+                loss_of(model, number, 0).backward()
+            for optimizer in optimizers:
+                assert recording.is_on
+                optimizer.step()
+        assert recording.files == 1 and not recording.is_on
+        with torch.no_grad():
+            model(batch(0, 0))
+        assert recording.files == 1
+    found = slices_of(tmp_path / "trace.json")
+    assert [len(found[name]) for name in ("step", "forward", "optimizer")] == [2, 4, 6]
+    penstock.close(model)
+
+
+def test_a_recording_whose_optimizers_lack_a_parameter_ends_before_the_next_step(tmp_path):
+    model, _ = begin()
+    optimizer = torch.optim.SGD(model.blocks.parameters(), lr=0.1)
+    with penstock.trace(model, tmp_path / "trace.json", steps=[0]) as recording:
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+        assert recording.is_on
+        model(batch(0, 0))
         assert not recording.is_on
     penstock.close(model)
 

@@ -45,7 +45,6 @@ class ParameterLayout:
     first_row: int
     shard_rows: int
     shard_offset: int
-    gathered_offset: int
     gradient_offset: int
 
 class ZeroPlan:

@@ -1,19 +1,16 @@
-"""The engine of one sharded model: its ranks, units and passes."""
+"""The engine of one sharded model: its ranks, units and forwards; which engines live."""
 
 from __future__ import annotations
 
 import atexit
-import logging
 import weakref
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.autograd.variable import Variable
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -21,27 +18,20 @@ from torch.optim.optimizer import (
 
 from penstock import _C
 from penstock._arguments import Options, check_model
+from penstock._backward import Backward
 from penstock._checkpoint import Checkpointed
 from penstock._errors import PenstockError, refuse_copy
 from penstock._frames import has_ended, module_call
-from penstock._gradients import (
-    call_hooks,
-    give_up,
-    offer_old_gradients,
-    restore_gradients,
-    show_gradients,
-)
 from penstock._keeping import Keeping
 from penstock._meta import Awaited
 from penstock._native import move_shard, open_native
 from penstock._phases import Phases
 from penstock._structure import Structure
-from penstock._units import Group, Parameter, Unit, Use
-from penstock._updates import Updater, begin_updates
+from penstock._units import Group, Parameter, Unit
+from penstock._updates import Updater
 from penstock._world import World, local_of, stream_of
 
 _ATTRIBUTE = "_penstock_engine"
-_logger = logging.getLogger("penstock")
 _live: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
@@ -118,7 +108,7 @@ class Engine:
         self.broken_backwards = 0
         self.phases = Phases(units, world.roll.page.words)
         self.is_captured = False  # what runs becomes a part of a CUDA graph
-        self.gradients_before: dict[int, bool] = {}  # by address: whether it may add to them
+        self._gradients_before: dict[int, bool] = {}  # by address: whether it may add to them
         self.has_added = False  # to one of them, in the latest capture
         self.graph_owners: weakref.WeakSet[GraphOwner] = weakref.WeakSet()
         self.updaters: weakref.WeakSet[Updater] = weakref.WeakSet()  # of its parameters
@@ -184,7 +174,7 @@ class Engine:
         """
         outside, self.stream = self.stream, stream_of(self.world.device)
         before = {address for address in self.gradient_addresses() if address is not None}
-        self.gradients_before = {address: address in lasting for address in before}
+        self._gradients_before = {address: address in lasting for address in before}
         self.has_added = False
         self.native.begin_capture(stream.cuda_stream)
         self.is_captured = is_broken = True
@@ -193,10 +183,22 @@ class Engine:
             is_broken = False
         finally:
             self.is_captured = False
-            self.gradients_before = {}
+            self._gradients_before = {}
             self.stream = outside
             with suppress(PenstockError) if is_broken else nullcontext():
                 self.native.end_capture()
+
+    def add_to_captured(self) -> None:
+        """Note to which gradients a backward within a capture adds; raise where it may not."""
+        addresses, before = self.gradient_addresses(), self._gradients_before
+        added = [before[address] for address in addresses if address in before]
+        self.has_added |= bool(added)
+        if not all(added):
+            raise PenstockError(
+                "EUNSUPPORTED",
+                "its backward adds to gradients from before it that no captured call has made: "
+                "call zero_grad() in the step",
+            )
 
     def enter(self, unit: Unit) -> None:
         """Begin a unit's forward, and hold the unit; the outermost forward begins a pass."""
@@ -376,262 +378,6 @@ class Engine:
             self.runtime.destroy()
 
 
-# ---- backward -----------------------------------------------------------------------------------
-
-
-class _Ending:
-    """Ends a backward when autograd calls it; autograd drops it uncalled if that is broken off."""
-
-    def __init__(self, end: Callable[[], None]) -> None:
-        self._end = end
-
-    def __call__(self) -> None:
-        self._end()
-
-
-def _outside_transforms() -> AbstractContextManager[object]:
-    """Leave torch.func's transforms, if any: tensors that are made here are the engine's own."""
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        return nullcontext()
-    return temporarily_clear_interpreter_stack()
-
-
-class Backward:
-    """The backwards of an engine, one at a time."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._running = False
-        self._ending: weakref.ref[_Ending] | None = None
-        self._is_broken = False
-        self._reduces = False
-        self._held: list[Unit] = []
-
-    def begin(self) -> None:
-        """Begin a backward, unless one runs; it ends with autograd's outermost graph."""
-        self._engine.refuse_capture()
-        if self._running:
-            if self._ending is None or self._ending() is None:
-                self._refuse_broken()
-            return
-        self._engine.refuse_stream("runs a backward")
-        self._engine.phases.begin("backward")
-        self._running = True
-        self._refuse_in_forward()
-        if self._engine.is_captured:
-            self._note_gradients_before()
-        self._reduces = self._engine.sync
-        groups = self._engine.groups()
-        with self._breaking_off(), _outside_transforms():
-            for group in groups:
-                group.arrived.expected = sum([p.full.requires_grad for p in group.trainable])
-                if not self._reduces:
-                    group.keep_gradients()
-            if self._reduces:
-                offer_old_gradients(self._engine.native, groups)
-            self._engine.native.begin_backward(self._reduces)
-            if self._reduces and self._engine.updaters:
-                begin_updates(self._engine.native, self._engine.updaters, groups)
-        ending = _Ending(self._end)
-        self._ending = weakref.ref(ending, self._dropped)
-        Variable._execution_engine.queue_callback(ending)
-
-    @contextmanager
-    def _breaking_off(self) -> Iterator[None]:
-        """Break the backward off where something fails."""
-        try:
-            yield
-        except BaseException:
-            self.break_off()
-            raise
-
-    def _dropped(self, ending: weakref.ref[_Ending]) -> None:
-        """Show the shards again if that backward was broken off: its caller may look at them."""
-        if self._running and ending is self._ending:
-            self.break_off()
-            self._held.clear()
-            for unit in self._engine.units:
-                unit.reset()
-
-    def break_off(self) -> None:
-        """Show the gradients of before, but for those that a failed backward has been added to.
-
-        Those are given up: reductions on their way may still write to them, and what a part of a
-        backward was added to is nobody's gradient.
-        """
-        if not self._running or self._is_broken:
-            return
-        self._is_broken = True
-        self._engine.broken_backwards += 1
-        groups = self._engine.groups()
-        lost = [p.name for group in groups for p in give_up(self._engine.native, group)]
-        restore_gradients(groups)
-        if lost:
-            _warn_of_lost(self._engine.name, lost)
-        if any(self._engine.native.is_updated(group.index) for group in groups):
-            _logger.warning(
-                "%s: a backward failed that updates parameters: some may be updated, some not",
-                self._engine.name,
-            )
-
-    def _refuse_in_forward(self) -> None:
-        if self._engine.depth > 0:
-            raise PenstockError(
-                "ESTATE",
-                f"a backward inside the forward of the sharded model {self._engine.name} reached "
-                "its parameters: use torch.autograd.grad with respect to inputs there, and call "
-                "backward behind the forward; after a forward that was interrupted, run another",
-            )
-
-    def _note_gradients_before(self) -> None:
-        before = self._engine.gradients_before
-        addresses = self._engine.gradient_addresses()
-        added = [before[address] for address in addresses if address in before]
-        self._engine.has_added |= bool(added)
-        if not all(added):
-            raise PenstockError(
-                "EUNSUPPORTED",
-                "its backward adds to gradients from before it that no captured call has made: "
-                "call zero_grad() in the step",
-            )
-
-    def _refuse_broken(self) -> NoReturn:
-        raise PenstockError(
-            "ESTATE",
-            f"a backward of the sharded model {self._engine.name} was broken off: "
-            "run a forward before the next backward",
-        )
-
-    def reach(self, unit: Unit) -> None:
-        """Note that the backward gets to a unit: hold it, if it needs its parameters."""
-        if unit.forward_only and not unit.read_by_root:
-            self.begin()
-        else:
-            self.hold(unit)
-        if unit is self._engine.root:
-            for other in self._engine.units:
-                if other.read_by_root:
-                    self.hold(other)
-
-    def hold(self, unit: Unit) -> None:
-        """Hold a unit until its gradients are there."""
-        self.begin()
-        if unit.in_backward:
-            return
-        self._engine.phases.begin_backward(unit)
-        unit.in_backward = True
-        unit.backward_task = torch._C._current_graph_task_id()
-        self._held.append(unit)
-        for group in unit.groups:
-            group.complete = False
-        unit.hold()
-
-    def got_gradients(self, group: Group) -> None:
-        """Take a group's gradients, which autograd has finished, once all of them are there."""
-        self.begin()
-        if group.arrived.count < group.arrived.expected:
-            return
-        if self._is_nested(group.unit):
-            return
-        self._report(group)
-        group.complete = True
-        if self._may_release(group.unit):
-            self._release(group.unit)
-
-    def reached_inputs(self, unit: Unit, use: Use) -> None:
-        """End a use: the gradients of its inputs are there, nothing of its backward is left."""
-        unit.active.discard(use)
-        unit.pending.discard(use)
-        if unit.active:
-            return
-        if not unit.pending:
-            for group in unit.groups:
-                if group.arrived.count:
-                    self._report(group)
-        if unit.in_backward and not unit.read_by_root:
-            self._release(unit)
-
-    def abandon(self) -> None:
-        """Forget a backward that was broken off."""
-        if not self._running:
-            return
-        self._running = self._is_broken = False
-        self._held.clear()
-        for group in self._engine.groups():
-            group.old.clear()
-            group.arrived.clear()
-            group.arrived.expected = 0
-            group.drop_gradients()
-
-    def _may_release(self, unit: Unit) -> bool:
-        if not unit.in_backward or unit.active:
-            return False
-        if unit is self._engine.root or (unit.read_by_root and unit.has_frozen):
-            # Between the root's gradients lie the blocks, and checkpoints that are run anew: what
-            # has no gradient, or one of another graph, may still be needed.
-            return False
-        return all(group.complete or group.arrived.expected == 0 for group in unit.groups)
-
-    def _is_nested(self, unit: Unit) -> bool:
-        """Whether a graph inside the backward's own runs, and the latter may use the unit, too.
-
-        A reentrant checkpoint has such a graph, at the end of which gradients are there although
-        others are still to come.
-        """
-        if unit is not self._engine.root and not unit.read_by_root:
-            return False
-        return unit.in_backward and unit.backward_task != torch._C._current_graph_task_id()
-
-    def _release(self, unit: Unit) -> None:
-        unit.in_backward = False
-        self._held.remove(unit)
-        unit.drop()
-        self._engine.phases.end("backward", unit)
-
-    def _report(self, group: Group) -> None:
-        group.arrived.clear()
-        if not self._reduces:
-            return
-        self._engine.native.gradients(group.index)
-        if group.keeps:
-            group.drop_gradients()
-
-    def _end(self) -> None:
-        with self._breaking_off(), _outside_transforms():
-            self._finish()
-        if self._reduces:
-            call_hooks(self._engine.native, self._engine.parameters())
-        self._engine.phases.end("backward")
-
-    def _finish(self) -> None:
-        self._engine.refuse_stream("ends a backward")
-        groups = self._engine.groups()
-        for group in groups:
-            group.arrived.expected = 0
-        for index in self._engine.native.unreported():
-            self._report(groups[index])
-        for unit in list(self._held):
-            unit.active.clear()
-            self._release(unit)
-        self._engine.native.end_backward()
-        if self._reduces:
-            show_gradients(self._engine.native, groups)
-            for updater in self._engine.updaters:
-                updater.note_gradients()
-        self._running = False
-
-
-def _warn_of_lost(name: str, parameters: list[str]) -> None:
-    more = f" and {len(parameters) - 5} more" if len(parameters) > 5 else ""
-    _logger.warning(
-        "%s: a backward failed when it had been added to the gradients of %s%s: these are None "
-        "now. Call zero_grad() and begin the accumulation anew, on all ranks",
-        name,
-        ", ".join(parameters[:5]),
-        more,
-    )
-
-
 # ---- the engines that live ----------------------------------------------------------------------
 
 
@@ -686,7 +432,7 @@ def _before_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: 
 def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for engine in engines_of(optimizer):
         engine.stepped()
-        engine.phases.end_optimizer()
+        engine.phases.end_optimizer(optimizer, engine.is_captured)
 
 
 def _close_all() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from penstock import _C
 from penstock._compile import not_compiled
 from penstock._engine import Engine
 from penstock._errors import PenstockError
-from penstock._units import Group, Unit, Use
+from penstock._units import Group, Parameter, Unit, Use
 from penstock._values import tree_flatten, tree_leaves
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -75,7 +76,15 @@ def install(engine: Engine) -> None:
         # Weakly: the garbage collector does not see what such a hook holds.
         group.arrived = _C.Arrived(partial(_got_gradients, engine.reference, weakref.ref(group)))
         for parameter in group.parameters:
-            parameter.watch(group.arrived)
+            _share_hooks(parameter)
+            parameter.watch(group.arrived)  # behind that: in place of what torch calls
+
+
+def _share_hooks(parameter: Parameter) -> None:
+    """Make hooks that a forward registers on the whole parameter those of the shard."""
+    hooks: OrderedDict[int, Any] = OrderedDict()
+    parameter.sharded._post_accumulate_grad_hooks = hooks
+    parameter.full._post_accumulate_grad_hooks = hooks
 
 
 def _watch_root(engine: Engine) -> None:

@@ -40,7 +40,8 @@ class Phases:
         self._steps = 0
         self._step_began: int | None = None
         self._step_ended: int | None = None  # when an optimizer has stepped last
-        self._call_before_step: Callable[[int], None]
+        self._stepped: set[int] = set()  # parameters, by id, since the step began
+        self._steer: Callable[[int, bool], None]
 
     @property
     def is_on(self) -> bool:
@@ -63,10 +64,14 @@ class Phases:
         self._words[2] = monotonic_ns()
         self._words[0] += 1
 
-    def start(self, runtime: _C.Runtime, call_before_step: Callable[[int], None]) -> None:
-        """Tell a runtime from here on, and call with the number of each step before it begins."""
+    def start(self, runtime: _C.Runtime, steer: Callable[[int, bool], None]) -> None:
+        """Tell a runtime from here on.
+
+        `steer` is called between steps, with the number of the next one and whether that begins
+        now: behind the step of the optimizers that have all parameters, and before each step.
+        """
         self._runtime = runtime
-        self._call_before_step = call_before_step
+        self._steer = steer
         self._steps = 0
         self._step_began = self._step_ended = None
 
@@ -120,15 +125,29 @@ class Phases:
         if self._runtime is None or (self._step_began is not None and self._step_ended is None):
             return
         self.end_step()
-        self._call_before_step(self._steps)
+        self._steer(self._steps, True)
         self._steps += 1
-        self._step_began = monotonic_ns()
+        self._step_began, self._step_ended = monotonic_ns(), None
+        self._stepped.clear()
 
-    def end_optimizer(self) -> None:
-        """Note that an optimizer has stepped: the step ends here, unless another one follows."""
+    def end_optimizer(
+        self, optimizer: torch.optim.Optimizer | None = None, is_captured: bool = False
+    ) -> None:
+        """Note that an optimizer has stepped, or all: the step ends here, unless one follows."""
         self.end("optimizer")
         self._has_stepped = True
         self._step_ended = monotonic_ns()
+        if self._runtime is not None and not is_captured and self._is_last(optimizer):
+            self._steer(self._steps, False)
+
+    def _is_last(self, optimizer: torch.optim.Optimizer | None) -> bool:
+        """Whether all parameters have been stepped, now that this optimizer has."""
+        if optimizer is None:
+            return True
+        self._stepped.update(id(p) for group in optimizer.param_groups for p in group["params"])
+        groups = (group for unit in self._numbers if unit is not None for group in unit.groups)
+        shards = (parameter.sharded for group in groups for parameter in group.trainable)
+        return all(id(shard) in self._stepped for shard in shards if shard.requires_grad)
 
     def end_step(self) -> None:
         """Write the step that has ended, if any: the next one begins, or the trace ends."""

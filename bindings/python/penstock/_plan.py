@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -22,10 +22,10 @@ from penstock._plans import (
     Operation,
     PathLike,
     SavedPlan,
+    from_numbers,
     save,
+    to_numbers,
 )
-
-_KINDS = ("gather", "release", "reduce")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Plan:
         """
         engine = self._engine
         if engine.plans.get(self.training) != self:
-            _compile(engine, self)
+            budgets = self.prefetch_ahead, self.prefetch_bytes, self.keep_bytes
+            _compile(engine, self.training, self.operations, budgets)
         engine.native.set_replay(True)
         yield self
 
@@ -151,18 +152,7 @@ def get_recorded_ops(model: nn.Module | None = None, *, training: bool = True) -
     if engine.on_gpu:
         torch.cuda.synchronize(engine.world.device)  # or the last times were not known
     names = {group.index: group.name for group in engine.groups()}
-    return [
-        Operation(
-            _KINDS[kind],
-            names[group],
-            backward,
-            nbytes,
-            max(reached - 1, 0) / 1e9,  # counted from 1
-            waited / 1e9,
-            took / 1e9,
-        )
-        for kind, group, backward, nbytes, reached, waited, took in engine.native.recorded(training)
-    ]
+    return [from_numbers(numbers, names) for numbers in engine.native.recorded(training)]
 
 
 def compile(
@@ -215,25 +205,8 @@ def compile(
             "EINVAL",
             f"zero_stage={zero_stage}: {engine.name} was sharded with stage={engine.stage}",
         )
-    draft = Plan(
-        operations=tuple(recorded_ops),
-        prefetch_ahead=prefetch_ahead,
-        prefetch_bytes=prefetch_bytes or 0,
-        training=training,
-        groups=0,
-        uses=0,
-        peak_bytes=0,
-        lower_bound_bytes=0,
-        hash=0,
-        keep_bytes=keep_bytes,
-        kept_bytes=0,
-        predicted_step=0.0,
-        predicted_exposed=0.0,
-        forecasts=(),
-        drafts=(),
-        _engine=engine,
-    )
-    return _compile(engine, draft)
+    budgets = prefetch_ahead, prefetch_bytes or 0, keep_bytes
+    return _compile(engine, training, tuple(recorded_ops), budgets)
 
 
 def _check_operations(recorded_ops: Sequence[Operation]) -> None:
@@ -242,20 +215,21 @@ def _check_operations(recorded_ops: Sequence[Operation]) -> None:
         refuse("recorded_ops", recorded_ops, "give what penstock.get_recorded_ops(model) returned")
 
 
-def _compile(engine: Engine, plan: Plan) -> Plan:
+def _compile(
+    engine: Engine, training: bool, operations: tuple[Operation, ...], budgets: tuple[int, int, int]
+) -> Plan:
     numbers = {group.name: group.index for group in engine.groups()}
-    unknown = {op.group for op in plan.operations} - set(numbers)
+    unknown = {op.group for op in operations} - set(numbers)
     if unknown:
         raise PenstockError("EINVAL", f"{engine.name} has no group {sorted(unknown)[0]!r}")
-    operations = [
-        (_KINDS.index(op.kind), numbers[op.group], *_numbers(op)) for op in plan.operations
-    ]
-    recording = _C.Recording(operations)
-    limits = plan.prefetch_ahead, plan.prefetch_bytes
-    result = engine.native.compile(plan.training, recording, (*limits, plan.keep_bytes))
-    forecast = engine.native.forecast(plan.training)
-    compiled = replace(
-        plan,
+    recording = _C.Recording([to_numbers(op, numbers) for op in operations])
+    result = engine.native.compile(training, recording, budgets)
+    forecast = engine.native.forecast(training)
+    plan = Plan(
+        operations=operations,
+        prefetch_ahead=budgets[0],
+        prefetch_bytes=budgets[1],
+        training=training,
         groups=result.groups,
         uses=result.uses,
         peak_bytes=result.peak_bytes,
@@ -265,21 +239,17 @@ def _compile(engine: Engine, plan: Plan) -> Plan:
         kept_bytes=forecast.kept_bytes,
         predicted_step=forecast.step_ns / 1e9,
         predicted_exposed=forecast.exposed_ns / 1e9,
-        forecasts=_forecasts(engine, plan.training),
-        drafts=tuple(_drafts(engine, recording, limits)) if plan.training else (),
+        forecasts=_forecasts(engine, training),
+        drafts=tuple(_drafts(engine, recording, budgets[:2])) if training else (),
+        _engine=engine,
     )
-    engine.plans[plan.training] = compiled
-    return compiled
+    engine.plans[training] = plan
+    return plan
 
 
 def _drafts(engine: Engine, recording: _C.Recording, limits: tuple[int, int]) -> list[Draft]:
     everything = sum(engine.native.group_layout(g.index).gathered_bytes for g in engine.groups())
     return make_drafts(engine.native, recording, *limits, everything)
-
-
-def _numbers(op: Operation) -> tuple[bool, int, int, int, int]:
-    reached, waited, took = (round(seconds * 1e9) for seconds in (op.reached, op.waited, op.took))
-    return op.backward, op.nbytes, reached + 1, waited, took
 
 
 def _forecasts(engine: Engine, training: bool) -> tuple[GroupForecast, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,24 @@ class Operation:
     reached: float = field(default=0.0, compare=False)
     waited: float = field(default=0.0, compare=False)
     took: float = field(default=0.0, compare=False)
+
+
+_KINDS = ("gather", "release", "reduce")  # as penstock/zero.h numbers them
+Numbers = tuple[int, int, bool, int, int, int, int]  # an operation, as the extension has it
+
+
+def to_numbers(op: Operation, groups: Mapping[str, int]) -> Numbers:
+    """Return an operation as the extension takes it; it counts from 1 where compute got to."""
+    reached, waited, took = (round(seconds * 1e9) for seconds in (op.reached, op.waited, op.took))
+    kind, group = _KINDS.index(op.kind), groups[op.group]
+    return kind, group, op.backward, op.nbytes, reached + 1, waited, took
+
+
+def from_numbers(numbers: Numbers, names: Mapping[int, str]) -> Operation:
+    """Return what the extension has recorded."""
+    kind, group, backward, nbytes, reached, waited, took = numbers
+    seconds = (max(reached - 1, 0) / 1e9, waited / 1e9, took / 1e9)
+    return Operation(_KINDS[kind], names[group], backward, nbytes, *seconds)
 
 
 @dataclass(frozen=True)

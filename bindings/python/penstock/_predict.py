@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch  # noqa: F401 - whose libraries the extension wants
 
 from penstock import _C
-from penstock._plans import Operation, PlanError, SavedPlan
-
-_KINDS = ("gather", "release", "reduce")
+from penstock._plans import Operation, PlanError, SavedPlan, to_numbers
 
 
 @dataclass(frozen=True)
@@ -64,21 +62,11 @@ def predict(plan: SavedPlan, cluster: Cluster) -> _C.Forecast:
     """
     check(plan, cluster)
     names = {group.name: index for index, group in enumerate(plan.groups)}
-    operations = [
-        (
-            _KINDS.index(op.kind),
-            names[op.group],
-            op.backward,
-            op.nbytes,
-            round(op.reached * 1e9) + 1,  # counted from 1
-            round(op.waited * 1e9),
-            round(_scaled(op, plan, cluster) * 1e9),
-        )
-        for op in plan.operations
-    ]
+    scaled = [replace(op, took=_scaled(op, plan, cluster)) for op in plan.operations]
+    recording = _C.Recording([to_numbers(op, names) for op in scaled])
     groups = [(*_bytes_of(plan, group.name), group.keep != "no need") for group in plan.groups]
     budgets = plan.prefetch_ahead, plan.prefetch_bytes, plan.keep_bytes
-    return _C.predict(plan.training, plan.stage, _C.Recording(operations), groups, budgets)
+    return _C.predict(plan.training, plan.stage, recording, groups, budgets)
 
 
 def _bytes_of(plan: SavedPlan, group: str) -> tuple[int, int]:

@@ -48,6 +48,9 @@ class Stats:
     timed_passes, passes_ns : int
         Passes with a backward, as far as the device has come, and the nanoseconds that they took
         from the beginning of the forward to the end of the backward, by its clock.
+    timed_graphs, graphs_ns : int
+        The same of steps that `penstock.step` has launched as a graph, from the begin of the step
+        to its end. What is in a graph is counted nowhere else but once, where it is captured.
     predicted_pass_ns, predicted_exposed_ns : int
         Nanoseconds of a pass by the latest plan for training, as it predicts them, and those in
         which compute waits for communication; 0: it was not made by `penstock.compile` or for
@@ -88,6 +91,8 @@ class Stats:
     replayed_passes: int
     timed_passes: int
     passes_ns: int
+    timed_graphs: int
+    graphs_ns: int
     predicted_pass_ns: int
     predicted_exposed_ns: int
     updates: int

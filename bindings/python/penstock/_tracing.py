@@ -149,8 +149,9 @@ def trace(
         One that ends in ``.gz`` is compressed.
     steps : collection of int, optional
         Which steps to record, such as ``range(10, 15)``: those that begin inside count from 0. Each
-        run of consecutive steps makes a file. Left out: all from the begin to the end; ``()``: what
-        is between calls of ``start()`` and ``stop()``.
+        run of consecutive steps makes a file, which is written once optimizers have stepped all
+        parameters in the last of them, else when the next one begins. Left out: all from the begin
+        to the end; ``()``: what is between calls of ``start()`` and ``stop()``.
     max_bytes : int, optional
         About how large the file (before it is compressed) may become: the oldest records are
         dropped, which the file and the report say. Left out: only each lane's and thread's memory
@@ -212,15 +213,15 @@ def _following(
             "ESTATE", f"trace: {engine.name} is recording already: end that trace first"
         )
 
-    def before_step(number: int) -> None:
+    def steer(number: int, begins: bool) -> None:
         if steps is None:
             return
-        if number in steps and not recording.is_on:
+        if begins and number in steps and not recording.is_on:
             recording.start()
         elif number - 1 in steps and number not in steps and recording.is_on:
             recording.stop()
 
-    phases.start(engine.runtime, before_step)
+    phases.start(engine.runtime, steer)
     try:
         yield
     finally:

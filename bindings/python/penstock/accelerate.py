@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +25,10 @@ from torch.optim import Optimizer
 
 from penstock._engine import is_sharded
 from penstock._errors import PenstockError
+from penstock._framework import Framework
 from penstock._shard import shard
 
-PROVED_WITH = "1.15"  # the version of Accelerate
+_accelerate = Framework("Accelerate", "1.15")
 
 # As `accelerate launch` sets them. Trainer's save_model writes nothing but from whole state dicts.
 _VARIABLES = {
@@ -42,7 +42,6 @@ class _Installed:
     """What is in place now."""
 
     options: dict[str, Any] = {}  # of shard
-    originals: dict[tuple[Any, str], Callable[..., Any]] = {}  # by class or module, and name
     variables: list[str] = []  # that were not set before
 
 
@@ -72,57 +71,31 @@ def install(**options: Any) -> None:
     ImportError
         There is no Accelerate.
     """
-    accelerate = _import_accelerate()
+    accelerate = _accelerate.load()
     _installed.options = options
-    if _installed.originals:
+    if _accelerate.is_replaced:
         return
-    _warn_of_other_version(accelerate.__version__)
+    _accelerate.warn_of_other_version(accelerate.__version__)
     main = importlib.import_module("accelerate.accelerator")
     state = importlib.import_module("accelerate.state")
-    wrappers: dict[tuple[Any, str], Callable[..., Callable[..., Any]]] = {
-        (main, "fsdp2_prepare_model"): lambda original: _prepare_model,
-        (main, "fsdp2_apply_ac"): lambda original: _leave_model,
-        (main.Accelerator, "prepare"): _around_prepare,
-        (state.AcceleratorState, "__init__"): _around_state,
-    }
-    for place, name in wrappers:
-        if not hasattr(place, name):
-            raise PenstockError(
-                "EMISMATCH",
-                f"{place.__name__} has no {name!r} in this Accelerate: install {PROVED_WITH}",
-            )
-    _installed.originals = {place: getattr(*place) for place in wrappers}
-    for place, wrapper in wrappers.items():
-        setattr(*place, wrapper(_installed.originals[place]))
+    _accelerate.replace(
+        {
+            (main, "fsdp2_prepare_model"): lambda original: _prepare_model,
+            (main, "fsdp2_apply_ac"): lambda original: _leave_model,
+            (main.Accelerator, "prepare"): _around_prepare,
+            (state.AcceleratorState, "__init__"): _around_state,
+        }
+    )
     _installed.variables = [name for name in _VARIABLES if name not in os.environ]
     os.environ.update({name: _VARIABLES[name] for name in _installed.variables})
 
 
 def uninstall() -> None:
     """Give Accelerate its functions back, and take back the variables; for accelerators to come."""
-    for place, original in _installed.originals.items():
-        setattr(*place, original)
+    _accelerate.restore()
     for name in _installed.variables:
         os.environ.pop(name, None)
-    _installed.originals, _installed.variables = {}, []
-
-
-def _import_accelerate() -> Any:
-    try:
-        return importlib.import_module("accelerate")
-    except ImportError as error:
-        raise ImportError(
-            f"penstock.accelerate needs Accelerate {PROVED_WITH}, which cannot be imported "
-            f"({error}): pip install accelerate; penstock.shard works without it"
-        ) from error
-
-
-def _warn_of_other_version(version: str) -> None:
-    if not f"{version}.".startswith(f"{PROVED_WITH}."):
-        warnings.warn(
-            f"penstock.accelerate was proved with Accelerate {PROVED_WITH}, and this is {version}",
-            stacklevel=3,
-        )
+    _installed.variables = []
 
 
 # ---- in place of Accelerate's functions ----------------------------------------------------------

@@ -22,8 +22,9 @@ from torch.autograd.variable import Variable
 
 from penstock import _host_optimizer, _operators
 from penstock._errors import PenstockError
+from penstock._framework import Framework, Place
 
-PROVED_WITH = "0.19.6"  # the version of DeepSpeed
+_deepspeed = Framework("DeepSpeed", "0.19.6")
 
 # Entry points of DeepSpeed's engine behind which it calls the runtime.
 _ENTRY_POINTS = ("forward", "_backward_prologue")
@@ -49,44 +50,26 @@ def install() -> None:
     PenstockError where DeepSpeed has loaded its own operators already, or where an operator or a
     function is not as this DeepSpeed wants it; ImportError without DeepSpeed.
     """
-    deepspeed = _import_deepspeed()
+    deepspeed = _deepspeed.load()
     places = _Places()
     if places.taken_by_penstock():
         return
     places.refuse_taken()
-    _warn_of_other_version(deepspeed.__version__)
+    _deepspeed.warn_of_other_version(deepspeed.__version__)
     native = _operators.load()
     _check_source(places.source(), native)
     places.put(native)
-    _wrap_all(native)
+    _deepspeed.replace(_wrappers(native))
 
 
 def uninstall() -> None:
     """Give DeepSpeed its entry points back. Its own operators cannot be loaded in this process."""
-    _import_deepspeed()
+    _deepspeed.load()
     places = _Places()
     if places.taken_by_penstock():
         places.put(None)
-        _unwrap_all()
-
-
-def _import_deepspeed() -> Any:
-    try:
-        return importlib.import_module("deepspeed")
-    except ImportError as error:
-        raise ImportError(
-            f"penstock.deepspeed needs DeepSpeed {PROVED_WITH}, which cannot be imported "
-            f"({error}): pip install deepspeed=={PROVED_WITH}; penstock.shard works without it"
-        ) from error
-
-
-def _warn_of_other_version(version: str) -> None:
-    if version.split("+", maxsplit=1)[0] != PROVED_WITH:
-        warnings.warn(
-            f"penstock.deepspeed was proved with DeepSpeed {PROVED_WITH}, and this is {version}: "
-            "operators and functions are compared now, what calls them is not",
-            stacklevel=3,
-        )
+        _deepspeed.restore()
+        _installed.active = None
 
 
 class _Places:
@@ -126,7 +109,6 @@ class _Installed:
     """What is in place now."""
 
     native: Any = None
-    originals: dict[tuple[Any, str], Callable[..., Any]] = {}  # by class or module, and name
     active: weakref.ref[Any] | None = None  # the engine whose state DeepSpeed's modules hold
 
 
@@ -152,7 +134,7 @@ def _check_source(source: Path, native: Any) -> None:
             raise PenstockError(
                 "EMISMATCH",
                 f"this DeepSpeed calls a function {function!r} of the runtime, which Penstock does "
-                f"not have: install DeepSpeed {PROVED_WITH}",
+                f"not have: install {_deepspeed.proved}",
             )
 
 
@@ -171,7 +153,7 @@ def _check_schema(wanted: str) -> None:
         raise PenstockError(
             "EMISMATCH",
             f"operator {parsed.name}: this DeepSpeed calls it as {parsed}, Penstock has "
-            f"{ours or 'no such operator'}: install DeepSpeed {PROVED_WITH}",
+            f"{ours or 'no such operator'}: install {_deepspeed.proved}",
         )
 
 
@@ -203,11 +185,11 @@ class _EngineState:
 _ATTRIBUTE = "_penstock_state"
 
 
-def _wrap_all(native: Any) -> None:
+def _wrappers(native: Any) -> dict[Place, Callable[[Any], Any]]:
     runtime = importlib.import_module("deepspeed.runtime.engine")
     engine = runtime.DeepSpeedEngine
     zero = importlib.import_module("deepspeed.runtime.zero.partition_parameters")
-    wrappers: dict[tuple[Any, str], Callable[..., Any]] = {
+    wrappers: dict[Place, Callable[..., Any]] = {
         **{(engine, name): _at_work() for name in _ENTRY_POINTS},
         (engine, "compile"): _around_compile,
         (engine, "_backward_epilogue"): _at_work(_finish_gradients),
@@ -218,22 +200,7 @@ def _wrap_all(native: Any) -> None:
         (zero.GatheredParameters, "__exit__"): _around_modification,
         (runtime, "deepcompile_backward_prologue"): _once_a_backward,
     }
-    for cls, name in wrappers:
-        if not hasattr(cls, name):
-            raise PenstockError(
-                "EMISMATCH",
-                f"{cls.__name__} has no {name!r} in this DeepSpeed: install {PROVED_WITH}",
-            )
-    _installed.originals = {place: getattr(*place) for place in wrappers}
-    for place, wrapper in wrappers.items():
-        setattr(*place, wrapper(_installed.originals[place], native))
-
-
-def _unwrap_all() -> None:
-    for place, original in _installed.originals.items():
-        setattr(*place, original)
-    _installed.originals = {}
-    _installed.active = None
+    return {place: functools.partial(wrap, native=native) for place, wrap in wrappers.items()}
 
 
 def _around_compile(original: Callable[..., Any], native: Any) -> Callable[..., Any]:

@@ -15,16 +15,6 @@ namespace {
 
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
-void raise_penstock_error(std::exception_ptr pointer) {
-    try {
-        if (pointer) std::rethrow_exception(pointer);
-    } catch (const StatusError &error) {
-        py::object type = py::module_::import("penstock._errors").attr("PenstockError");
-        py::object value = type(pst_status_name(error.status), to_python(error.text));
-        PyErr_SetObject(type.ptr(), value.ptr());
-    }
-}
-
 template <typename Field> void read(const py::object &config, const char *name, Field &field) {
     if (py::hasattr(config, name)) field = config.attr(name).cast<Field>();
 }
@@ -219,7 +209,7 @@ void bind_passes(py::module_ &module) {
 
 PYBIND11_MODULE(_dc, module) {
     module.doc() = "DeepCompile's native module on Penstock; use penstock.dc.";
-    py::register_exception_translator(&raise_penstock_error);
+    py::register_exception_translator(&translate_error);
     bind_life(module);
     bind_tracing(module);
     bind_profiling(module);

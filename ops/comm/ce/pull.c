@@ -16,6 +16,7 @@
 #include "ops/comm/ce/ce.h"
 
 #include "base/atomic.h"
+#include "ops/comm/sums.h"
 
 #include <string.h>
 
@@ -296,25 +297,16 @@ static const void *const *sources_at(const pst__ce *ce, const char *own, void *s
     return sources;
 }
 
-static double scale_of(const pst_collective *collective) {
-    return collective->scale == 0 ? 1 : collective->scale;
-}
-
 static pst_status sum_piece(pst__ce *ce, const pst_collective *collective,
                             const pst_reduce_piece *piece, pst_stream *stream) {
     const void *sources[PST_CE_MAX_RANKS];
     const char *own = (const char *)collective->source + (size_t)ce->comm.rank * collective->stride;
-    const pst_sum sum = {.destination = piece->destination,
-                         .sources = sources_at(ce, own + piece->offset, collective->staging,
-                                               slot_bytes(collective->source_bytes), piece->offset,
-                                               sources),
-                         .source_count = (size_t)ce->comm.size,
-                         .count = piece->count,
-                         .scale = scale_of(collective),
-                         .accumulate = piece->accumulate,
-                         .destination_dtype = piece->destination_dtype,
-                         .source_dtype = collective->dtype,
-                         .is_passing = ce->sums_pass};
+    pst_sum sum =
+        pst__sum_of(collective, piece,
+                    sources_at(ce, own + piece->offset, collective->staging,
+                               slot_bytes(collective->source_bytes), piece->offset, sources),
+                    (size_t)ce->comm.size);
+    sum.is_passing = ce->sums_pass;
     return piece->count == 0 ? PST_OK : ce->device->ops->sum(ce->device, stream, &sum);
 }
 
@@ -347,7 +339,7 @@ static pst_status sum_chunk(pst__ce *ce, const pst_collective *collective, char 
         .sources = sources_at(ce, own, collective->staging, slot_bytes(first.bytes), 0, sources),
         .source_count = (size_t)ce->comm.size,
         .count = mine.bytes / pst_dtype_size(collective->dtype),
-        .scale = scale_of(collective),
+        .scale = pst__scale_of(collective),
         .destination_dtype = collective->dtype,
         .source_dtype = collective->dtype,
         .is_passing = ce->sums_pass};

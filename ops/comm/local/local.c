@@ -4,6 +4,7 @@
 #include "base/atomic.h"
 #include "base/error.h"
 #include "base/heap.h"
+#include "ops/comm/sums.h"
 #include "sched/runtime.h"
 
 #include <penstock/comm.h>
@@ -211,14 +212,7 @@ static pst_status read_piece(pst__local_comm *local, const pst__request *request
         local->sources[rank] = (const char *)theirs->source +
                                (size_t)local->comm.rank * theirs->stride + piece->offset;
     }
-    pst_sum sum = {.destination = piece->destination,
-                   .sources = local->sources,
-                   .source_count = (size_t)local->comm.size,
-                   .count = piece->count,
-                   .scale = own->scale == 0 ? 1 : own->scale,
-                   .accumulate = piece->accumulate,
-                   .destination_dtype = piece->destination_dtype,
-                   .source_dtype = own->dtype};
+    const pst_sum sum = pst__sum_of(own, piece, local->sources, (size_t)local->comm.size);
     return local->device->ops->sum(local->device, request->stream, &sum);
 }
 
@@ -239,7 +233,7 @@ static pst_status read_all_reduce(pst__local_comm *local, const pst__request *re
                    .sources = local->sources,
                    .source_count = (size_t)local->comm.size,
                    .count = own->count,
-                   .scale = own->scale == 0 ? 1 : own->scale,
+                   .scale = pst__scale_of(own),
                    .destination_dtype = own->dtype,
                    .source_dtype = own->dtype};
     const pst_device_ops *ops = local->device->ops;

@@ -1,5 +1,6 @@
 /* Collectives as calls of NCCL. What is called depends on what is the same on all ranks alone. */
 #include "ops/comm/nccl/nccl.h"
+#include "ops/comm/sums.h"
 #include "sched/device/device.h"
 #include "sched/runtime.h"
 
@@ -109,10 +110,6 @@ static pst_status all_gather(batch *batch) {
 
 /* ---- reduce-scatter -------------------------------------------------------------------------- */
 
-static double scale_of(const pst_collective *collective) {
-    return collective->scale == 0 ? 1.0 : collective->scale;
-}
-
 static const char *chunk_of(const pst_collective *collective, int rank) {
     return (const char *)collective->source + (size_t)rank * collective->stride;
 }
@@ -128,14 +125,7 @@ static pst_status device_failed(const batch *batch, pst_status status) {
 static pst_status sum(const batch *batch, const pst_reduce_piece *piece, const void *const *sources,
                       size_t count) {
     pst_device *device = batch->own->device;
-    pst_sum sum = {.destination = piece->destination,
-                   .sources = sources,
-                   .source_count = count,
-                   .count = piece->count,
-                   .scale = scale_of(batch->collective),
-                   .accumulate = piece->accumulate,
-                   .destination_dtype = piece->destination_dtype,
-                   .source_dtype = batch->collective->dtype};
+    const pst_sum sum = pst__sum_of(batch->collective, piece, sources, count);
     if (piece->count == 0) return PST_OK;
     pst_status status = device->ops->sum(device, batch->stream, &sum);
     return status == PST_OK ? PST_OK : device_failed(batch, status);
@@ -183,7 +173,7 @@ static pst_status all_reduce(batch *batch) {
     CALL(batch, ncclAllReduce, collective->destination, collective->destination, collective->count,
          type_of(collective), sums ? ncclSum : ncclMax, batch->own->handle, batch->native);
     pst_status status = close_group(batch);
-    if (status != PST_OK || !sums || scale_of(collective) == 1.0) return status;
+    if (status != PST_OK || !sums || pst__scale_of(collective) == 1.0) return status;
     const void *source = collective->destination;
     const pst_reduce_piece scaled = {.count = collective->count,
                                      .destination = collective->destination,
