@@ -240,7 +240,8 @@ PST_API int pst_zero_may_update(const pst_zero *engine, uint32_t group);
  * PST_EUNSUPPORTED, PST_ENOMEM. */
 PST_API pst_status pst_zero_update(pst_zero *engine, const pst_adamw_piece *pieces, size_t count);
 
-/* Whether the group's parameters are updated behind its reduction in the latest backward. */
+/* Whether the group's parameters, or some of them, are updated behind its reduction in the latest
+ * backward: once that has gone out. */
 PST_API int pst_zero_is_updated(const pst_zero *engine, uint32_t group);
 
 /* Groups that were not reported count as having no gradient here; the compute lane waits for all

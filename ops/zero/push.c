@@ -72,9 +72,9 @@ static pst_status set_source(pst_zero *engine, pst__operation *operation, const 
 
 static pst_status set_destination(pst_zero *engine, pst__operation *operation, pst__group *group,
                                   pst__part part, int accumulate) {
+    group->is_written = group->is_updated || group->target != NULL;
     if (group->is_updated) return pst__update_add(engine, operation, group, part, 0);
     if (group->target == NULL) return PST_OK;
-    group->is_written = 1;
     return pst__operation_add_piece(
         operation, &(pst_reduce_piece){.count = part.count,
                                        .destination = (char *)group->target +

@@ -8,12 +8,13 @@
 
 /* ---- into buckets ---------------------------------------------------------------------------- */
 
+/* Of a backward that was broken off nothing is delivered. */
 static void note_written(pst_zero *engine, pst_dtype dtype) {
     for (size_t i = 0; i < engine->group_count; i++) {
         pst__group *group = &engine->groups[i];
         if (!group->is_filled || group->reduce_dtype != dtype) continue;
         group->is_filled = 0;
-        group->is_written = 1;
+        if (!engine->is_broken) group->is_written = 1;
     }
 }
 
@@ -74,10 +75,10 @@ static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
                             const pst_slot *slot, int accumulate) {
     pst__open_bucket *open = &engine->carrier.open[group->reduce_dtype];
     note_carried(open, group->name);
+    group->is_filled = group->is_updated || group->target != NULL;
     if (group->is_updated)
         return pst__update_add(engine, open->operation, group, part, slot->offset);
     if (group->target == NULL) return PST_OK;
-    group->is_filled = 1;
     return pst__operation_add_piece(
         open->operation,
         &(pst_reduce_piece){.offset = slot->offset,
@@ -261,10 +262,11 @@ static pst_status reduce_nothing(pst_zero *engine, uint32_t index) {
 
 /* One rank alone, by the gradients that it has. */
 static pst_status update_alone(pst_zero *engine, uint32_t index) {
-    const pst__group *group = &engine->groups[index];
+    pst__group *group = &engine->groups[index];
     pst_status status = join_copies(engine);
     if (status == PST_OK) status = pst__update_alone(engine, group);
     if (status != PST_OK) return status;
+    group->is_written = 1;
     consumed(engine, index);
     note_reduced(engine, group);
     return pst__record(engine, PST_ZERO_REDUCE, index, group->layout.gradient_bytes_whole);

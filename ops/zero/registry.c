@@ -237,7 +237,8 @@ int pst_zero_has_gradient(const pst_zero *engine, uint32_t parameter) {
 }
 
 int pst_zero_has_written(const pst_zero *engine, uint32_t group) {
-    return engine != NULL && group < engine->group_count && engine->groups[group].is_written;
+    return engine != NULL && group < engine->group_count && engine->groups[group].is_written &&
+           !engine->groups[group].is_updated;
 }
 
 void pst__registry_free(pst_zero *engine) {

@@ -71,8 +71,10 @@ static void choose_groups(pst_zero *engine) {
             pst_zero_may_update(engine, i) && has_all_pieces(engine, &engine->groups[i]);
 }
 
+/* What a backward that was broken off had not sent is not updated. */
 int pst_zero_is_updated(const pst_zero *engine, uint32_t group) {
-    return engine != NULL && group < engine->group_count && engine->groups[group].is_updated;
+    return engine != NULL && group < engine->group_count && engine->groups[group].is_updated &&
+           engine->groups[group].is_written;
 }
 
 static pst_status check_piece(pst_zero *engine, size_t index, const pst_adamw_piece *piece) {

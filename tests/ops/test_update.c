@@ -367,7 +367,8 @@ static unsigned last_groups(const trainer *it, size_t count) {
 /* Buckets that were full have gone out, and one rank alone has updated at once. */
 static void break_off(trainer *it, size_t count) {
     rank_state *state = it->state;
-    const int goes_out = state->world == 1 || state->model->bucket_bytes <= 128;
+    const unsigned expected =
+        state->world == 1 || state->model->bucket_bytes <= 128 ? last_groups(it, count) : 0;
     trainer_forward(it);
     CHECK_FINE();
     trainer_begin_backward(it, 1);
@@ -375,10 +376,12 @@ static void break_off(trainer *it, size_t count) {
         trainer_backward_use(it, state->model->group_count - 1 - i);
     CHECK_FINE();
     CHECK_OK(pst_zero_drain(state->engine));
-    expect_step(it, goes_out ? last_groups(it, count) : 0);
-    for (size_t g = 0; g < state->model->group_count; g++)
+    expect_step(it, expected);
+    for (size_t g = 0; g < state->model->group_count; g++) {
         CHECK(!state->has_target[g] &&
               state->consumed[g] == (g + count >= state->model->group_count));
+        CHECK(pst_zero_is_updated(state->engine, state->groups[g]) == (int)(expected >> g & 1u));
+    }
     CHECK_OK(pst_zero_updated(state->engine));
 }
 
