@@ -54,8 +54,19 @@ static const char *traced_path(const pst_lane *lane, pst__detail *detail) {
     return detail->traced_path;
 }
 
-void pst__hook_done(const pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end) {
+static void count_moved(pst__moved *moved, uint64_t bytes, uint64_t begin, uint64_t end) {
+    const uint64_t from = begin > moved->until ? begin : moved->until;
+    /* Relaxed: pairs with take_moved (post.c). */
+    pst__store_relaxed(&moved->ended, moved->ended + 1);
+    pst__store_relaxed(&moved->bytes, moved->bytes + bytes);
+    if (end <= from) return;
+    pst__store_relaxed(&moved->busy_ns, moved->busy_ns + (end - from));
+    moved->until = end;
+}
+
+void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end) {
     pst__detail *detail = node->detail;
+    if (detail != NULL && detail->bytes != 0) count_moved(&lane->moved, detail->bytes, begin, end);
     if (detail == NULL)
         pst__trace_slice(lane->track, "", begin, end, 0, 0);
     else

@@ -34,7 +34,7 @@ uint64_t pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t numb
 void pst__hook_failed(const pst_lane *lane, const pst__node *node);
 
 /* The node is done: a slice on the lane's track from `begin` to `end`. */
-void pst__hook_done(const pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end);
+void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end);
 
 /* The same on an asynchronous device: from the device's beginning to its end where it tells times,
  * and the ends of edges are there then, too. */

@@ -18,11 +18,11 @@ extern "C" {
  *
  * A file of it (a dump) is a trace as pst_trace_write's, of what is newest, and has in its head
  * what the runtime has under way: unfinished tasks, waits, closed gates, the last launches of each
- * lane and where the program is (pst_runtime_options.where). It is written when the runtime is
- * poisoned, before anything is canceled, and when a wait passes its deadline, if there is a folder
- * for it (pst_runtime_options.dump_folder, PENSTOCK_DUMP), no more than once a second; and by this
- * call. A rank has one file, folder/NAME-rankN.json, which is replaced as a whole. `python -m
- * penstock.trace hang FOLDER` reads the files of all ranks.
+ * lane and where ranks are (pst_runtime_options.page, pst_runtime_follow). It is written when the
+ * runtime is poisoned, before anything is canceled, and when a wait passes its deadline, if there
+ * is a folder for it (pst_runtime_options.dump_folder, PENSTOCK_DUMP), no more than once a second;
+ * and by this call. A rank has one file, folder/NAME-rankN.json, which is replaced as a whole.
+ * `python -m penstock.trace hang FOLDER` reads the files of all ranks.
  *
  * `folder` is made if it is not there; NULL: that of the options. `cause` and `reason` (NULL: none)
  * stand in the file. Writes its path to `path`, cut at `size`, unless that is NULL. Any thread,

@@ -57,5 +57,6 @@ pst_status pst_zero_after_graph(pst_zero *engine) {
     const pst_status status = check_no_pass(engine, "after_graph");
     if (status != PST_OK) return status;
     mark_stale(engine);
+    pst__zero_post(engine);
     return pst__carrier_give_up(&engine->carrier, pst__carrier_after_graph(&engine->carrier));
 }

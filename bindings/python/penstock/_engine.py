@@ -116,7 +116,7 @@ class Engine:
         self.read: list[Unit] = []  # held because the root's forward, which runs, has read them
         self.sync = True  # whether backwards reduce
         self.broken_backwards = 0
-        self.phases = Phases(units, world.roll.page.words)
+        self.phases = Phases(units, world.roll.page)
         self.is_captured = False  # what runs becomes a part of a CUDA graph
         self.gradients_before: dict[int, bool] = {}  # by address: whether it may add to them
         self.has_added = False  # to one of them, in the latest capture
@@ -129,8 +129,8 @@ class Engine:
         self._structure = Structure(model, is_sharded)
         self._ids = {id(p.sharded) for p in self._parameters}
         self.whole_ids = {id(p.full) for p in self._parameters}
-        world.roll.follow(self.phases.where, self.phases.describe)
-        runtime.follow(self.phases.places, world.roll.pages())
+        world.roll.follow(self.phases.where)
+        runtime.follow(world.roll.pages)
         model.__dict__[_ATTRIBUTE] = self
         if keeping is not None:
             keeping.attach(self)
@@ -301,7 +301,7 @@ class Engine:
             self.native.destroy()
             self.runtime.destroy()
             self.runtime, self.native = open_native(self.name, self.options, self.world, self.units)
-            self.runtime.follow(self.phases.places, self.world.roll.pages())
+            self.runtime.follow(self.world.roll.pages)
             for group in self.groups():
                 move_shard(self.native, group)
             for unit in self.units:

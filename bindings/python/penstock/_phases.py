@@ -10,7 +10,7 @@ import torch
 from penstock import _C
 from penstock._units import Unit
 
-_KINDS = ("", "forward", "recompute", "backward", "optimizer", "captured step")
+_KINDS = ("", "forward", "recompute", "backward", "optimizer", "captured step")  # by pst_phase
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 
@@ -23,15 +23,15 @@ class Phases:
     ----------
     units : list of Unit
         The root first, whose forward is the model's.
-    words : memoryview
-        Those of a `Page`: where the training is.
+    page : Page
+        Of this rank: says to others where the training is.
     """
 
-    def __init__(self, units: list[Unit], words: memoryview) -> None:
+    def __init__(self, units: list[Unit], page: _C.Page) -> None:
         self._root = units[0]
-        self.places = _C.Places(_KINDS, [unit.name for unit in units])
         self._numbers: dict[Unit | None, int] = {unit: i for i, unit in enumerate(units)}
-        self._words = words
+        self._page = page
+        page.name_units([unit.name for unit in units])
         self._unit: Unit | None = None  # of the place
         self._number = 0  # of the step
         self._has_stepped = False  # an optimizer, in it
@@ -49,19 +49,12 @@ class Phases:
 
     def where(self) -> tuple[int, str]:
         """Return how many places the training has been at, and describe the present one."""
-        return self._words[0], self.describe(self._words[1])
-
-    def describe(self, place: int) -> str:
-        """Describe a place of this rank, or of another one with the same model."""
-        return self.places.describe(place)
+        return self._page.count, self._page.describe()
 
     def reach(self, kind: str, unit: Unit | None = None, is_behind: bool = False) -> None:
         """Note that the training is in, or behind, something of this kind, or a unit's part."""
         self._unit = unit
-        part = self._numbers.get(unit, 0)
-        self._words[1] = self._number << 32 | part << 8 | _NUMBERS[kind] << 1 | is_behind
-        self._words[2] = monotonic_ns()
-        self._words[0] += 1
+        self._page.reach(self._number, self._numbers.get(unit, 0), _NUMBERS[kind], is_behind)
 
     def start(self, runtime: _C.Runtime, call_before_step: Callable[[int], None]) -> None:
         """Tell a runtime from here on, and call with the number of each step before it begins."""
