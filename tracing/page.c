@@ -134,7 +134,7 @@ void pst_page_describe(const pst_page *page, char *text, size_t size, uint64_t *
 }
 
 /* The letter that the system has for the state of a process; 0: there is none. */
-static char state_of(int64_t pid) {
+static int state_of(int64_t pid) {
     char path[48], stat[512];
     (void)snprintf(path, sizeof path, "/proc/%" PRId64 "/stat", pid);
     const int file = open(path, O_RDONLY | O_CLOEXEC);
@@ -148,19 +148,23 @@ static char state_of(int64_t pid) {
 
 const char *pst__page_fault(const pst_page *page) {
     if (page->pid == getpid()) return NULL;
-    const char state = state_of(page->pid);
+    const int state = state_of(page->pid);
     if (state == 'T' || state == 't') return "is stopped";
     return state == '\0' || state == 'Z' || state == 'X' ? "has ended" : NULL;
 }
 
 /* ---- figures ------------------------------------------------------------------------------ */
 
-/* Relaxed: each word by itself is whole, and a sum that is a moment old is as good. */
+/* Relaxed: each word by itself is whole, and one that is a moment old is as good. */
+static void store_words(void *to, const void *from, size_t bytes) {
+    uint64_t *words = to;
+    const uint64_t *given = from;
+    for (size_t i = 0; i < bytes / sizeof *words; i++)
+        pst__store_relaxed(&words[i], given[i]);
+}
+
 void pst__page_post(pst_page *page, const pst_page_engine *engine) {
-    const uint64_t *from = (const uint64_t *)(const void *)engine;
-    uint64_t *to = (uint64_t *)(void *)&page->engine;
-    for (size_t i = 0; i < sizeof *engine / sizeof *to; i++)
-        pst__store_relaxed(&to[i], from[i]);
+    store_words(&page->engine, engine, sizeof *engine);
 }
 
 void pst__page_post_lanes(pst_page *page, const pst_page_lane *lanes, size_t count) {
@@ -169,9 +173,9 @@ void pst__page_post_lanes(pst_page *page, const pst_page_lane *lanes, size_t cou
     /* Who reads anything of what follows finds the number odd, or changed, behind it: pairs with
      * the reader's, between the lanes and its second look at the number. */
     __atomic_thread_fence(__ATOMIC_RELEASE);
-    memcpy(page->lanes, lanes, count * sizeof *lanes);
-    page->lane_count = count;
-    page->looked = pst__now();
+    store_words(page->lanes, lanes, count * sizeof *lanes);
+    pst__store_relaxed(&page->lane_count, count);
+    pst__store_relaxed(&page->looked, pst__now());
     /* Release: who finds this number first finds the lanes. */
     pst__store_release(&page->sequence, sequence + 2);
 }
