@@ -2,6 +2,7 @@
 #include "sched/trace.h"
 
 #include "base/options.h"
+#include "tracing/profiler.h"
 
 #include <penstock/trace.h>
 
@@ -189,13 +190,19 @@ static pst__track *track_of(pst_runtime *runtime) {
     return pst__track_of_thread(runtime->trace);
 }
 
+static int is_shown(const pst_runtime *runtime) {
+    return runtime != NULL && (pst__trace_get_level(runtime->trace) & PST__TRACE_SHOWN) != 0;
+}
+
 void pst_trace_begin(pst_runtime *runtime, const char *name) {
     pst__track *track = track_of(runtime);
     if (track != NULL) pst__trace_mark_begin(track, name);
+    if (is_shown(runtime)) pst__profiler_push(name);
 }
 
 /* Without a track the thread's begin was not recorded: nothing is lost with the end. */
 void pst_trace_end(pst_runtime *runtime) {
+    if (is_shown(runtime)) pst__profiler_pop();
     if (runtime == NULL || !pst__trace_on(runtime->trace)) return;
     pst__track *track = pst__track_of_thread_if_any(runtime->trace);
     if (track != NULL) pst__trace_mark_end(track);

@@ -64,6 +64,13 @@ py::dict stats_dict(const pst_zero_stats &stats) {
     return result;
 }
 
+// What a profiler shows of the training: see _phases.py.
+void bind_profiler(py::module_ &module) {
+    module.def("is_profiled", [] { return pst_profiler_is_attached() != 0; });
+    module.def("begin_range", &pst_profiler_begin);
+    module.def("end_range", &pst_profiler_end);
+}
+
 void bind_pages(py::module_ &module) {
     py::class_<Page>(module, "Page", py::buffer_protocol())
         .def(py::init<>())
@@ -291,6 +298,7 @@ PYBIND11_MODULE(_C, module) {
     module.doc() = "Penstock's ZeRO engine over libtorch; use the package `penstock`.";
     module.attr("__version__") = PENSTOCK_VERSION;
     py::register_exception_translator(&raise_penstock_error);
+    bind_profiler(module);
     bind_pages(module);
     bind_runtime(module);
     bind_layouts(module);

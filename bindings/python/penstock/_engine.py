@@ -145,10 +145,8 @@ class Engine:
         return self._parameters
 
     def gradient_addresses(self) -> list[int | None]:
-        """Return where each parameter's gradient lies; None: it has none.
-
-        That of the storage, which ranks without rows of a parameter have as well.
-        """
+        """Return where the storage of each parameter's gradient lies; None: it has none."""
+        # Ranks without rows of a parameter have a storage as well.
         gradients = [parameter.sharded.grad for parameter in self._parameters]
         return [
             None if gradient is None else local_of(gradient).untyped_storage().data_ptr()
@@ -365,6 +363,7 @@ class Engine:
         if self.closed:
             return
         self.closed = True
+        self.phases.close()
         self.backward.break_off()
         for unit in self.units:
             unit.reset()

@@ -17,6 +17,9 @@ _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 class Phases:
     """What the training thread does: known to whoever asks, and told to a runtime's trace, if any.
 
+    A profiler that is attached to the process is shown it as it begins and ends; a step to where
+    the next one begins.
+
     A slice is written when it ends, so that a pass that fails leaves none open.
 
     Parameters
@@ -41,6 +44,8 @@ class Phases:
         self._step_began: int | None = None
         self._step_ended: int | None = None  # when an optimizer has stepped last
         self._call_before_step: Callable[[int], None]
+        self._is_shown = _C.is_profiled()
+        self._ranges: dict[tuple[str, Unit | None], int] = {}  # that a profiler shows
 
     @property
     def is_on(self) -> bool:
@@ -71,6 +76,8 @@ class Phases:
     def begin(self, kind: str, unit: Unit | None = None) -> None:
         """Begin a slice; one of the same kind and unit that has not ended is forgotten."""
         self.reach(kind, unit)
+        if self._is_shown:
+            self._show(kind, unit)
         if self._runtime is not None:
             self._began[kind, unit] = monotonic_ns()
 
@@ -79,12 +86,32 @@ class Phases:
         has_left = kind == "backward" and unit is not None and unit is not self._unit
         if not stays and not has_left:
             self.reach(kind, unit, is_behind=True)
+        if self._is_shown:
+            self._hide(kind, unit)
         if self._runtime is None:
             return
         began = self._began.pop((kind, unit), None)
         if began is not None:
-            name = kind if unit is None or unit is self._root else f"{kind} {unit.name}"
-            self._runtime.trace_slice(name, began, monotonic_ns())
+            self._runtime.trace_slice(self._name(kind, unit), began, monotonic_ns())
+
+    def _name(self, kind: str, unit: Unit | None) -> str:
+        return kind if unit is None or unit is self._root else f"{kind} {unit.name}"
+
+    # ---- for a profiler -----------------------------------------------------------------------
+
+    def _show(self, kind: str, unit: Unit | None) -> None:
+        """Begin a range; one of the same kind and unit, of what has failed, ends."""
+        self._hide(kind, unit)
+        self._ranges[kind, unit] = _C.begin_range(self._name(kind, unit))
+
+    def _hide(self, kind: str, unit: Unit | None) -> None:
+        _C.end_range(self._ranges.pop((kind, unit), 0))
+
+    def close(self) -> None:
+        """End what a profiler is shown: there is nothing to come."""
+        for number in self._ranges.values():
+            _C.end_range(number)
+        self._ranges.clear()
 
     # ---- passes -------------------------------------------------------------------------------
 
@@ -107,6 +134,8 @@ class Phases:
 
     def begin_step(self) -> None:
         """Begin a step, unless one has begun in which no optimizer has stepped yet."""
+        if self._is_shown and (self._has_stepped or ("step", None) not in self._ranges):
+            self._show("step", None)
         if self._has_stepped:
             self._number += 1
             self._has_stepped = False
