@@ -39,7 +39,7 @@ endfunction()
 # What both extensions are made of, compiled once: they share no object at run time, so neither
 # needs the other.
 set(shared bindings/torch/c10d.cpp bindings/torch/comms.cpp bindings/torch/dumps.cpp
-           bindings/torch/log.cpp bindings/torch/places.cpp bindings/torch/process.cpp
+           bindings/torch/log.cpp bindings/torch/page.cpp bindings/torch/process.cpp
            bindings/torch/runtime.cpp bindings/torch/segments.cpp)
 add_library(penstock_binding OBJECT ${shared})
 target_link_libraries(penstock_binding PRIVATE Python::Module)

@@ -21,6 +21,7 @@ struct pst_arena {
     const pst__heap *heap;
     pst__error *error;
     pst__trace *trace;
+    pst_page *page; /* counts pinned memory; NULL: there is none */
     char *name;
     const char *counter; /* of the leased bytes; interned, for a trace may be written later */
     pst_arena_options options;
@@ -74,6 +75,7 @@ pst_status pst_arena_create(pst_runtime *runtime, const pst_arena_options *given
     arena->heap = heap;
     arena->error = error;
     arena->trace = pst__runtime_trace(runtime);
+    arena->page = pst__runtime_page(runtime);
     arena->options = options;
     pst__pool_init(&arena->pool, heap, options.device);
     arena->name = pst__heap_text(heap, options.name);
@@ -85,6 +87,12 @@ pst_status pst_arena_create(pst_runtime *runtime, const pst_arena_options *given
 fail:
     pst_arena_destroy(arena);
     return pst__fail(error, PST_ENOMEM, "arena %s: no memory for its metadata", options.name);
+}
+
+/* Arenas of several threads may count at once. Relaxed: a figure. Bytes that go wrap around. */
+static void count_pinned(const pst_arena *arena, uint64_t bytes) {
+    if (arena->page != NULL && arena->options.kind == PST_MEMORY_PINNED)
+        (void)pst__add_relaxed(&arena->page->pinned_bytes, bytes);
 }
 
 static void free_segment(pst_arena *arena, const segment *part) {
@@ -99,6 +107,7 @@ void pst_arena_destroy(pst_arena *arena) {
     if (arena == NULL) return;
     for (size_t i = 0; i < arena->segment_count; i++)
         free_segment(arena, &arena->segments[i]);
+    count_pinned(arena, -(uint64_t)arena->stats.reserved);
     pst__arena_leave(arena);
 }
 
@@ -171,6 +180,7 @@ static pst_status add_segment(pst_arena *arena, size_t bytes) {
     arena->segments[arena->segment_count++] = part;
     arena->stats.reserved += bytes;
     arena->stats.grows++;
+    count_pinned(arena, bytes);
     return PST_OK;
 }
 
@@ -208,6 +218,7 @@ void pst_arena_trim(pst_arena *arena) {
         if (!pst__pool_remove(&arena->pool, last->offset)) return;
         free_segment(arena, last);
         arena->stats.reserved -= last->bytes;
+        count_pinned(arena, -(uint64_t)last->bytes);
         arena->segment_count--;
     }
 }

@@ -6,6 +6,7 @@
 #include "tracing/json.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +24,34 @@
 #define GATES         32u
 #define GATES_A_GRAPH 4u
 #define WAITS         8u
+
+/* ---- pages of ranks ----------------------------------------------------------------------- */
+
+struct pst__followed {
+    pst__followed *next;
+    int rank;
+    const pst_page *page;
+};
+
+static pst_status follow(pst_runtime *runtime, int rank, const pst_page *page) {
+    pst__flight *flight = &runtime->flight;
+    pst__followed *followed = pst__heap_alloc(&runtime->heap, sizeof *followed);
+    if (followed == NULL) return PST_ENOMEM;
+    *followed = (pst__followed){NULL, rank, page};
+    ck_spinlock_lock(&flight->lock);
+    pst__followed **end = &flight->followed;
+    while (*end != NULL)
+        end = &(*end)->next;
+    pst__store_release(end, followed); /* pairs with the acquires in put_places */
+    ck_spinlock_unlock(&flight->lock);
+    return PST_OK;
+}
+
+pst_status pst_runtime_follow(pst_runtime *runtime, int rank, const pst_page *page) {
+    if (runtime == NULL || page == NULL || rank < 0 || rank >= runtime->flight.world_size)
+        return PST_EINVAL;
+    return follow(runtime, rank, page);
+}
 
 /* ---- waits ------------------------------------------------------------------------------- */
 
@@ -253,16 +282,26 @@ static void put_gates(pst__json *json, const view *view) {
     }
 }
 
+static void put_place(pst__json *json, const view *view, const pst_page *page) {
+    char place[256];
+    uint64_t since;
+    pst_page_describe(page, place, sizeof place, &since);
+    const char *fault = pst__page_fault(page);
+    const size_t used = strlen(place);
+    if (fault != NULL)
+        (void)snprintf(place + used, sizeof place - used, "; its process %" PRId64 " %s", page->pid,
+                       fault);
+    text(json, ",", "place", place);
+    put_age(json, view, since);
+}
+
 static void put_places(pst__json *json, const view *view) {
-    const pst__flight *flight = &view->runtime->flight;
     const char *before = "{";
-    for (int rank = 0; flight->where != NULL && rank < flight->world_size; rank++) {
-        char place[256] = "";
-        uint64_t since = 0;
-        if (!flight->where(flight->where_context, rank, place, sizeof place, &since)) continue;
-        number(json, before, "rank", (uint64_t)rank);
-        text(json, ",", "place", place);
-        put_age(json, view, since);
+    /* Acquire, as the next one: pairs with the release in follow. */
+    const pst__followed *followed = pst__load_acquire(&view->runtime->flight.followed);
+    for (; followed != NULL; followed = pst__load_acquire(&followed->next)) {
+        number(json, before, "rank", (uint64_t)followed->rank);
+        put_place(json, view, followed->page);
         pst__json_raw(json, "}");
         before = ",\n{";
     }
@@ -393,9 +432,9 @@ pst_status pst_trace_dump(pst_runtime *runtime, const char *folder, pst_dump_cau
 pst_status pst__flight_init(pst_runtime *runtime, const pst_runtime_options *options) {
     pst__flight *flight = &runtime->flight;
     ck_spinlock_init(&flight->lock);
-    flight->where = options->where;
-    flight->where_context = options->where_context;
     flight->world_size = options->world_size == 0 ? 1 : options->world_size;
+    if (options->page != NULL && follow(runtime, options->rank, options->page) != PST_OK)
+        return PST_ENOMEM;
     const char *folder =
         options->dump_folder == NULL ? getenv("PENSTOCK_DUMP") : options->dump_folder;
     flight->name = pst__heap_text(&runtime->heap,
@@ -411,4 +450,9 @@ pst_status pst__flight_init(pst_runtime *runtime, const pst_runtime_options *opt
 void pst__flight_free(pst_runtime *runtime) {
     pst__heap_free_text(&runtime->heap, runtime->flight.folder);
     pst__heap_free_text(&runtime->heap, runtime->flight.name);
+    for (pst__followed *followed = runtime->flight.followed, *next; followed != NULL;
+         followed = next) {
+        next = followed->next;
+        pst__heap_free(&runtime->heap, followed, sizeof *followed);
+    }
 }

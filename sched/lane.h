@@ -68,13 +68,26 @@ typedef struct pst__stall {
     uint32_t looks; /* 0: there was nothing to look at */
 } pst__stall;
 
+/* When a count was first seen as it is. */
+typedef struct pst__first_seen {
+    uint64_t count, since; /* 0: it was not seen */
+} pst__first_seen;
+
 /* By what the watchdog knows that a lane goes on. */
 typedef struct pst__watch {
     uint64_t ends;            /* of tasks that were in flight or pending; the lane owner's */
     uint64_t heartbeats;      /* turns and launches so far; read by the watchdog at any time */
     pst__launch_log launches; /* read by the watchdog at any time */
     pst__stall task, owner;   /* the watchdog's: since when `ends` and `heartbeats` stand */
+    pst__first_seen unknown;  /* of its visits: what is not known otherwise */
 } pst__watch;
+
+/* What has ended on a lane and moved a known number of bytes: see pst_page_lane. The owner
+ * writes, the watchdog's visits read. */
+typedef struct pst__moved {
+    uint64_t ended, bytes, busy_ns;
+    uint64_t until; /* up to then time is counted; the owner's */
+} pst__moved;
 
 /* Whose turn it is, in two words that any thread may write:
  *
@@ -125,6 +138,7 @@ struct pst_lane {
     int has_news;       /* something was launched or has ended since those who wait were woken */
     pst__levels levels; /* BY_PRIORITY */
     pst__watch watch;
+    pst__moved moved;
 };
 
 struct pst__worker {

@@ -28,6 +28,7 @@ static size_t flight_records(const pst_runtime_options *options) {
 
 static pst_status fill(pst_runtime *runtime, const pst_runtime_options *options) {
     runtime->rank = options->rank;
+    runtime->page = options->page;
     runtime->spin = options->spin == 0 ? DEFAULT_SPIN : options->spin;
     runtime->deadline_ns = options->deadline_ns;
     runtime->watchdog_ns = options->watchdog_ns;
@@ -84,6 +85,7 @@ pst_status pst_runtime_create(const pst_runtime_options *given, pst_runtime **cr
         free_runtime(runtime);
         return status;
     }
+    pst__page_show(runtime->page, runtime->flight.name, runtime->rank, runtime->flight.world_size);
     *created = runtime;
     return PST_OK;
 }
@@ -150,6 +152,7 @@ pst_status pst_runtime_destroy(pst_runtime *runtime) {
     status = drain(runtime);
     if (status == PST_OK) status = end_threads(runtime);
     if (status != PST_OK) return pst__report_left_behind(runtime);
+    pst__page_hide(runtime->page);
     destroy_parts(runtime);
     free_runtime(runtime);
     return PST_OK;

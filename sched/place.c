@@ -321,9 +321,9 @@ static int has_work(const pst_lane *lane) {
 
 /* ---- the end ---------------------------------------------------------------------------- */
 
-static int nobody_looks(const void *watchdog) {
-    /* Acquire: pairs with the release at the end of pst__watchdog_look. */
-    return !pst__load_acquire(&((const pst__watchdog *)watchdog)->is_looking);
+static int nobody_visits(const void *watchdog) {
+    /* Acquire: pairs with the release at the end of a visit (watchdog.c). */
+    return !pst__load_acquire(&((const pst__watchdog *)watchdog)->is_visiting);
 }
 
 /* The owner's last act. */
@@ -392,6 +392,6 @@ pst_status pst_lane_destroy(pst_lane *lane) {
     if (leader != lane) pst__lane_disown(leader, 0, NULL);
     /* The watchdog may have found the lane served, and be about to name it. If that does not end,
      * the place is the runtime's until this goes. */
-    if (pst__wait_aside(runtime, nobody_looks, &runtime->watchdog) == PST_OK) give_back(lane);
+    if (pst__wait_aside(runtime, nobody_visits, &runtime->watchdog) == PST_OK) give_back(lane);
     return PST_OK;
 }

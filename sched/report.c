@@ -237,6 +237,18 @@ static void append_launches(const pst_lane *lane, char *text, size_t size) {
     ck_spinlock_unlock(&runtime->lock);
 }
 
+void pst__report_last_launch(const pst_lane *lane, pst_recent *found) {
+    pst__logged_launch launch;
+    *found = (pst_recent){0};
+    ck_spinlock_lock(&lane->runtime->lock);
+    if (!pst__lane_is_gone(lane)) (void)snprintf(found->lane, sizeof found->lane, "%s", lane->name);
+    if (found->lane[0] != '\0' && read_launch(lane, 0, &launch)) {
+        found->ticket = launch.ticket;
+        (void)snprintf(found->task, sizeof found->task, "%s", launch.name);
+    }
+    ck_spinlock_unlock(&lane->runtime->lock);
+}
+
 size_t pst_runtime_recent(pst_runtime *runtime, pst_recent *launches, size_t capacity) {
     if (runtime == NULL || launches == NULL) return 0;
     pst__logged_launch launch;

@@ -13,6 +13,10 @@ pst_status pst__report_launch_timeout(const pst_launch *launch);
  * Returns PST_ETIMEDOUT. */
 pst_status pst__report_left_behind(pst_runtime *runtime);
 
+/* The lane's name, and its last launch of a task that has a name, if it has not gone. Any thread
+ * that owns no lane. */
+void pst__report_last_launch(const pst_lane *lane, pst_recent *found);
+
 /* What the question's task waits for, in words; without a node, what the first task of that launch
  * waits for that has not ended. Text of at most PST__CAUSE_BYTES; "" where all have ended. */
 #define PST__CAUSE_BYTES 512

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/heap.h"
 #include "sched/thread.h"
+#include "tracing/page.h"
 #include "tracing/trace.h"
 
 #include <ck_spinlock.h>
@@ -43,25 +44,27 @@ typedef struct pst__observers {
 
 /* See watchdog.h. */
 typedef struct pst__watchdog {
-    uint64_t interval_ns; /* between two looks; 0: there is none */
+    uint64_t interval_ns;   /* between two visits to the lanes; 0: there are none */
+    uint32_t visits_a_look; /* every so many of them is a look for what is overdue; 0: none is */
+    uint32_t visits;
     int poisons;
-    uint32_t is_looking; /* 1 while a thread looks: one at a time */
-    uint64_t next_look;  /* a pump's, pst__now() */
+    uint32_t is_visiting; /* 1 while a thread visits: one at a time */
+    uint64_t next_visit;  /* a pump's, pst__now() */
     uint64_t reports;
     pst__loop loop;
 } pst__watchdog;
 
 /* See flight.h. */
 typedef struct pst__long_wait pst__long_wait;
+typedef struct pst__followed pst__followed; /* a rank, and its page */
 typedef struct pst__flight {
     char *folder; /* where failures are written to; NULL: nowhere */
     char *name;
     int world_size;
-    int (*where)(void *context, int rank, char *text, size_t size, uint64_t *since);
-    void *where_context;
-    uint32_t is_writing; /* 1 while a thread writes: one at a time */
-    uint64_t written;    /* pst__now() when a failure was written last; that thread's */
-    ck_spinlock_t lock;  /* of the waits */
+    pst__followed *followed; /* in order of following; only added to, so readers take no lock */
+    uint32_t is_writing;     /* 1 while a thread writes: one at a time */
+    uint64_t written;        /* pst__now() when a failure was written last; that thread's */
+    ck_spinlock_t lock;      /* of the waits, and of who adds to `followed` */
     pst__long_wait *waits;
 } pst__flight;
 
@@ -69,6 +72,7 @@ struct pst_runtime {
     pst__heap heap;
     pst__error error;
     pst__trace *trace;
+    pst_page *page; /* NULL: none; the caller's */
     pst_device *host;
     pst_event *done_event; /* of the host device, never recorded: counts as done for ever */
     int rank;
@@ -112,6 +116,9 @@ static inline pst__error *pst__runtime_error(pst_runtime *runtime) {
 }
 static inline pst__trace *pst__runtime_trace(pst_runtime *runtime) {
     return runtime->trace;
+}
+static inline pst_page *pst__runtime_page(pst_runtime *runtime) {
+    return runtime->page; /* NULL: none */
 }
 static inline uint64_t pst__runtime_deadline(const pst_runtime *runtime) {
     return runtime->deadline_ns; /* 0: no limit */

@@ -3,6 +3,7 @@
 #include "sched/advance.h"
 #include "sched/order.h"
 #include "sched/trace.h"
+#include "tracing/profiler.h"
 
 /* Launches on a lane that has ever more of them, until what is done there is asked about: the
  * questions cost the device's driver more than a launch costs us. */
@@ -188,7 +189,9 @@ static pst_status wait_before(const pst__node *node, const pst_lane *lane) {
                                            : wait_cross_events(node, lane);
 }
 
-static pst_status call_launch(pst__advance *advance, pst__node *node) {
+/* Inlined, as each launch has it. */
+__attribute__((always_inline)) static inline pst_status call_launch(pst__advance *advance,
+                                                                    pst__node *node) {
     const pst_lane *lane = advance->lane;
     if (node->start == NULL) return PST_OK;
     const pst_work work = {node->start, node->detail == NULL ? NULL : node->detail->test,
@@ -198,6 +201,18 @@ static pst_status call_launch(pst__advance *advance, pst__node *node) {
     const pst_status status = lane->device->ops->launch(lane->device, lane->stream, &work);
     advance->call.node = NULL;
     return status;
+}
+
+static void pop(const char *const *name) {
+    (void)name;
+    pst__profiler_pop();
+}
+
+/* As a range of the calling thread, which ends also where the task leaves by unwinding. */
+static pst_status call_shown(pst__advance *advance, pst__node *node) {
+    __attribute__((cleanup(pop))) const char *const name = pst__node_name(node);
+    pst__profiler_push(name);
+    return call_launch(advance, node);
 }
 
 /* The device has it. Its event is recorded before successors may ask their streams to wait. */
@@ -242,6 +257,37 @@ static void forget_last_launch(pst__detail *detail, uint64_t begin) {
     if (detail->launched_at != begin) detail->launched_at = begin;
 }
 
+static inline void go_on(pst__advance *advance, pst__node *node, uint64_t number, pst_status status,
+                         pst__began began, uint64_t end) {
+    pst_lane *lane = advance->lane;
+    if (status == PST_PENDING &&
+        (lane->asynchronous || node->detail == NULL || node->detail->test == NULL))
+        status = PST_EINVAL;
+    if (status < 0) {
+        if (began.more & PST__TRACE_ALL) pst__hook_failed(lane, node);
+        pst__fail_node(advance, node, number, status, PST__ALL);
+    } else if (lane->asynchronous) {
+        launched_on_device(advance, node, number);
+    } else if (status == PST_PENDING) {
+        launched_pending(advance, node, number);
+    } else {
+        if (began.at != 0) pst__hook_done(lane, node, began.at, end);
+        pst__node_end(advance, node, number, PST__TASK_DONE, PST_OK, PST__ALL);
+    }
+}
+
+/* For who wants to know more of it. Not inlined, so that other launches do not pay for it. */
+__attribute__((noinline)) static void launch_observed(pst__advance *advance, pst__node *node,
+                                                      uint64_t number, pst__began began) {
+    const int is_traced = began.more & PST__TRACE_ALL;
+    if (is_traced) pst__hook_launching(advance->lane, node);
+    const pst_status status = (began.more & PST__TRACE_SHOWN) != 0 ? call_shown(advance, node)
+                                                                   : call_launch(advance, node);
+    const uint64_t end =
+        is_traced ? pst__hook_launched(advance->lane, node, number, began.at) : began.at;
+    go_on(advance, node, number, status, began, end);
+}
+
 static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
     pst_lane *lane = advance->lane;
     const pst__began began = pst__hook_begin(lane, node);
@@ -250,23 +296,10 @@ static void launch(pst__advance *advance, pst__node *node, uint64_t number) {
         forget_last_launch(node->detail, began.at);
         if (node->detail->name != NULL) log_launch(lane, node);
     }
-    if (began.is_full) pst__hook_launching(lane, node);
-    pst_status status = call_launch(advance, node);
-    const uint64_t end = began.is_full ? pst__hook_launched(lane, node, number, began.at) : 0;
-    if (status == PST_PENDING &&
-        (lane->asynchronous || node->detail == NULL || node->detail->test == NULL))
-        status = PST_EINVAL;
-    if (status < 0) {
-        if (began.is_full) pst__hook_failed(lane, node);
-        pst__fail_node(advance, node, number, status, PST__ALL);
-    } else if (lane->asynchronous) {
-        launched_on_device(advance, node, number);
-    } else if (status == PST_PENDING) {
-        launched_pending(advance, node, number);
-    } else {
-        if (began.at != 0) pst__hook_done(lane, node, began.at, end != 0 ? end : began.at);
-        pst__node_end(advance, node, number, PST__TASK_DONE, PST_OK, PST__ALL);
-    }
+    if (began.more == 0)
+        go_on(advance, node, number, call_launch(advance, node), began, began.at);
+    else
+        launch_observed(advance, node, number, began);
 }
 
 /* Launches the head of `queue`, the lane's own or its leader's, or ends it if it is not to run. 0

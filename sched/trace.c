@@ -2,6 +2,7 @@
 #include "sched/trace.h"
 
 #include "base/options.h"
+#include "tracing/profiler.h"
 
 #include <penstock/trace.h>
 
@@ -54,8 +55,19 @@ static const char *traced_path(const pst_lane *lane, pst__detail *detail) {
     return detail->traced_path;
 }
 
-void pst__hook_done(const pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end) {
+static void count_moved(pst__moved *moved, uint64_t bytes, uint64_t begin, uint64_t end) {
+    const uint64_t from = begin > moved->until ? begin : moved->until;
+    /* Relaxed: pairs with take_moved (post.c). */
+    pst__store_relaxed(&moved->ended, moved->ended + 1);
+    pst__store_relaxed(&moved->bytes, moved->bytes + bytes);
+    if (end <= from) return;
+    pst__store_relaxed(&moved->busy_ns, moved->busy_ns + (end - from));
+    moved->until = end;
+}
+
+void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end) {
     pst__detail *detail = node->detail;
+    if (detail != NULL && detail->bytes != 0) count_moved(&lane->moved, detail->bytes, begin, end);
     if (detail == NULL)
         pst__trace_slice(lane->track, "", begin, end, 0, 0);
     else
@@ -178,13 +190,19 @@ static pst__track *track_of(pst_runtime *runtime) {
     return pst__track_of_thread(runtime->trace);
 }
 
+static int is_shown(const pst_runtime *runtime) {
+    return runtime != NULL && (pst__trace_get_level(runtime->trace) & PST__TRACE_SHOWN) != 0;
+}
+
 void pst_trace_begin(pst_runtime *runtime, const char *name) {
     pst__track *track = track_of(runtime);
     if (track != NULL) pst__trace_mark_begin(track, name);
+    if (is_shown(runtime)) pst__profiler_push(name);
 }
 
 /* Without a track the thread's begin was not recorded: nothing is lost with the end. */
 void pst_trace_end(pst_runtime *runtime) {
+    if (is_shown(runtime)) pst__profiler_pop();
     if (runtime == NULL || !pst__trace_on(runtime->trace)) return;
     pst__track *track = pst__track_of_thread_if_any(runtime->trace);
     if (track != NULL) pst__trace_mark_end(track);

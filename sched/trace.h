@@ -7,18 +7,19 @@
 #include "base/clock.h"
 #include "sched/graph.h"
 
-/* The time when the node's launch begins. */
+/* The time when the node's launch begins, and who wants to know more of it. */
 typedef struct pst__began {
     uint64_t at; /* 0: nothing is recorded of it */
-    int is_full; /* the trace is started: all there is */
+    int more;    /* of PST__TRACE_ALL and PST__TRACE_SHOWN */
 } pst__began;
 
 static inline pst__began pst__hook_begin(const pst_lane *lane, const pst__node *node) {
     const int level = pst__trace_get_level(lane->runtime->trace);
-    const int is_wanted =
-        level == PST__TRACE_ALL ||
-        (level == PST__TRACE_FLIGHT && node->detail != NULL && node->detail->name != NULL);
-    return (pst__began){is_wanted ? pst__now() : 0, level == PST__TRACE_ALL};
+    const int is_named = node->detail != NULL && node->detail->name != NULL;
+    if (level == PST__TRACE_FLIGHT) return (pst__began){is_named ? pst__now() : 0, 0};
+    const int wanted = is_named ? level : level & PST__TRACE_ALL;
+    const int is_recorded = (wanted & (PST__TRACE_FLIGHT | PST__TRACE_ALL)) != 0;
+    return (pst__began){is_recorded ? pst__now() : 0, wanted & (PST__TRACE_ALL | PST__TRACE_SHOWN)};
 }
 
 /* The node is about to be launched: where the device has times, its stream records the beginning.
@@ -34,7 +35,7 @@ uint64_t pst__hook_launched(pst_lane *lane, const pst__node *node, uint64_t numb
 void pst__hook_failed(const pst_lane *lane, const pst__node *node);
 
 /* The node is done: a slice on the lane's track from `begin` to `end`. */
-void pst__hook_done(const pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end);
+void pst__hook_done(pst_lane *lane, const pst__node *node, uint64_t begin, uint64_t end);
 
 /* The same on an asynchronous device: from the device's beginning to its end where it tells times,
  * and the ends of edges are there then, too. */

@@ -2,15 +2,26 @@
 
 #include "base/clock.h"
 #include "sched/poison.h"
+#include "sched/post.h"
 #include "sched/report.h"
 
 #include <string.h>
 
-#define LOOKS 8u /* a task that is seen once more than that is overdue */
+#define LOOKS   8u         /* a task that is seen once more than that is overdue */
+#define POST_NS 250000000u /* at most so long between two posts of the lanes */
+
+/* Without a page each visit is a look. */
+static void set_intervals(pst__watchdog *watchdog, uint64_t watchdog_ns, int has_page) {
+    const uint64_t look_ns = watchdog_ns / LOOKS + (watchdog_ns % LOOKS != 0);
+    uint64_t visits = look_ns != 0;
+    if (has_page && look_ns > POST_NS) visits = (look_ns + POST_NS - 1) / POST_NS;
+    watchdog->visits_a_look = (uint32_t)(visits < UINT32_MAX ? visits : UINT32_MAX);
+    watchdog->interval_ns = visits != 0 ? look_ns / visits : has_page ? POST_NS : 0;
+}
 
 void pst__watchdog_init(pst_runtime *runtime, const pst_runtime_options *options) {
     pst__watchdog *watchdog = &runtime->watchdog;
-    watchdog->interval_ns = options->watchdog_ns / LOOKS + (options->watchdog_ns % LOOKS != 0);
+    set_intervals(watchdog, options->watchdog_ns, options->page != NULL);
     watchdog->poisons = options->watchdog_poisons;
     ck_ec_init(&watchdog->loop.park.count, 0);
 }
@@ -54,12 +65,9 @@ static int look_at(pst_lane *lane, char *text, size_t size) {
     return 1;
 }
 
-void pst__watchdog_look(pst_runtime *runtime) {
+static void look(pst_runtime *runtime) {
     pst__watchdog *watchdog = &runtime->watchdog;
     char text[PST__REPORT_BYTES];
-    uint32_t nobody = 0;
-    /* Acquires what the last one to look has released below. */
-    if (!pst__cas_acq_rel(&watchdog->is_looking, &nobody, 1)) return;
     for (pst_lane *lane = pst__runtime_lanes(runtime); lane != NULL; lane = lane->next) {
         if (!look_at(lane, text, sizeof text)) continue;
         /* The log hook is called when the lane is free again. */
@@ -68,19 +76,45 @@ void pst__watchdog_look(pst_runtime *runtime) {
         if (watchdog->poisons) pst_runtime_poison(runtime, PST_ETIMEDOUT, NULL);
     }
     pst__health_check(runtime);
-    pst__store_release(&watchdog->is_looking, 0); /* pairs with the exchange above */
+}
+
+/* ---- visits ----------------------------------------------------------------------------- */
+
+static int begin_visit(pst__watchdog *watchdog) {
+    uint32_t nobody = 0;
+    /* Acquires what the last one to visit has released in end_visit. */
+    return pst__cas_acq_rel(&watchdog->is_visiting, &nobody, 1);
+}
+
+static void end_visit(pst__watchdog *watchdog) {
+    pst__store_release(&watchdog->is_visiting, 0); /* pairs with the exchange in begin_visit */
+}
+
+void pst__watchdog_look(pst_runtime *runtime) {
+    if (!begin_visit(&runtime->watchdog)) return;
+    look(runtime);
+    end_visit(&runtime->watchdog);
+}
+
+static void visit(pst_runtime *runtime) {
+    pst__watchdog *watchdog = &runtime->watchdog;
+    if (!begin_visit(watchdog)) return;
+    if (runtime->page != NULL) pst__post_lanes(runtime);
+    if (watchdog->visits_a_look != 0 && ++watchdog->visits % watchdog->visits_a_look == 0)
+        look(runtime);
+    end_visit(watchdog);
 }
 
 void pst__watchdog_pump(pst_runtime *runtime) {
     pst__watchdog *watchdog = &runtime->watchdog;
-    /* Relaxed: a thread that starts now looks once too often. */
+    /* Relaxed: a thread that starts now visits once too often. */
     if (watchdog->interval_ns == 0 || pst__load_relaxed(&watchdog->loop.has_thread)) return;
     const uint64_t now = pst__now();
-    uint64_t next = pst__load_relaxed(&watchdog->next_look);
-    /* One of the threads that find a look due takes it. Acquire-release only because it is one
-     * operation for all: `is_looking` orders the looks. */
-    if (now >= next && pst__cas_acq_rel(&watchdog->next_look, &next, now + watchdog->interval_ns))
-        pst__watchdog_look(runtime);
+    uint64_t next = pst__load_relaxed(&watchdog->next_visit);
+    /* One of the threads that find a visit due takes it. Acquire-release only because it is one
+     * operation for all: `is_visiting` orders the visits. */
+    if (now >= next && pst__cas_acq_rel(&watchdog->next_visit, &next, now + watchdog->interval_ns))
+        visit(runtime);
 }
 
 /* ---- the thread ------------------------------------------------------------------------ */
@@ -93,7 +127,7 @@ static void *run(void *argument) {
         /* Acquire: pairs with the release in pst__loop_stop. */
         if (pst__load_acquire(&watchdog->loop.stop)) break;
         pst__park_wait(&watchdog->loop.park, count, watchdog->interval_ns);
-        pst__watchdog_look(runtime);
+        visit(runtime);
     }
     pst__loop_leave(&watchdog->loop, runtime);
     return NULL;

@@ -1,6 +1,7 @@
 /* The watchdog looks at each lane's oldest launched task at intervals and reports one that is the
  * oldest for too many looks. It counts looks and not time, so that a process that was stopped for a
- * while is not at fault. */
+ * while is not at fault. Where the runtime has a page, its thread visits the lanes more often, to
+ * post what is on them; then every so many visits are a look. */
 #ifndef PST_SCHED_WATCHDOG_H
 #define PST_SCHED_WATCHDOG_H
 
@@ -15,7 +16,7 @@ pst_status pst__watchdog_start(pst_runtime *runtime);
 /* One look at all lanes, and the health checks, unless another thread looks just now. The caller
  * owns no lane. */
 void pst__watchdog_look(pst_runtime *runtime);
-/* The same for threads that pump or wait, when the watchdog has no thread and a look is due. */
+/* A visit, for threads that pump or wait, when the watchdog has no thread and one is due. */
 void pst__watchdog_pump(pst_runtime *runtime);
 
 #endif

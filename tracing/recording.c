@@ -5,6 +5,7 @@
 #include "base/hash.h"
 #include "tracing/state.h"
 
+#include <penstock/trace.h>
 #include <string.h>
 
 #define DEFAULT_RECORDS 65536u
@@ -82,8 +83,10 @@ static pst__moment moment_now(void) {
     return (pst__moment){.real = pst__clock_read(CLOCK_REALTIME), .now = pst__now()};
 }
 
-static int level_without_recording(const pst__trace *trace) {
-    return trace->tapes[PST__TAPE_FLIGHT].capacity == 0 ? PST__TRACE_NOTHING : PST__TRACE_FLIGHT;
+/* `recording` is PST__TRACE_ALL within one, else 0. */
+static int level_of(const pst__trace *trace, int recording) {
+    const int kept = trace->tapes[PST__TAPE_FLIGHT].capacity == 0 ? 0 : PST__TRACE_FLIGHT;
+    return (recording != 0 ? recording : kept) | (trace->level & PST__TRACE_SHOWN);
 }
 
 pst_status pst__trace_create(const pst__heap *heap, pst__error *error, int rank, int world_size,
@@ -99,7 +102,8 @@ pst_status pst__trace_create(const pst__heap *heap, pst__error *error, int rank,
         ring_capacity(records == 0 ? DEFAULT_RECORDS : records);
     if (flight_records != 0) made->tapes[PST__TAPE_FLIGHT].capacity = ring_capacity(flight_records);
     made->made = moment_now();
-    made->level = level_without_recording(made);
+    made->level = pst_profiler_is_attached() ? PST__TRACE_SHOWN : 0;
+    made->level = level_of(made, 0);
     if (pthread_key_create(&made->key, NULL) != 0) goto fail_key;
     if (pthread_mutex_init(&made->lock, NULL) != 0) goto fail_lock;
     if (pthread_mutex_init(&made->names.lock, NULL) != 0) goto fail_names;
@@ -160,7 +164,7 @@ static void take_tape(pst__trace *trace, pst__tape_kind kind) {
 }
 
 static pst_status start_locked(pst__trace *trace) {
-    if (trace->level == PST__TRACE_ALL)
+    if (pst__trace_on(trace))
         return pst__fail(trace->error, PST_ESTATE,
                          "rank %d: the trace is recording already; stop it first", trace->rank);
     forget_records(trace);
@@ -171,7 +175,7 @@ static pst_status start_locked(pst__trace *trace) {
     trace->begin = moment_now();
     take_tape(trace, PST__TAPE_RECORDING);
     /* Partner: the acquire in pst__trace_get_level; who sees it sees the rings. */
-    pst__store_release(&trace->level, PST__TRACE_ALL);
+    pst__store_release(&trace->level, level_of(trace, PST__TRACE_ALL));
     return PST_OK;
 }
 
@@ -184,10 +188,10 @@ pst_status pst__trace_start(pst__trace *trace) {
 
 pst_status pst__trace_stop(pst__trace *trace) {
     (void)pthread_mutex_lock(&trace->lock);
-    const int was_on = trace->level == PST__TRACE_ALL;
+    const int was_on = pst__trace_on(trace);
     /* Partner: pst__trace_get_level. Nothing hangs on the order: a thread that has just looked may
      * still push a record, and rings stay valid for it. */
-    pst__store_release(&trace->level, level_without_recording(trace));
+    pst__store_release(&trace->level, level_of(trace, 0));
     take_tape(trace, PST__TAPE_FLIGHT);
     (void)pthread_mutex_unlock(&trace->lock);
     if (was_on) return PST_OK;

@@ -74,11 +74,11 @@ pst__track *pst__track_of_thread_if_any(pst__trace *trace);
 /* Makes `track` the calling thread's own: what pst__track_of_thread returns on it. PST_ENOMEM. */
 pst_status pst__track_bind(pst__track *track);
 
-/* What is recorded now. */
+/* What is done with what happens now: a sum of these, 0 for nothing. */
 typedef enum pst__trace_level {
-    PST__TRACE_NOTHING = 0,
-    PST__TRACE_FLIGHT, /* the flight record */
-    PST__TRACE_ALL,    /* what there is: the trace is started */
+    PST__TRACE_FLIGHT = 1, /* the flight record is kept */
+    PST__TRACE_ALL = 2,    /* what there is is recorded: the trace is started */
+    PST__TRACE_SHOWN = 4,  /* a profiler is shown tasks and marks as they begin and end */
 } pst__trace_level;
 
 /* The one load that tracing costs when nothing is recorded. The word is the first of a trace, so
@@ -89,11 +89,11 @@ static inline int pst__trace_get_level(const pst__trace *trace) {
 }
 /* Whether the trace is started. */
 static inline int pst__trace_on(const pst__trace *trace) {
-    return pst__trace_get_level(trace) == PST__TRACE_ALL;
+    return (pst__trace_get_level(trace) & PST__TRACE_ALL) != 0;
 }
 /* Whether anything is recorded. */
 static inline int pst__trace_keeps(const pst__trace *trace) {
-    return pst__trace_get_level(trace) != PST__TRACE_NOTHING;
+    return (pst__trace_get_level(trace) & (PST__TRACE_FLIGHT | PST__TRACE_ALL)) != 0;
 }
 
 /* Records; the caller has checked pst__trace_on, or pst__trace_keeps where `name` lives as long as

@@ -30,9 +30,9 @@ void pst__track_take(pst__track *track, pst__tape_kind kind) {
 static pst_status prepare_all(pst__track *track) {
     const pst__trace *trace = track->trace;
     pst_status status = PST_OK;
-    if (trace->level != PST__TRACE_NOTHING && trace->tapes[PST__TAPE_FLIGHT].capacity != 0)
+    if (trace->tapes[PST__TAPE_FLIGHT].capacity != 0)
         status = pst__track_prepare(track, PST__TAPE_FLIGHT);
-    if (status == PST_OK && trace->level == PST__TRACE_ALL)
+    if (status == PST_OK && pst__trace_on(trace))
         status = pst__track_prepare(track, PST__TAPE_RECORDING);
     pst__track_take(track, PST__TAPE_FLIGHT);
     pst__track_take(track, PST__TAPE_RECORDING);

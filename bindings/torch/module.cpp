@@ -56,10 +56,29 @@ py::dict stats_dict(const pst_zero_stats &stats) {
     return result;
 }
 
+// What a profiler shows of the training: see _phases.py.
+void bind_profiler(py::module_ &module) {
+    module.def("is_profiled", [] { return pst_profiler_is_attached() != 0; });
+    module.def("begin_range", &pst_profiler_begin);
+    module.def("end_range", &pst_profiler_end);
+}
+
+void bind_pages(py::module_ &module) {
+    py::class_<Page>(module, "Page", py::buffer_protocol())
+        .def(py::init<>())
+        .def_property_readonly("descriptor", &Page::descriptor)
+        .def_property_readonly("count", &Page::count)
+        .def("describe", [](const Page &page) { return to_python(page.describe()); })
+        .def("name_units", &Page::name_units)
+        .def("reach", &Page::reach)
+        .def_buffer([](Page &page) {
+            return py::buffer_info(reinterpret_cast<uint8_t *>(page.get()), PST_PAGE_BYTES);
+        });
+    module.def("describe_page",
+               [](const py::buffer &buffer) { return to_python(describe_page(buffer)); });
+}
+
 void bind_runtime(py::module_ &module) {
-    py::class_<Places, std::shared_ptr<Places>>(module, "Places")
-        .def(py::init<std::vector<std::string>, std::vector<std::string>>())
-        .def("describe", &Places::describe);
     py::class_<Runtime, std::shared_ptr<Runtime>>(module, "Runtime")
         .def(py::init(&make_own<Runtime, const std::string &, int, int, double, at::Device,
                                 uintptr_t, py::object>),
@@ -272,6 +291,8 @@ PYBIND11_MODULE(_C, module) {
     module.doc() = "Penstock's ZeRO engine over libtorch; use the package `penstock`.";
     module.attr("__version__") = PENSTOCK_VERSION;
     py::register_exception_translator(&translate_error);
+    bind_profiler(module);
+    bind_pages(module);
     bind_runtime(module);
     bind_layouts(module);
     bind_plans(module);

@@ -6,7 +6,6 @@
 #include <penstock/cuda.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <tuple>
 #include <unistd.h>
 #include <vector>
@@ -23,6 +22,13 @@ void set_watchdog(pst_runtime_options &options, bool on_gpu) {
     options.watchdog_poisons = on_gpu;
     options.watchdog_ns =
         on_gpu ? options.deadline_ns : std::min(options.deadline_ns / 4, longest_watch_ns);
+}
+
+// The roll keeps it.
+pst_page *page_of(const pybind11::object &roll) {
+    const pybind11::gil_scoped_acquire gil;
+    const auto buffer = roll.attr("page").cast<pybind11::buffer>();
+    return static_cast<pst_page *>(buffer.request(true).ptr);
 }
 
 } // namespace
@@ -47,10 +53,7 @@ Runtime::Runtime(const std::string &name, int rank, int world_size, double deadl
     };
     options.waiting_context = this;
     options.dump_name = name.c_str();
-    options.where = [](void *self, int rank, char *text, size_t size, uint64_t *since) {
-        return static_cast<const Runtime *>(self)->where(rank, text, size, since);
-    };
-    options.where_context = this;
+    options.page = page_of(roll_);
     pst_status status = pst_runtime_create(&options, &runtime_);
     if (status != PST_OK)
         throw StatusError{status, std::string("no runtime: ") + pst_status_text(status)};
@@ -118,7 +121,7 @@ Runtime::~Runtime() {
         error.discard_as_unraisable("penstock's log");
     }
     roll_ = pybind11::object();
-    followed_.reset();
+    followed_.clear();
 }
 
 void Runtime::check_process(const std::string &what) const {
@@ -137,35 +140,11 @@ pst_runtime *Runtime::open() {
 
 // ---- the flight record ------------------------------------------------------------------------
 
-void Runtime::follow(std::shared_ptr<Places> places, const pybind11::dict &pages) {
-    if (followed_) throw StatusError{PST_ESTATE, "the places of this runtime are known already"};
-    auto followed = std::make_unique<Followed>();
-    followed->places = std::move(places);
+void Runtime::follow(const pybind11::dict &pages) {
     for (const auto &[rank, page] : pages) {
-        const auto [words, pid] = page.cast<std::pair<pybind11::buffer, int64_t>>();
-        pybind11::buffer_info info = words.request();
-        if (info.size * info.itemsize < static_cast<ssize_t>(3 * sizeof(uint64_t)))
-            throw StatusError{PST_EINVAL, "a page of places is too small: give three numbers"};
-        followed->pages[rank.cast<int>()] = {static_cast<const uint64_t *>(info.ptr), pid};
-        followed->buffers.push_back(std::move(info));
-    }
-    followed_ = std::move(followed);
-    known_.store(followed_.get(), std::memory_order_release); // pairs with the acquire in where
-}
-
-// On any thread, without the interpreter.
-int Runtime::where(int rank, char *text, size_t size, uint64_t *since) const noexcept {
-    const Followed *followed =
-        known_.load(std::memory_order_acquire); // pairs with the release above
-    if (followed == nullptr) return 0;
-    try {
-        const auto found = followed->pages.find(rank);
-        if (found == followed->pages.end()) return 0;
-        (void)snprintf(text, size, "%s",
-                       describe_page(*followed->places, found->second, since).c_str());
-        return 1;
-    } catch (const std::exception &) { // no memory
-        return 0;
+        pybind11::buffer_info info = page.cast<pybind11::buffer>().request();
+        check(pst_runtime_follow(open(), rank.cast<int>(), page_in(info)));
+        followed_.push_back(std::move(info));
     }
 }
 

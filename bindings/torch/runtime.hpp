@@ -2,7 +2,7 @@
 #pragma once
 
 #include "log.hpp"
-#include "places.hpp"
+#include "page.hpp"
 #include "process.hpp"
 #include "status.hpp"
 
@@ -12,10 +12,8 @@
 #include <c10/core/Device.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <atomic>
 #include <cstdint>
 #include <exception>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -28,7 +26,8 @@ class Runtime {
   public:
     // `stream`: on a GPU the native handle of the stream to train on (0: the default stream).
     // `name`: with which the files of its flight record begin, the same on all ranks and another
-    // one than of other engines. `roll`: a penstock._roll.Roll, which learns of waits and failures.
+    // one than of other engines. `roll`: a penstock._roll.Roll, which learns of waits and failures,
+    // and has this rank's page.
     Runtime(const std::string &name, int rank, int world_size, double deadline_seconds,
             c10::Device device, uintptr_t stream, pybind11::object roll);
     ~Runtime();
@@ -67,9 +66,8 @@ class Runtime {
     // the runtime's text of what happened; where the runtime has failed, with what is known of
     // other ranks. Hands on what the library has logged.
     void check(pst_status status);
-    // Has the flight record say where ranks are: `pages` has buffers of three numbers and process
-    // ids (Page), by rank. Once.
-    void follow(std::shared_ptr<Places> places, const pybind11::dict &pages);
+    // Has the flight record say where other ranks are: `pages` has theirs, mapped, by rank.
+    void follow(const pybind11::dict &pages);
     void trace_start();
     void trace_stop();
     void trace_write(const std::string &path, uint64_t most_bytes);
@@ -77,7 +75,6 @@ class Runtime {
 
   private:
     void open_gpu(uintptr_t stream);
-    int where(int rank, char *text, size_t size, uint64_t *since) const noexcept;
     void end() noexcept;
     pst_runtime *open();
     void on_waiting(const pst_waiting &waiting);
@@ -93,17 +90,10 @@ class Runtime {
 
     const Process home_;
     const int64_t pid_;
-    struct Followed {
-        std::shared_ptr<Places> places;
-        std::map<int, Page> pages;
-        std::vector<pybind11::buffer_info> buffers; // that keep the pages
-    };
-
     pybind11::object roll_;
-    std::unique_ptr<Followed> followed_;
-    std::atomic<const Followed *> known_{nullptr}; // the same, once it is whole
-    std::unique_ptr<Log> log_;                     // outlives `runtime_`
-    std::exception_ptr raised_;                    // by a signal's handler, in a wait
+    std::vector<pybind11::buffer_info> followed_; // that keep other ranks' pages
+    std::unique_ptr<Log> log_;                    // outlives `runtime_`
+    std::exception_ptr raised_;                   // by a signal's handler, in a wait
     bool ignores_signals_ = false;
     std::string lost_; // what is known of the failure, once it was asked
 };

@@ -15,6 +15,7 @@
 #include <penstock/nccl.h>
 #include <penstock/offload.h>
 #include <penstock/optim.h>
+#include <penstock/page.h>
 #include <penstock/partition.h>
 #include <penstock/runtime.h>
 #include <penstock/status.h>

@@ -9,6 +9,7 @@
 #define PENSTOCK_RUNTIME_H
 
 #include <penstock/device.h>
+#include <penstock/page.h>
 #include <penstock/status.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -75,12 +76,9 @@ typedef struct pst_runtime_options {
      * which the names of the files begin; NULL: "penstock". The runtimes of one job have one name,
      * and another one than those of other jobs and of others in the process. Both are copied. */
     const char *dump_folder, *dump_name;
-    /* NULL: none. Called while a record is written, on any thread, without locks, for each rank
-     * from 0 to world_size - 1: writes where the program of that rank is, in its words, and since
-     * when in nanoseconds of CLOCK_MONOTONIC (0: not known). 0: it is not known where. Does not
-     * block or call this library. */
-    int (*where)(void *context, int rank, char *text, size_t size, uint64_t *since);
-    void *where_context;
+    /* NULL: none. The page that this runtime shows its lanes on, and engines on it their figures;
+     * it bears dump_name and the rank. Borrowed: it lives until the runtime is destroyed. */
+    pst_page *page;
 } pst_runtime_options;
 
 /* Creates a runtime with its host device; options may be NULL. On error nothing is left to destroy
@@ -184,6 +182,11 @@ typedef struct pst_runtime_stats {
 
 /* Since the runtime was created. Any thread, never blocks. */
 PST_API void pst_runtime_get_stats(const pst_runtime *runtime, pst_runtime_stats *stats);
+
+/* Has the flight record say where another rank is, by its page, mapped from its process (page.h),
+ * which stays mapped until the runtime is destroyed. Once a rank. PST_EINVAL: there is no such
+ * rank; PST_ENOMEM. Any thread. */
+PST_API pst_status pst_runtime_follow(pst_runtime *runtime, int rank, const pst_page *page);
 
 /* A launch of a task that has a name; names are cut. */
 typedef struct pst_recent {

@@ -18,11 +18,11 @@ extern "C" {
  *
  * A file of it (a dump) is a trace as pst_trace_write's, of what is newest, and has in its head
  * what the runtime has under way: unfinished tasks, waits, closed gates, the last launches of each
- * lane and where the program is (pst_runtime_options.where). It is written when the runtime is
- * poisoned, before anything is canceled, and when a wait passes its deadline, if there is a folder
- * for it (pst_runtime_options.dump_folder, PENSTOCK_DUMP), no more than once a second; and by this
- * call. A rank has one file, folder/NAME-rankN.json, which is replaced as a whole. `python -m
- * penstock.trace hang FOLDER` reads the files of all ranks.
+ * lane and where ranks are (pst_runtime_options.page, pst_runtime_follow). It is written when the
+ * runtime is poisoned, before anything is canceled, and when a wait passes its deadline, if there
+ * is a folder for it (pst_runtime_options.dump_folder, PENSTOCK_DUMP), no more than once a second;
+ * and by this call. A rank has one file, folder/NAME-rankN.json, which is replaced as a whole.
+ * `python -m penstock.trace hang FOLDER` reads the files of all ranks.
  *
  * `folder` is made if it is not there; NULL: that of the options. `cause` and `reason` (NULL: none)
  * stand in the file. Writes its path to `path`, cut at `size`, unless that is NULL. Any thread,
@@ -74,12 +74,13 @@ typedef struct pst_trace_stats {
 } pst_trace_stats;
 PST_API void pst_trace_get_stats(const pst_runtime *runtime, pst_trace_stats *stats);
 
-/* The caller's own marks on the calling thread's track: slices from begin to end, which nest, and
- * numbers over time. `name` must be a string that lives until the trace is written. Nested deeper
- * than 32 the inner ones are left out; an end without its begin is ignored. Without a started trace
- * they cost a branch. Any thread. They never block but for a thread's first mark, which allocates
- * its ring and may wait for a copy of the others' that is being made; while 64 other threads have
- * one, the thread's marks are lost, and each pair counts once. */
+/* The caller's own marks on the calling thread's track, and for a profiler, if one is attached:
+ * slices from begin to end, which nest, and numbers over time. `name` must be a string that lives
+ * until the trace is written. Nested deeper than 32 the inner ones are left out; an end without its
+ * begin is ignored. Without a started trace they cost a branch. Any thread. They never block but
+ * for a thread's first mark, which allocates its ring and may wait for a copy of the others' that
+ * is being made; while 64 other threads have one, the thread's marks are lost, and each pair counts
+ * once. */
 PST_API void pst_trace_begin(pst_runtime *runtime, const char *name);
 PST_API void pst_trace_end(pst_runtime *runtime);
 PST_API void pst_trace_counter(pst_runtime *runtime, const char *name, int64_t value);
@@ -88,6 +89,17 @@ PST_API void pst_trace_counter(pst_runtime *runtime, const char *name, int64_t v
  * fails half-way leaves none open; on the calling thread's track, whichever thread began it. `name`
  * is copied: a lookup under a lock. Else as the marks. */
 PST_API void pst_trace_slice(pst_runtime *runtime, const char *name, uint64_t begin, uint64_t end);
+
+/* A profiler that NVTX attaches to the process, as Nsight Systems does (NVTX_INJECTION64_PATH), is
+ * shown ranges of the domain "penstock" while they last: of the calling thread, the launch of each
+ * task that has a name, and the caller's marks, also while no trace is started; of the process,
+ * these. Nothing is loaded without that variable, and nobody is there where the library was built
+ * without NVTX's headers. Any thread. */
+PST_API int pst_profiler_is_attached(void);
+/* Begins a range of the process; any thread ends it by the number that this returns. 0, and no
+ * name is looked at, where no profiler is attached; to end that does nothing. */
+PST_API uint64_t pst_profiler_begin(const char *name);
+PST_API void pst_profiler_end(uint64_t range);
 
 #ifdef __cplusplus
 }

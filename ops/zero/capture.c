@@ -60,5 +60,6 @@ pst_status pst_zero_after_graph(pst_zero *engine) {
     if (status != PST_OK) return status;
     pst__clock_end(&engine->graphs, engine->carrier.compute);
     mark_stale(engine);
+    pst__zero_post(engine);
     return pst__carrier_give_up(&engine->carrier, pst__carrier_after_graph(&engine->carrier));
 }

@@ -211,6 +211,9 @@ struct pst_zero {
 #define PST__NO_GROUP UINT32_MAX
 
 /* ---- zero.c ---------------------------------------------------------------------------------- */
+/* Writes the engine's figures to the runtime's page, if it has one. */
+void pst__zero_post(pst_zero *engine);
+
 /* PST_EINVAL for an unknown group, PST_ESTATE before seal, the runtime's own error. */
 pst_status pst__zero_check(pst_zero *engine, uint32_t group);
 #define pst__zero_fail(engine, status, format, ...)                                                \

@@ -188,6 +188,7 @@ pst_status pst_zero_end_forward(pst_zero *engine) {
     status = pass->grad ? pst__gather_wait_all(engine) : pst__gather_settle(engine);
     if (status == PST_OK) status = pst__gather_guard_shards(engine);
     end_replay(engine, status, pass->path, PST__PROGRAM_FORWARD);
+    pst__zero_post(engine);
     return status == PST_OK && !pass->grad ? pst__record_complete(engine, 0) : status;
 }
 
@@ -269,5 +270,6 @@ pst_status pst_zero_end_backward(pst_zero *engine) {
     pass->after_reduce |= pass->reduce;
     if (pass->reduce) engine->is_steady = pass->backward_path != NULL && is_regular;
     engine->stats.backwards++;
+    pst__zero_post(engine);
     return status == PST_OK ? pst__record_complete(engine, 1) : status;
 }

@@ -183,6 +183,37 @@ static size_t reserved_by(const pst_arena *arena) {
     return stats.reserved;
 }
 
+static size_t shard_bytes(const pst_zero *engine) {
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < engine->group_count; i++)
+        bytes += engine->groups[i].layout.shard_elements * engine->groups[i].layout.element_bytes;
+    return bytes;
+}
+
+void pst__zero_post(pst_zero *engine) {
+    pst_page *page = pst__runtime_page(engine->carrier.runtime);
+    if (page == NULL) return;
+    pst_zero_stats stats = {.size = sizeof stats};
+    pst_zero_get_stats(engine, &stats);
+    const pst_page_engine figures = {
+        .passes = stats.forwards + stats.backwards,
+        .gathers = stats.gathers,
+        .gather_bytes = stats.gather_bytes,
+        .reduces = stats.reduces,
+        .reduce_bytes = stats.reduce_bytes,
+        .all_reduces = stats.all_reduces,
+        .all_reduce_bytes = stats.all_reduce_bytes,
+        .exposed_ns = stats.exposed_ns,
+        .stalled_ns = stats.device_gather_ns + stats.device_reduce_ns,
+        .timed_waits = stats.timed_waits,
+        .untimed_waits = stats.untimed_waits,
+        .shard_bytes = shard_bytes(engine),
+        .gathered_bytes = stats.arena_reserved,
+        .bucket_bytes = stats.sources_reserved + stats.staging_reserved,
+    };
+    pst__page_post(page, &figures);
+}
+
 void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *given) {
     pst__stalls_collect(&engine->carrier.stalls);
     pst_zero_stats stats = engine->stats;

@@ -13,7 +13,6 @@ import pytest
 import torch.distributed as dist
 from equality import sgd, world
 from models import Net, loss_of, make
-from penstock._page import Page, open_page
 from test_processes import listen, store
 from torch import nn
 
@@ -115,23 +114,6 @@ def drop_a_model():
 
 def test_a_beat_keeps_no_model(worlds):
     assert worlds(2).run(drop_a_model) == [False, False]
-
-
-def read_a_page():
-    """Read this process's page as another one does; it has no descriptor left when it ends."""
-    gc.collect()
-    before = sorted(os.listdir("/proc/self/fd"))
-    page = Page(is_shared=True)
-    seen = open_page(os.getpid(), page.descriptor)
-    page.words[1] = 5
-    found = seen[1], open_page(os.getpid(), -1)
-    del page, seen
-    gc.collect()
-    return found, sorted(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_page_shows_what_is_written_later_and_leaves_nothing():
-    assert read_a_page() == ((5, None), True)
 
 
 # ---- what the others say ------------------------------------------------------------------------

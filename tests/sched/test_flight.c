@@ -11,17 +11,10 @@
 
 typedef struct flown {
     char folder[96];
+    pst_page *page;
     pst_runtime *runtime;
     pst_lane *lane;
 } flown;
-
-static int say_where(void *context, int rank, char *text, size_t size, uint64_t *since) {
-    (void)context;
-    if (rank != 3) return 0;
-    *since = 1;
-    (void)snprintf(text, size, "in 'blocks.1'");
-    return 1;
-}
 
 static void open_flown_as(flown *flown, int rank, const char *folder, size_t records) {
     const pst_runtime_options options = {.size = sizeof options,
@@ -32,7 +25,7 @@ static void open_flown_as(flown *flown, int rank, const char *folder, size_t rec
                                          .flight_records = records,
                                          .dump_folder = folder,
                                          .dump_name = "run",
-                                         .where = say_where};
+                                         .page = flown->page};
     assert_ok(pst_runtime_create(&options, &flown->runtime));
     flown->lane = open_lane_in_order(flown->runtime, "gather", PST_LANE_PUMPED);
 }
@@ -102,13 +95,34 @@ static void it_has_tasks_with_a_name_without_a_trace(void **state) {
     char *text = take_file(&flown, 3);
     assert_has(text, "\"Collective name\":\"blocks.0\",\"Seq\":54", "\"cause\":\"request\"",
                "\"reason\":\"why\"", "{\"task\":\"blocks.0\",\"lane\":\"gather\",\"ticket\":54}",
-               "\"places\":[{\"rank\":3,\"place\":\"in 'blocks.1'\",\"age_ns\":", "\"tasks\":[]",
-               "\"records\":1,");
+               "\"places\":[]", "\"tasks\":[]", "\"records\":1,");
     free(text);
     pst_trace_stats stats = {.size = sizeof stats};
     pst_trace_get_stats(flown.runtime, &stats);
     assert_int_equal(stats.records, 0);
     close_flown(&flown);
+}
+
+static void it_says_where_ranks_are_by_their_pages(void **state) {
+    (void)state;
+    flown flown = open_flown();
+    pst_runtime_destroy(flown.runtime);
+    pst_page *other;
+    assert_ok(pst_page_create(&flown.page));
+    assert_ok(pst_page_create(&other));
+    open_flown_as(&flown, 3, flown.folder, 0);
+    assert_string_equal(flown.page->job, "run");
+    assert_ok(pst_runtime_follow(flown.runtime, 1, other));
+    assert_status(pst_runtime_follow(flown.runtime, 4, other), PST_EINVAL);
+    assert_status(pst_runtime_follow(flown.runtime, 1, NULL), PST_EINVAL);
+    pst_page_reach(flown.page, 2, 0, PST_PHASE_FORWARD, 1);
+    assert_ok(pst_trace_dump(flown.runtime, NULL, PST_DUMP_REQUEST, NULL, NULL, 0));
+    assert_dump(&flown,
+                "\"places\":[{\"rank\":3,\"place\":\"behind the forward (step 2)\",\"age_ns\":",
+                "{\"rank\":1,\"place\":\"before the first forward\"}]");
+    close_flown(&flown);
+    pst_page_destroy(flown.page);
+    pst_page_destroy(other);
 }
 
 static void without_a_record_it_has_what_is_under_way(void **state) {
@@ -317,6 +331,7 @@ static void it_is_written_while_everything_changes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_has_tasks_with_a_name_without_a_trace),
+        cmocka_unit_test(it_says_where_ranks_are_by_their_pages),
         cmocka_unit_test(without_a_record_it_has_what_is_under_way),
         cmocka_unit_test(a_gate_that_is_never_opened_is_named),
         cmocka_unit_test(a_poison_writes_it_before_anything_is_canceled),

@@ -106,7 +106,7 @@ class Engine:
         self.read: list[Unit] = []  # held because the root's forward, which runs, has read them
         self.sync = True  # whether backwards reduce
         self.broken_backwards = 0
-        self.phases = Phases(units, world.roll.page.words)
+        self.phases = Phases(units, world.roll.page)
         self.is_captured = False  # what runs becomes a part of a CUDA graph
         self._gradients_before: dict[int, bool] = {}  # by address: whether it may add to them
         self.has_added = False  # to one of them, in the latest capture
@@ -119,8 +119,8 @@ class Engine:
         self._structure = Structure(model, is_sharded)
         self._ids = {id(p.sharded) for p in self._parameters}
         self.whole_ids = {id(p.full) for p in self._parameters}
-        world.roll.follow(self.phases.where, self.phases.describe)
-        runtime.follow(self.phases.places, world.roll.pages())
+        world.roll.follow(self.phases.where)
+        runtime.follow(world.roll.pages)
         model.__dict__[_ATTRIBUTE] = self
         if keeping is not None:
             keeping.attach(self)
@@ -135,10 +135,8 @@ class Engine:
         return self._parameters
 
     def gradient_addresses(self) -> list[int | None]:
-        """Return where each parameter's gradient lies; None: it has none.
-
-        That of the storage, which ranks without rows of a parameter have as well.
-        """
+        """Return where the storage of each parameter's gradient lies; None: it has none."""
+        # Ranks without rows of a parameter have a storage as well.
         gradients = [parameter.sharded.grad for parameter in self._parameters]
         return [
             None if gradient is None else local_of(gradient).untyped_storage().data_ptr()
@@ -303,7 +301,7 @@ class Engine:
             self.native.destroy()
             self.runtime.destroy()
             self.runtime, self.native = open_native(self.name, self.options, self.world, self.units)
-            self.runtime.follow(self.phases.places, self.world.roll.pages())
+            self.runtime.follow(self.world.roll.pages)
             for group in self.groups():
                 move_shard(self.native, group)
             for unit in self.units:
@@ -367,6 +365,7 @@ class Engine:
         if self.closed:
             return
         self.closed = True
+        self.phases.close()
         self.backward.break_off()
         for unit in self.units:
             unit.reset()

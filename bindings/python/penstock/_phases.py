@@ -10,12 +10,15 @@ import torch
 from penstock import _C
 from penstock._units import Unit
 
-_KINDS = ("", "forward", "recompute", "backward", "optimizer", "captured step")
+_KINDS = ("", "forward", "recompute", "backward", "optimizer", "captured step")  # by pst_phase
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class Phases:
     """What the training thread does: known to whoever asks, and told to a runtime's trace, if any.
+
+    A profiler that is attached to the process is shown it as it begins and ends; a step to where
+    the next one begins.
 
     A slice is written when it ends, so that a pass that fails leaves none open.
 
@@ -23,15 +26,15 @@ class Phases:
     ----------
     units : list of Unit
         The root first, whose forward is the model's.
-    words : memoryview
-        Those of a `Page`: where the training is.
+    page : Page
+        Of this rank: says to others where the training is.
     """
 
-    def __init__(self, units: list[Unit], words: memoryview) -> None:
+    def __init__(self, units: list[Unit], page: _C.Page) -> None:
         self._root = units[0]
-        self.places = _C.Places(_KINDS, [unit.name for unit in units])
         self._numbers: dict[Unit | None, int] = {unit: i for i, unit in enumerate(units)}
-        self._words = words
+        self._page = page
+        page.name_units([unit.name for unit in units])
         self._unit: Unit | None = None  # of the place
         self._number = 0  # of the step
         self._has_stepped = False  # an optimizer, in it
@@ -42,6 +45,8 @@ class Phases:
         self._step_ended: int | None = None  # when an optimizer has stepped last
         self._stepped: set[int] = set()  # parameters, by id, since the step began
         self._steer: Callable[[int, bool], None]
+        self._is_shown = _C.is_profiled()
+        self._ranges: dict[tuple[str, Unit | None], int] = {}  # that a profiler shows
 
     @property
     def is_on(self) -> bool:
@@ -50,19 +55,12 @@ class Phases:
 
     def where(self) -> tuple[int, str]:
         """Return how many places the training has been at, and describe the present one."""
-        return self._words[0], self.describe(self._words[1])
-
-    def describe(self, place: int) -> str:
-        """Describe a place of this rank, or of another one with the same model."""
-        return self.places.describe(place)
+        return self._page.count, self._page.describe()
 
     def reach(self, kind: str, unit: Unit | None = None, is_behind: bool = False) -> None:
         """Note that the training is in, or behind, something of this kind, or a unit's part."""
         self._unit = unit
-        part = self._numbers.get(unit, 0)
-        self._words[1] = self._number << 32 | part << 8 | _NUMBERS[kind] << 1 | is_behind
-        self._words[2] = monotonic_ns()
-        self._words[0] += 1
+        self._page.reach(self._number, self._numbers.get(unit, 0), _NUMBERS[kind], is_behind)
 
     def start(self, runtime: _C.Runtime, steer: Callable[[int, bool], None]) -> None:
         """Tell a runtime from here on.
@@ -83,6 +81,8 @@ class Phases:
     def begin(self, kind: str, unit: Unit | None = None) -> None:
         """Begin a slice; one of the same kind and unit that has not ended is forgotten."""
         self.reach(kind, unit)
+        if self._is_shown:
+            self._show(kind, unit)
         if self._runtime is not None:
             self._began[kind, unit] = monotonic_ns()
 
@@ -91,12 +91,32 @@ class Phases:
         has_left = kind == "backward" and unit is not None and unit is not self._unit
         if not stays and not has_left:
             self.reach(kind, unit, is_behind=True)
+        if self._is_shown:
+            self._hide(kind, unit)
         if self._runtime is None:
             return
         began = self._began.pop((kind, unit), None)
         if began is not None:
-            name = kind if unit is None or unit is self._root else f"{kind} {unit.name}"
-            self._runtime.trace_slice(name, began, monotonic_ns())
+            self._runtime.trace_slice(self._name(kind, unit), began, monotonic_ns())
+
+    def _name(self, kind: str, unit: Unit | None) -> str:
+        return kind if unit is None or unit is self._root else f"{kind} {unit.name}"
+
+    # ---- for a profiler -----------------------------------------------------------------------
+
+    def _show(self, kind: str, unit: Unit | None) -> None:
+        """Begin a range; one of the same kind and unit, of what has failed, ends."""
+        self._hide(kind, unit)
+        self._ranges[kind, unit] = _C.begin_range(self._name(kind, unit))
+
+    def _hide(self, kind: str, unit: Unit | None) -> None:
+        _C.end_range(self._ranges.pop((kind, unit), 0))
+
+    def close(self) -> None:
+        """End what a profiler is shown: there is nothing to come."""
+        for number in self._ranges.values():
+            _C.end_range(number)
+        self._ranges.clear()
 
     # ---- passes -------------------------------------------------------------------------------
 
@@ -119,6 +139,8 @@ class Phases:
 
     def begin_step(self) -> None:
         """Begin a step, unless one has begun in which no optimizer has stepped yet."""
+        if self._is_shown and (self._has_stepped or ("step", None) not in self._ranges):
+            self._show("step", None)
         if self._has_stepped:
             self._number += 1
             self._has_stepped = False

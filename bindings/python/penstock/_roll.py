@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import logging
+import mmap
 import os
 import socket
 import sys
@@ -27,11 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from penstock import _beat
+from penstock import _C, _beat
 from penstock._beat import Beat, Posted
 from penstock._dump import dump_all, is_wanted
 from penstock._errors import PenstockError
-from penstock._page import Page, open_page
+from penstock._page import open_page, state_of
 
 Place = tuple[str, str, int]  # lane, task, ticket
 Answer = TypeVar("Answer")
@@ -68,7 +69,9 @@ class Roll:
     hosts : list of str
         An identifier of each rank's machine; empty before the ranks have met.
     page : Page
-        Where this rank is, for those of its machine.
+        What others of its machine see of this rank.
+    pages : dict
+        Those of the other ranks of this machine that are to be read.
     compares : bool
         Whether the ranks compare their collectives before they begin.
     run : str
@@ -83,8 +86,8 @@ class Roll:
         self._store = store
         self._pid = os.getpid()
         self._pids: dict[int, int] = {}  # of the other ranks on this machine
-        self._pages: dict[int, memoryview] = {}  # of those whose is to be read
-        self.page = Page(is_shared=size > 1)
+        self.pages: dict[int, mmap.mmap] = {}
+        self.page = _C.Page()
         self.run = _digest([self._record(), str(next(_numbers))])
         self._line: Any = None  # what the others can read of this rank
         self._looked = 0.0  # seconds after the beginning of this wait
@@ -95,7 +98,6 @@ class Roll:
         self._before: Place | None = None
         self._beat: Beat | None = None
         self._where: Callable[[], Callable[[], tuple[int, str]] | None] = lambda: None
-        self._describe: Callable[[], Callable[[int], str] | None] = lambda: None
         if not _rolls:
             atexit.unregister(_leave_all)
             atexit.register(_leave_all)  # last, so that it runs before engines are closed
@@ -144,7 +146,7 @@ class Roll:
         near = [rank for rank in self._others if records[rank][:2] == mine]
         self._pids = {rank: int(records[rank][2]) for rank in near}
         pages = {rank: open_page(self._pids[rank], int(records[rank][3])) for rank in near}
-        self._pages = {rank: words for rank, words in pages.items() if words is not None}
+        self.pages = {rank: page for rank, page in pages.items() if page is not None}
         return ""
 
     def _record(self) -> str:
@@ -183,25 +185,19 @@ class Roll:
             status = "ETIMEDOUT" if "imeout" in first or "imed out" in first else "ESYSTEM"
             raise PenstockError(status, self.lost(status, text)) from error
 
-    def pages(self) -> dict[int, tuple[memoryview, int]]:
-        """Return the pages that this rank can read, its own too, and whose processes' they are."""
-        others = {rank: (words, self._pids[rank]) for rank, words in self._pages.items()}
-        return {self.rank: (self.page.words, self._pid), **others}
-
     # ---- the beat -------------------------------------------------------------------------------
 
-    def follow(self, where: Callable[[], tuple[int, str]], describe: Callable[[int], str]) -> None:
+    def follow(self, where: Callable[[], tuple[int, str]]) -> None:
         """Post once a second where this rank is, for the others to read.
 
         Parameters
         ----------
         where : callable
-            A method that returns how many places this rank has been at, and which one it is at.
-        describe : callable
-            A method that describes a place in words. They are held weakly.
+            A method that returns how many places this rank has been at, and which one it is at. It
+            is held weakly.
         """
         if self._others:
-            self._where, self._describe = weakref.WeakMethod(where), weakref.WeakMethod(describe)
+            self._where = weakref.WeakMethod(where)
             self._beat = Beat(self._store, self.rank, self._where)
 
     def stop(self) -> None:
@@ -352,7 +348,7 @@ class Roll:
         self._read_pages(posted)
         found = _Found(posted=posted, waiting=[self.rank])
         for rank in self._others:
-            line, state = lines.get(rank, {}), _state_of(self._pids.get(rank))
+            line, state = lines.get(rank, {}), self._state_of(rank)
             if "failed" in line:
                 texts = found.victims if line["is_theirs"] else found.to_blame
                 texts.append(f"rank {rank} failed: {line['failed']}")
@@ -366,6 +362,9 @@ class Roll:
             else:
                 found.missing.append(rank)
         return found
+
+    def _state_of(self, rank: int) -> str:
+        return state_of(self._pids[rank]) if rank in self._pids else ""
 
     def _is_here(self, tickets: dict[str, int]) -> bool:
         """Whether a rank that has come to these tickets has come to where this one waits."""
@@ -383,11 +382,8 @@ class Roll:
 
     def _read_pages(self, posted: dict[int, Posted]) -> None:
         """Put what pages say in the place of what was posted up to a beat before."""
-        describe = self._describe()
-        if describe is None:
-            return
-        for rank, words in self._pages.items():
-            old, place = posted.get(rank, Posted(-1, "", 0.0)), describe(words[1])
+        for rank, page in self.pages.items():
+            old, place = posted.get(rank, Posted(-1, "", 0.0)), _C.describe_page(page)
             posted[rank] = old if old.place == place else Posted(old.beat, place, 0.0)
 
     # ---- the log --------------------------------------------------------------------------------
@@ -538,15 +534,3 @@ def _namespace() -> str:
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return "-"
-
-
-def _state_of(pid: int | None) -> str:
-    """Say what is wrong with a process of this machine, if anything is."""
-    if pid is None:
-        return ""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "has ended"
-    words = {"T": "is stopped", "t": "is stopped", "Z": "has ended", "X": "has ended"}
-    return words.get(stat.rpartition(")")[2].split()[0], "")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Literal, overload
 
 from torch import nn
 
-from penstock._arguments import check_flag
+from penstock._arguments import check_flag, refuse
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
+from penstock._exposition import expose
 from penstock._keeping import Figures
+from penstock._page import Head
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,15 @@ def _readable(name: str, value: str | int) -> str:
     return f"{value / 2**20:.3f} MiB" if is_bytes else str(value)
 
 
-def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:
+@overload
+def stats(model: nn.Module | None = None, *, reset: bool = False, format: None = None) -> Stats: ...
+@overload
+def stats(
+    model: nn.Module | None = None, *, reset: bool = False, format: Literal["prometheus"]
+) -> str: ...
+def stats(
+    model: nn.Module | None = None, *, reset: bool = False, format: str | None = None
+) -> Stats | str:
     """Figures of a sharded model.
 
     Parameters
@@ -140,12 +151,20 @@ def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:
         The model; may be left out while only one sharded model lives.
     reset : bool
         Begin to count anew after reading.
+    format : {"prometheus"}, optional
+        As a text that Prometheus reads, in its exposition format: counters, which end in
+        ``_total``, and gauges, in seconds and bytes, with the labels ``rank``, ``kind`` and, beside
+        these figures, bytes and busy time by ``lane``. Serve it by HTTP, or write it to a file of
+        node_exporter's textfile collector.
 
     Returns
     -------
-    Stats
+    Stats or str
+        Lanes are up to a quarter of a second old.
     """
     check_flag("reset", reset)
+    if format not in (None, "prometheus"):
+        refuse("format", format, "give 'prometheus', or None for an object")
     engine = engine_of(model)
     recomputed = sum(block.recomputes for block in engine.checkpointed)
     saved = Figures() if engine.keeping is None else engine.keeping.saved()
@@ -161,10 +180,13 @@ def stats(model: nn.Module | None = None, *, reset: bool = False) -> Stats:
         predicted_exposed_ns=predicted[1],
         **engine.native.stats(),
     )
+    told: Stats | str = figures
+    if format is not None:
+        told = expose(asdict(figures), Head.from_buffer_copy(engine.world.roll.page))
     if reset:
         engine.native.reset_stats()
         engine.broken_backwards = 0
-    return figures
+    return told
 
 
 def _predicted(engine: Engine) -> tuple[int, int]:

@@ -1,0 +1,196 @@
+"""Figures as Prometheus reads them: its text format, in base units."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from penstock._page import Head, Lane, text_of
+
+_NANOSECONDS = 1e-9
+Labels = Mapping[str, str]
+Sample = tuple[Labels, float]
+Figures = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Family:
+    """Samples of one name.
+
+    Attributes
+    ----------
+    name : str
+        Without the prefix ``penstock_``; one that ends in ``_total`` is a counter, else it is a
+        gauge.
+    text : str
+        What it is.
+    kinds : dict
+        Fields of `Stats` by the label ``kind``; an empty one: there is no such label.
+    """
+
+    name: str
+    text: str
+    kinds: dict[str, str]
+
+    def samples(self, figures: Figures) -> Iterator[Sample]:
+        scale = _NANOSECONDS if "_seconds" in self.name else 1
+        for kind, field in self.kinds.items():
+            yield {"kind": kind} if kind else {}, figures[field] * scale
+
+
+_FAMILIES = (
+    _Family(
+        "collectives_total",
+        "Collectives issued.",
+        {"gather": "gathers", "reduce": "reduces", "all_reduce": "all_reduces"},
+    ),
+    _Family(
+        "collective_bytes_total",
+        "Bytes of gathered groups, of whole gradients, and of this rank's sums between replicas.",
+        {"gather": "gather_bytes", "reduce": "reduce_bytes", "all_reduce": "all_reduce_bytes"},
+    ),
+    _Family(
+        "exposed_seconds_total",
+        "Time in which the training thread waited for communication; on GPUs for launches alone.",
+        {"gather": "exposed_gather_ns", "reduce": "exposed_reduce_ns"},
+    ),
+    _Family(
+        "stalled_seconds_total",
+        "Time in which the compute stream waited for communication, by the GPU's clock.",
+        {"gather": "device_gather_ns", "reduce": "device_reduce_ns"},
+    ),
+    _Family(
+        "stream_waits_total",
+        "Waits of the compute stream that were timed, and that could not be.",
+        {"timed": "timed_waits", "untimed": "untimed_waits"},
+    ),
+    _Family(
+        "late_launches_total",
+        "Waits for a collective that was not launched by then.",
+        {"": "late_launches"},
+    ),
+    _Family(
+        "passes_total",
+        "Passes: forwards, backwards, those that failed, that followed a plan to their end, that "
+        "were launched as one graph, and passes with a backward whose time is known.",
+        {
+            "forward": "forwards",
+            "backward": "backwards",
+            "broken_backward": "broken_backwards",
+            "planned": "planned_passes",
+            "replayed": "replayed_passes",
+            "timed": "timed_passes",
+        },
+    ),
+    _Family(
+        "timed_passes_seconds_total",
+        "Time of the timed passes, from the forward's beginning to the backward's end.",
+        {"": "passes_ns"},
+    ),
+    _Family("deviations_total", "Passes that left the path that was expected.", {"": "deviations"}),
+    _Family("prefetches_total", "Groups gathered ahead.", {"": "prefetches"}),
+    _Family("updates_total", "Groups updated behind their reductions.", {"": "updates"}),
+    _Family(
+        "predicted_pass_seconds",
+        "A training pass as its plan predicts it: all, and what compute waits in it.",
+        {"pass": "predicted_pass_ns", "exposed": "predicted_exposed_ns"},
+    ),
+    _Family(
+        "memory_bytes",
+        "Memory reserved: for gathered groups, shards that peers read, copies of shards and "
+        "buckets, and what reductions bring together.",
+        {
+            "gathers": "arena_reserved",
+            "places": "places_reserved",
+            "sources": "sources_reserved",
+            "staging": "staging_reserved",
+        },
+    ),
+    _Family(
+        "memory_peak_bytes",
+        "The most memory that was used at once: by gathered groups, by buckets.",
+        {"gathers": "arena_peak", "buckets": "bucket_peak"},
+    ),
+    _Family(
+        "plan_bytes",
+        "What the training plan needs, and the least that any plan could need.",
+        {"peak": "plan_peak", "lower_bound": "plan_lower_bound"},
+    ),
+    _Family(
+        "checkpointed_blocks",
+        "Blocks that keep their activations among those that might recompute them, and that "
+        "recompute them.",
+        {"kept": "kept_blocks", "recomputed": "recomputed_blocks"},
+    ),
+    _Family(
+        "kept_activations_bytes",
+        "Activations that blocks keep which might recompute them.",
+        {"": "kept_activations_bytes"},
+    ),
+    _Family(
+        "saved_recomputing_seconds",
+        "What a pass saves by kept activations, as measured.",
+        {"": "saved_recomputing_ns"},
+    ),
+)
+
+
+def expose(figures: Figures, head: Head) -> str:
+    """Return figures in Prometheus's text format.
+
+    Parameters
+    ----------
+    figures : dict
+        Those of `Stats`, by name.
+    head : Head
+        Of this rank's page: its rank, steps and lanes.
+    """
+    lines: list[str] = []
+
+    def add(name: str, text: str, samples: Iterable[Sample]) -> None:
+        lines.append(f"# HELP penstock_{name} {text}")
+        lines.append(f"# TYPE penstock_{name} {'counter' if name.endswith('_total') else 'gauge'}")
+        for labels, value in samples:
+            told = _labels({"rank": str(head.rank), **labels})
+            lines.append(f"penstock_{name}{{{told}}} {value!r}")
+
+    add("info", "What moves the data.", [({"communicator": figures["communicator"]}, 1)])
+    for family in _FAMILIES:
+        add(family.name, family.text, family.samples(figures))
+    _add_page(head, add)
+    return "\n".join(lines) + "\n"
+
+
+def _add_page(head: Head, add: Callable[[str, str, Iterable[Sample]], None]) -> None:
+    moved: defaultdict[str, list[Lane]] = defaultdict(list)  # lanes may have one name
+    for lane in sorted(head.lanes[: head.lane_count], key=lambda lane: lane.name):
+        moved[text_of(lane.name)].append(lane)
+    add("steps_total", "Training steps that have ended.", [({}, head.place.steps)])
+    add(
+        "steps_seconds_total",
+        "Time of the steps, each to where the next one begins.",
+        [({}, head.place.steps_ns * _NANOSECONDS)],
+    )
+    add(
+        "lane_bytes_total",
+        "Bytes that tasks of a lane moved.",
+        [({"lane": name}, sum(lane.bytes for lane in own)) for name, own in moved.items()],
+    )
+    add(
+        "lane_busy_seconds_total",
+        "Time in which tasks of a lane moved bytes, from launches to ends as they were noticed.",
+        [
+            ({"lane": name}, sum(lane.busy_ns for lane in own) * _NANOSECONDS)
+            for name, own in moved.items()
+        ],
+    )
+
+
+def _labels(labels: Labels) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
