@@ -1,3 +1,4 @@
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -6,6 +7,8 @@ import pytest
 import torch
 from models import DEVICE
 from ranks import World
+
+gc.freeze()  # what was imported is no garbage: no search for some has to look through it
 
 
 def pytest_runtest_logreport(report):

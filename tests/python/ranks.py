@@ -1,6 +1,7 @@
 """Worlds of rank processes that live through a test session and run one function after another."""
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -92,6 +93,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
 
     faulthandler.enable()  # a rank that dies says where
     faulthandler.register(signal.SIGUSR1)
+    gc.freeze()  # what was imported is no garbage: no search for some has to look through it
     torch.set_num_threads(1)
     on_gpu = os.environ.get("PENSTOCK_TEST_DEVICE") == "cuda"
     if on_gpu:

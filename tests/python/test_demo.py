@@ -12,14 +12,13 @@ import penstock
 import pytest
 import torch
 from chrome_rules import check_file
+from launch import EXAMPLES, forked
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import train_gpt  # noqa: E402
+from demo_job import TINY  # noqa: E402
 from gpt import check, model, options, report, text, traces  # noqa: E402
-
-TINY = ["--steps", "6", "--layers", "2", "--width", "64", "--seq", "32", "--batch", "2"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,25 +47,32 @@ def share_held(output: str, what: str) -> float:
     return float(re.search(rf"^{what} .* ([\d.]+)%$", output, re.MULTILINE)[1]) / 100
 
 
-@pytest.mark.parametrize(
-    ("stage", "ranks", "optimizer"),
-    [(1, 2, "adamw"), (2, 2, "sgd"), (3, 2, "penstock-adamw"), (3, 4, "sgd")],
-)
-def test_training_over_ranks_equals_unsharded_training(stage, ranks, optimizer, tmp_path):
-    trace = tmp_path / "trace.json"
-    result = run_over(
-        ranks, "--stage", str(stage), "--optimizer", optimizer, "--check", "--trace", str(trace)
-    )
-
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "step 6/6 loss" in result.stdout
+def expect_an_equal_run(printed: str, trace: Path, ranks: int) -> None:
+    assert "step 6/6 loss" in printed
     for row in ("loss", "gradients, step 1", "final parameters"):
-        assert re.search(rf"^{row} .* ok ", result.stdout, re.MULTILINE), result.stdout
+        assert re.search(rf"^{row} .* ok ", printed, re.MULTILINE), printed
     for what in ("parameters", "gradients"):
-        assert share_held(result.stdout, what) < 1.2 / ranks
+        assert share_held(printed, what) < 1.2 / ranks
     events = check_file(trace)["traceEvents"]
     assert {event["pid"] for event in events} == set(range(1, ranks + 1))
-    assert str(trace) in result.stdout
+    assert str(trace) in printed
+
+
+def test_training_over_torchruns_ranks_equals_unsharded_training(tmp_path):
+    trace = tmp_path / "trace.json"
+    options = ["--stage", "3", "--optimizer", "penstock-adamw", "--trace", str(trace)]
+    result = run_over(2, *options, "--check")
+    assert result.returncode == 0, result.stdout + result.stderr
+    expect_an_equal_run(result.stdout, trace, 2)
+    assert list(tmp_path.glob("penstock-*")) == []
+
+
+def test_training_at_each_stage_equals_unsharded_training(tmp_path):
+    ranks_of = {"stage_1": 2, "stage_2": 2, "stage_3": 4}
+    forked("demo_job", *((ranks, stage) for stage, ranks in ranks_of.items()), folder=tmp_path)
+    for stage, ranks in ranks_of.items():
+        own = tmp_path / stage
+        expect_an_equal_run((own / "printed").read_text(), own / "trace.json", ranks)
     assert list(tmp_path.glob("penstock-*")) == []
 
 
