@@ -212,7 +212,7 @@ static void check_sums(rank_state *state, int step) {
             if (course != LEAVES_OUT || g != at) check_gradient(state, g, p, mean);
 }
 
-static void train_step(rank_state *state, int step) {
+static void train_by_course(rank_state *state, int step) {
     size_t at;
     const course course = course_of(state, step, &at);
     forward_of(state, step);
@@ -272,7 +272,7 @@ static void train(rank_state *state) {
     const program *self = state->argument;
     build_engine(state);
     for (int step = 0; step < self->steps && state->failure[0] == '\0'; step++)
-        train_step(state, step);
+        train_by_course(state, step);
 }
 
 static void *run_one(void *argument) {
