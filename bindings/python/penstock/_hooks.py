@@ -76,7 +76,8 @@ def install(engine: Engine) -> None:
         # Weakly: the garbage collector does not see what such a hook holds.
         group.arrived = _C.Arrived(partial(_got_gradients, engine.reference, weakref.ref(group)))
         for parameter in group.parameters:
-            _share_hooks(parameter)
+            if parameter.divided is None:
+                _share_hooks(parameter)
             parameter.watch(group.arrived)  # behind that: in place of what torch calls
 
 
