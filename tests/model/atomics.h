@@ -19,6 +19,10 @@ bool model_cas(volatile void *word, void *expected, size_t size, uint64_t value)
 uint64_t model_modify(volatile void *word, size_t size, model_change change, uint64_t value);
 void model_fence(void);
 void model_stall(void);
+static inline int model_yield(void) {
+    model_stall();
+    return 0;
+}
 int model_thread_create(pthread_t *thread, const pthread_attr_t *attributes,
                         void *(*run)(void *argument), void *argument);
 int model_thread_join(pthread_t thread, void **result);
@@ -42,7 +46,7 @@ int model_thread_join(pthread_t thread, void **result);
 #define __atomic_sub_fetch(p, v, order) MODEL_TYPED(p, MODEL_MODIFY(p, MODEL_SUB, v) - (v))
 #define __atomic_thread_fence(order)    model_fence()
 #define __builtin_ia32_pause()          model_stall()
-#define sched_yield()                   (model_stall(), 0)
+#define sched_yield()                   model_yield()
 #define pthread_create                  model_thread_create
 #define pthread_join                    model_thread_join
 /* Coroutines have no signals of their own. */

@@ -45,7 +45,7 @@ static seen look(const posted *posted) {
         sequence = word(&page->sequence);
         const uint64_t *from = (const uint64_t *)(const void *)page->lanes;
         uint64_t *to = (uint64_t *)(void *)seen.lanes;
-        for (size_t i = 0; i < sizeof seen.lanes / sizeof *to; i++)
+        for (size_t i = 0; i < PST_PAGE_LANES * sizeof(pst_page_lane) / sizeof *to; i++)
             to[i] = word(&from[i]);
         seen.count = word(&page->lane_count);
         seen.looked = word(&page->looked);
