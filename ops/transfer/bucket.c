@@ -193,19 +193,22 @@ int pst__bucket_pushes(const pst__carrier *carrier) {
            carrier->options.reduce_comm->ops->pushes;
 }
 
+static pst_status take(pst__carrier *carrier, pst_dtype dtype, size_t bytes, pst_bucket *bucket) {
+    pst_stream *stream = carrier->filling.stream;
+    pst_status status = pst_buckets_take(carrier->buckets, dtype, bytes, stream, bucket);
+    while (status == PST_PENDING) {
+        status = pst__bucket_wait(carrier);
+        if (status == PST_OK)
+            status = pst_buckets_take(carrier->buckets, dtype, bytes, stream, bucket);
+    }
+    return status;
+}
+
 pst_status pst__bucket_land(pst__operation *operation, pst_dtype dtype, size_t bytes) {
     pst__carrier *carrier = operation->carrier;
     pst_collective *collective = &operation->work.collective;
     pst_bucket bucket;
-    pst_status status;
-    for (;;) {
-        status = pst_buckets_take(carrier->buckets, dtype, bytes, carrier->filling.stream, &bucket);
-        if (status == PST_PENDING)
-            status = pst__bucket_wait(carrier);
-        else
-            break;
-        if (status != PST_OK) return status;
-    }
+    const pst_status status = take(carrier, dtype, bytes, &bucket);
     if (status != PST_OK) return status;
     operation->bucket = bucket.id;
     operation->has_bucket = 1;

@@ -443,6 +443,40 @@ static void fixed_buckets_take_turns_and_wait_on_the_stream(void **state) {
     close_fixture(&f);
 }
 
+static void a_whole_bucket_is_taken_beside_the_one_that_fills(void **state) {
+    (void)state;
+    fixture f;
+    refills noted = {.count = 0};
+    open_fixture(&f);
+    pst_buckets_destroy(f.buckets);
+    const pst_buckets_options options = {.size = sizeof options,
+                                         .arena = f.arena,
+                                         .ranks = RANKS,
+                                         .chunk_bytes = CHUNK,
+                                         .fixed = 1,
+                                         .refill = note_refill,
+                                         .refill_context = &noted};
+    assert_int_equal(pst_buckets_create(f.bench.runtime, &options, &f.buckets), PST_OK);
+    const pst_slot filling = slot(&f, PST_FLOAT32, 4);
+    pst_bucket whole;
+    pst_event reduced = {PST_PENDING};
+    assert_int_equal(pst_buckets_take(f.buckets, PST_FLOAT32, CHUNK, &f.stream, &whole), PST_OK);
+    assert_ptr_not_equal(whole.memory, filling.memory);
+    assert_int_equal(whole.stride, CHUNK);
+    assert_int_equal(noted.count, 2);
+    pst_bucket none;
+    assert_int_equal(pst_buckets_take(f.buckets, PST_FLOAT32, CHUNK, &f.stream, &none),
+                     PST_PENDING);
+    assert_int_equal(pst_buckets_take(f.buckets, PST_FLOAT32, CHUNK + 4, &f.stream, &none),
+                     PST_EINVAL);
+    pst_buckets_retire(f.buckets, whole.id, &reduced);
+    assert_int_equal(pst_buckets_take(f.buckets, PST_FLOAT32, 4, &f.stream, &none), PST_OK);
+    assert_int_equal(none.id, whole.id);
+    assert_ptr_equal(f.stream.waits[f.stream.wait_count - 1], &reduced);
+    assert_int_equal(flush(&f, PST_FLOAT32).used_bytes, filling.padded_bytes); /* goes on filling */
+    close_fixture(&f);
+}
+
 static void fixed_buckets_keep_their_memory_and_refuse_what_is_too_large(void **state) {
     (void)state;
     fixture f;
@@ -481,6 +515,7 @@ int main(void) {
         cmocka_unit_test(flushing_nothing_and_retiring_twice_are_reported),
         cmocka_unit_test(options_that_make_no_sense_are_refused),
         cmocka_unit_test(fixed_buckets_take_turns_and_wait_on_the_stream),
+        cmocka_unit_test(a_whole_bucket_is_taken_beside_the_one_that_fills),
         cmocka_unit_test(fixed_buckets_keep_their_memory_and_refuse_what_is_too_large),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
