@@ -1,4 +1,6 @@
 #include "tests/mem/hand_device.h"
+
+#include "mem/arena.h"
 #include "tracing/trace.h"
 
 #include <unistd.h>
@@ -294,6 +296,22 @@ static void segments_come_from_the_callers_own_allocator(void **state) {
     assert_int_equal(b->hand.allocs, 0);
 }
 
+static void segments_that_somebody_may_write_are_left_as_they_are(void **state) {
+    bench *b = *state;
+    own_segments own = {0};
+    pst_arena_options options = arena_options(b);
+    options.segment_alloc = own_alloc;
+    options.segment_free = own_free;
+    options.segment_context = &own;
+    pst_arena *arena;
+    assert_int_equal(pst_arena_create(b->runtime, &options, &arena), PST_OK);
+    const pst_lease lease = acquire(arena, UNIT);
+    pst__arena_leave(arena);
+    assert_int_equal(own.frees, 0);
+    memset(lease.memory, 1, lease.bytes);
+    own_free(&own, lease.memory, lease.bytes);
+}
+
 static void a_segment_that_is_not_aligned_is_given_back(void **state) {
     bench *b = *state;
     own_segments own = {.shift = 8};
@@ -367,6 +385,7 @@ int main(void) {
         TEST(the_peak_is_the_most_that_was_leased_at_once),
         TEST(trimming_frees_unused_segments_from_the_last_one_on),
         TEST(segments_come_from_the_callers_own_allocator),
+        TEST(segments_that_somebody_may_write_are_left_as_they_are),
         TEST(a_segment_that_is_not_aligned_is_given_back),
         TEST(options_that_make_no_sense_are_refused),
         TEST(a_trace_counts_the_leased_bytes_under_the_arenas_name),
