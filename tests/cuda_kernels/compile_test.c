@@ -286,19 +286,29 @@ static void the_folder_is_the_users(void **state) {
 
 /* ---- both ------------------------------------------------------------------------------- */
 
-/* This program again, as `PROGRAM FOLDER`: compiles twice, the second time from the cache and to
- * the same bytes. Its status says whether all went well. */
+static void the_second_compilation_comes_from_the_cache(void **state) {
+    (void)state;
+    compile();
+    assert_int_equal(it.cached, 0);
+    void *first = malloc(it.image.bytes);
+    const size_t bytes = it.image.bytes;
+    assert_non_null(first);
+    memcpy(first, it.image.data, bytes);
+    compile();
+    assert_int_equal(it.cached, 1);
+    assert_int_equal(it.image.bytes, bytes);
+    assert_memory_equal(it.image.data, first, bytes);
+    free(first);
+}
+
+/* This program again, as `PROGRAM FOLDER`: compiles twice. Its status says whether all went well.
+ */
 static int compile_in_process(char *folder) {
     pst__error_init(&it.error, NULL, NULL);
     (void)snprintf(it.folder, sizeof it.folder, "%s", folder);
-    if (pst__heap_init(&it.heap, NULL) != PST_OK || compile_for(9, it.folder) != PST_OK) return 1;
-    const size_t bytes = it.image.bytes;
-    void *first = malloc(bytes);
-    if (first == NULL) return 1;
-    memcpy(first, it.image.data, bytes);
-    const int bad = compile_for(9, it.folder) != PST_OK || !it.cached || it.image.bytes != bytes ||
-                    memcmp(it.image.data, first, bytes) != 0;
-    free(first);
+    int bad = pst__heap_init(&it.heap, NULL) != PST_OK;
+    for (int i = 0; i < 2 && !bad; i++)
+        bad = compile_for(9, it.folder) != PST_OK || memcmp(it.image.data, "\177ELF", 4) != 0;
     drop();
     return bad;
 }
@@ -330,6 +340,7 @@ static int run_compiler(void) {
     const struct CMUnitTest tests[] = {
         CASE(the_kernels_compile_for_each_architecture_without_a_cache_too),
         CASE(what_the_compiler_says_is_the_error),
+        CASE(the_second_compilation_comes_from_the_cache),
         CASE(two_processes_may_compile_at_once),
     };
     pst__nvrtc nvrtc;
