@@ -410,7 +410,8 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
         epilog="Shares and bandwidths are of the time since the table before, at first since the "
         "training began. exposed: the training thread waited for communication, on GPUs for "
         "launches alone. idle: the compute stream stood still for communication, on GPUs with "
-        "time_waits=True or in traces. Bandwidths are of a lane while it moves something.",
+        "time_waits=True or in traces. Bandwidths are of a lane while it moves something; lanes "
+        "and their tasks are up to a quarter of a second old.",
     )
     parser.add_argument(
         "target", nargs="?", metavar="PID|JOB", help="default: the only job, or a list of all"
