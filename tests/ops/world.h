@@ -299,7 +299,7 @@ static inline model model_with_faults(const model *given) {
                       "touch is left behind, which a sanitizer takes for a fault\n");
         skip();
     }
-    model.deadline_ns = 2000000000u;
+    model.deadline_ns = 5000000000u;
     model.one_comm = 1;
     model.device = ON_CE;
     model.device_segments = 1;
