@@ -1,7 +1,8 @@
 """Blocks whose activations are recomputed in the backward, by torch's own checkpointing.
 
 A checkpoint lies around a block's call, hooks and all, as one that is written by hand does: so a
-forward that is run anew is noticed like any other one, and compiled blocks run compiled.
+forward that is run anew is noticed like any other one. In a block that is compiled it lies around
+what is compiled instead: so the compiler recomputes what gradients need, and no more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 from penstock._units import Unit
 
 _ATTRIBUTE = "_penstock_checkpointed"
+_WITHIN = "_penstock_checkpoint_within"  # whether this call's checkpoint is its forward's
 _logger = logging.getLogger("penstock")
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]  # forward, recomputation
@@ -28,6 +30,9 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]  # fo
 
 class Plan(Protocol):
     """Who decides what is recomputed, a call at a time."""
+
+    is_decided: bool
+    """Whether it has measured what it decides by."""
 
     def recomputes(self, block: Checkpointed, values: list[Any]) -> bool:
         """Tell whether a call of the block with these arguments is to be run anew."""
@@ -63,10 +68,22 @@ class Checkpointed:
             return False
         return self.recomputes if self.plan is None else self.plan.recomputes(self, values)
 
-    def contexts(self, values: list[Any]) -> Callable[[], Contexts]:
-        """Return torch's ``context_fn`` of a call."""
-        found = None if self.plan is None else self.plan.contexts(self, values)
-        return noop_context_fn if found is None else lambda: found
+    def contexts(self, values: list[Any]) -> Contexts | None:
+        """Return what a call runs in, and what it is run anew in, if anything."""
+        return None if self.plan is None else self.plan.contexts(self, values)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the checkpoint may lie within what is compiled.
+
+        What is measured until it is decided is of one that lies around the call.
+        """
+        module = self.unit.module
+        return (
+            module._compiled_call_impl is not None
+            and "forward" not in vars(module)  # in place of that of the class
+            and (self.plan is None or self.plan.is_decided)
+        )
 
     def _is_within_another(self) -> bool:
         """Whether the model checkpoints it itself, and it would be recomputed twice."""
@@ -98,6 +115,7 @@ def install(blocks: Iterable[Checkpointed]) -> None:
         if kind not in classes:
             classes[kind] = _derive(kind)
         module.__dict__[_ATTRIBUTE] = block
+        module.__dict__[_WITHIN] = False
         object.__setattr__(module, "__class__", classes[kind])  # wrappers forward what is set
 
 
@@ -105,10 +123,14 @@ def _derive(kind: type[nn.Module]) -> type[nn.Module]:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _call(self.__dict__[_ATTRIBUTE], partial(kind.__call__, self), args, kwargs)
 
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not self.__dict__[_WITHIN]:
+            return kind.forward(self, *args, **kwargs)
+        return checkpoint(kind.forward, self, *args, use_reentrant=False, **kwargs)
+
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return types.new_class(
-        kind.__name__, (kind,), exec_body=lambda space: space.update(names, __call__=call)
-    )
+    names |= {"__call__": call, "forward": forward}
+    return types.new_class(kind.__name__, (kind,), exec_body=lambda space: space.update(names))
 
 
 @_disable_dynamo(recursive=False)
@@ -116,7 +138,11 @@ def _call(
     block: Checkpointed, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     values = [*args, *kwargs.values()]
-    if not block.is_recomputed(values):
+    is_recomputed = block.is_recomputed(values)
+    contexts = block.contexts(values) if is_recomputed else None
+    is_within = is_recomputed and contexts is None and block.is_compiled
+    block.unit.module.__dict__[_WITHIN] = is_within
+    if is_within or not is_recomputed:
         return run(*args, **kwargs)
 
     # All by position: torch takes the device, whose random numbers it draws anew, from those alone.
@@ -125,5 +151,5 @@ def _call(
         return run(*positional, **dict(zip(names, named, strict=True)))
 
     names = tuple(kwargs)
-    contexts = block.contexts(values)
-    return checkpoint(forward, *values, use_reentrant=False, context_fn=contexts)
+    around = noop_context_fn if contexts is None else lambda: contexts
+    return checkpoint(forward, *values, use_reentrant=False, context_fn=around)

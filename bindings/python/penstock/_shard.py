@@ -169,8 +169,8 @@ def shard(
         blocks keep their activations as far as ``memory`` goes, and begin with recomputing them.
         Blocks that are called with more than was measured are recomputed, and after some such
         passes it is decided anew. Blocks are compiled by ``block.compile()``, before or after this
-        call. What the model checkpoints itself goes on so, and a warning says that nothing is done
-        for it here.
+        call; they recompute what the compiler finds that gradients need. What the model checkpoints
+        itself goes on so, and a warning says that nothing is done for it here.
     forward_methods : str or iterable of str
         Names of methods of the model or of blocks in which parameters are whole, as in a forward
         of theirs: ``generate`` where it calls parts of the model, an encoder's part alone. What
