@@ -225,6 +225,7 @@ pst_status pst__bucket_land(pst__operation *operation, pst_dtype dtype, size_t b
 pst_status pst__bucket_push(pst__operation *operation) {
     pst__carrier *carrier = operation->carrier;
     pst_collective *collective = &operation->work.collective;
+    carrier->is_pushed_to = 1;
     collective->pieces = operation->pieces;
     const pst_status status = record_filled(carrier, operation);
     if (status == PST_OK)

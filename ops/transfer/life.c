@@ -390,7 +390,7 @@ int pst__carrier_close(pst__carrier *carrier) {
 /* An abort lets peers go on with what they have begun, and pushes end in this rank's memory. */
 static int peers_may_write(const pst__carrier *carrier) {
     pst_comm *comm = carrier->options.reduce_comm;
-    return comm != NULL && comm->ops->pushes && comm->ops->status(comm) != PST_OK;
+    return carrier->is_pushed_to && comm->ops->status(comm) != PST_OK;
 }
 
 void pst__carrier_free(pst__carrier *carrier) {

@@ -89,6 +89,16 @@ _FAMILIES = (
         "Time of the timed passes, from the forward's beginning to the backward's end.",
         {"": "passes_ns"},
     ),
+    _Family(
+        "timed_graphs_total",
+        "Launches of captured steps whose time is known.",
+        {"": "timed_graphs"},
+    ),
+    _Family(
+        "graphs_seconds_total",
+        "Time of these launches, by the device's clock.",
+        {"": "graphs_ns"},
+    ),
     _Family("deviations_total", "Passes that left the path that was expected.", {"": "deviations"}),
     _Family("prefetches_total", "Groups gathered ahead.", {"": "prefetches"}),
     _Family("updates_total", "Groups updated behind their reductions.", {"": "updates"}),

@@ -6,8 +6,8 @@
  * that have waited for each other begin together, and then read different sources without any
  * turns.
  *
- * A reduce-scatter that is pushed takes one round of pushes instead, so that its sources need not be
- * opened to peers: the same with destinations in place of sources, ready to be written, and then
+ * A reduce-scatter that is pushed takes one round of pushes instead, so that its sources need not
+ * be opened to peers: the same with destinations in place of sources, ready to be written, and then
  * written; the sums wait for that.
  *
  * No cycle: what a rank waits for in a round is written by others in the same round ahead of their
