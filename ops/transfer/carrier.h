@@ -117,7 +117,7 @@ typedef struct pst__carrier {
     pst_event *reached;  /* compute's position, for the host to wait for */
     pst_stream *outside; /* compute's own stream while another one is captured; NULL: none is */
     uint64_t captures;   /* begun so far, the same number on all ranks */
-    int is_pushed_to;      /* ranks write to buckets of each other's */
+    int is_pushed_to;    /* ranks write to buckets of each other's */
     int is_behind_graph; /* a graph has run that no lane was put in order with */
     int is_beside_graph; /* lanes have run what no graph was put in order with */
     pst__stalls stalls;
