@@ -232,7 +232,10 @@ static pst_status check_hash(pst_zero *engine, const pst__presence *slot) {
 static pst_status wait_for(pst_zero *engine, const pst__presence *slot) {
     /* Pairs with the release in arrive: the words are everybody's. Until then the operation is in
      * its queue. */
-    if (pst__load_acquire(&slot->arrived)) return pst_runtime_status(engine->carrier.runtime);
+    const int has_arrived = pst__load_acquire(&slot->arrived);
+    /* One that has failed may have been given back: then the runtime is poisoned. */
+    const pst_status status = pst_runtime_status(engine->carrier.runtime);
+    if (has_arrived || status != PST_OK) return status;
     return pst__operation_wait_end(slot->exchange, "wait presence");
 }
 
