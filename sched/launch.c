@@ -33,11 +33,12 @@ static pst_status begin_run(pst_graph *graph) {
     return PST_OK;
 }
 
+/* A runtime that was stopped has said why: that stays its error. */
 static pst_status refuse(const pst_graph *graph, pst_status status) {
-    const char *text = status == PST_ESTATE  ? "it is not sealed: pst_graph_seal comes first"
-                       : status == PST_EBUSY ? "tasks of its latest launch are not launched yet: "
-                                               "wait for them and try again"
-                                             : "the runtime was stopped";
+    if (status != PST_ESTATE && status != PST_EBUSY) return status;
+    const char *text = status == PST_ESTATE ? "it is not sealed: pst_graph_seal comes first"
+                                            : "tasks of its latest launch are not launched yet: "
+                                              "wait for them and try again";
     return pst__runtime_fail(graph->runtime, status, "graph %s cannot be launched: %s", graph->name,
                              text);
 }
