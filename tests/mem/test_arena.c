@@ -280,15 +280,20 @@ static void own_free(void *context, void *memory, size_t bytes) {
     free((char *)memory - own->shift);
 }
 
-static void segments_come_from_the_callers_own_allocator(void **state) {
-    bench *b = *state;
-    own_segments own = {0};
+static pst_arena *open_own(bench *b, own_segments *own) {
     pst_arena_options options = arena_options(b);
     options.segment_alloc = own_alloc;
     options.segment_free = own_free;
-    options.segment_context = &own;
+    options.segment_context = own;
     pst_arena *arena;
     assert_int_equal(pst_arena_create(b->runtime, &options, &arena), PST_OK);
+    return arena;
+}
+
+static void segments_come_from_the_callers_own_allocator(void **state) {
+    bench *b = *state;
+    own_segments own = {0};
+    pst_arena *arena = open_own(b, &own);
     (void)acquire(arena, UNIT);
     pst_arena_destroy(arena);
     assert_int_equal(own.allocs, 1);
@@ -299,12 +304,7 @@ static void segments_come_from_the_callers_own_allocator(void **state) {
 static void segments_that_somebody_may_write_are_left_as_they_are(void **state) {
     bench *b = *state;
     own_segments own = {0};
-    pst_arena_options options = arena_options(b);
-    options.segment_alloc = own_alloc;
-    options.segment_free = own_free;
-    options.segment_context = &own;
-    pst_arena *arena;
-    assert_int_equal(pst_arena_create(b->runtime, &options, &arena), PST_OK);
+    pst_arena *arena = open_own(b, &own);
     const pst_lease lease = acquire(arena, UNIT);
     pst__arena_leave(arena);
     assert_int_equal(own.frees, 0);
@@ -315,12 +315,7 @@ static void segments_that_somebody_may_write_are_left_as_they_are(void **state) 
 static void a_segment_that_is_not_aligned_is_given_back(void **state) {
     bench *b = *state;
     own_segments own = {.shift = 8};
-    pst_arena_options options = arena_options(b);
-    options.segment_alloc = own_alloc;
-    options.segment_free = own_free;
-    options.segment_context = &own;
-    pst_arena *arena;
-    assert_int_equal(pst_arena_create(b->runtime, &options, &arena), PST_OK);
+    pst_arena *arena = open_own(b, &own);
     assert_int_equal(pst_arena_add_segment(arena, UNIT), PST_EDEVICE);
     assert_error_says(b->runtime, "not aligned");
     assert_int_equal(own.allocs, own.frees);

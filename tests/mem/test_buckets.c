@@ -409,20 +409,24 @@ static pst_status note_refill(void *context, uint64_t id, pst_stream *stream) {
     return PST_OK;
 }
 
-static void fixed_buckets_take_turns_and_wait_on_the_stream(void **state) {
-    (void)state;
-    fixture f;
-    refills noted = {.count = 0};
-    open_fixture(&f);
-    pst_buckets_destroy(f.buckets);
+static void open_fixed(fixture *f, refills *noted) {
+    open_fixture(f);
+    pst_buckets_destroy(f->buckets);
     const pst_buckets_options options = {.size = sizeof options,
-                                         .arena = f.arena,
+                                         .arena = f->arena,
                                          .ranks = RANKS,
                                          .chunk_bytes = CHUNK,
                                          .fixed = 1,
                                          .refill = note_refill,
-                                         .refill_context = &noted};
-    assert_int_equal(pst_buckets_create(f.bench.runtime, &options, &f.buckets), PST_OK);
+                                         .refill_context = noted};
+    assert_int_equal(pst_buckets_create(f->bench.runtime, &options, &f->buckets), PST_OK);
+}
+
+static void fixed_buckets_take_turns_and_wait_on_the_stream(void **state) {
+    (void)state;
+    fixture f;
+    refills noted = {.count = 0};
+    open_fixed(&f, &noted);
     pst_event events[2] = {{PST_PENDING}, {PST_PENDING}};
     void *first = use_once(&f, NULL);
     void *second = use_once(&f, &events[0]); /* though the first one is free at once */
@@ -447,16 +451,7 @@ static void a_whole_bucket_is_taken_beside_the_one_that_fills(void **state) {
     (void)state;
     fixture f;
     refills noted = {.count = 0};
-    open_fixture(&f);
-    pst_buckets_destroy(f.buckets);
-    const pst_buckets_options options = {.size = sizeof options,
-                                         .arena = f.arena,
-                                         .ranks = RANKS,
-                                         .chunk_bytes = CHUNK,
-                                         .fixed = 1,
-                                         .refill = note_refill,
-                                         .refill_context = &noted};
-    assert_int_equal(pst_buckets_create(f.bench.runtime, &options, &f.buckets), PST_OK);
+    open_fixed(&f, &noted);
     const pst_slot filling = slot(&f, PST_FLOAT32, 4);
     pst_bucket whole;
     pst_event reduced = {PST_PENDING};
