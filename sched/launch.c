@@ -33,14 +33,11 @@ static pst_status begin_run(pst_graph *graph) {
     return PST_OK;
 }
 
-/* A runtime that was stopped has said why: that stays its error. */
-static pst_status refuse(const pst_graph *graph, pst_status status) {
-    if (status != PST_ESTATE && status != PST_EBUSY) return status;
-    const char *text = status == PST_ESTATE ? "it is not sealed: pst_graph_seal comes first"
-                                            : "tasks of its latest launch are not launched yet: "
-                                              "wait for them and try again";
-    return pst__runtime_fail(graph->runtime, status, "graph %s cannot be launched: %s", graph->name,
-                             text);
+static pst_status refuse_unsealed(const pst_graph *graph) {
+    return pst__runtime_fail(graph->runtime, PST_ESTATE,
+                             "graph %s cannot be launched: it is not sealed: pst_graph_seal comes "
+                             "first",
+                             graph->name);
 }
 
 static void push_batches(pst_graph *graph) {
@@ -71,13 +68,13 @@ static void hand_over(pst_graph *graph) {
 pst_status pst_graph_launch(pst_graph *graph, pst_launch *launch) {
     if (launch != NULL) *launch = (pst_launch){NULL, 0};
     if (graph == NULL) return PST_EINVAL;
-    if (graph->kind != PST_GRAPH_SEALED || !graph->is_launchable) return refuse(graph, PST_ESTATE);
+    if (graph->kind != PST_GRAPH_SEALED || !graph->is_launchable) return refuse_unsealed(graph);
     ck_spinlock_lock(&graph->lock);
     pst_status status = begin_run(graph);
     const uint64_t number = graph->number;
     ck_spinlock_unlock(&graph->lock);
-    if (status == PST_EBUSY) return status; /* to be asked again and again: no text */
-    if (status != PST_OK) return refuse(graph, status);
+    /* No text: PST_EBUSY is asked again and again, and a runtime that was stopped has said why. */
+    if (status != PST_OK) return status;
     if (launch != NULL) *launch = (pst_launch){graph, number};
     hand_over(graph);
     return PST_OK;
