@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("trace")
     one.add_argument("out")
     one.add_argument("--step", type=int, help="which step, from 0 (default: the middle one)")
+    one.add_argument("--width", type=int, default=1400, help="in pixels (default: %(default)s)")
     return parser
 
 
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "merge":
             print(_format_skews(merge(options.traces, options.out)), end="")
         elif options.command == "draw":
-            draw(options.trace, options.out, options.step)
+            draw(options.trace, options.out, options.step, options.width)
         elif options.command == "hta":
             write_hta(options.trace, options.folder)
         elif options.command == "hang":
