@@ -296,3 +296,20 @@ def _computing(tracks: list[Track]) -> list[Slice]:
 
 def _steps(one: Slice) -> bool:
     return one.name == "optimizer"
+
+
+def compute_of(rank: Rank, steps: list[Slice]) -> list[Slice]:
+    """Return what compute does between its waits; of a GPU only in steps, and without names."""
+    return rank.computing or list(_between_waits(rank, steps))
+
+
+def _between_waits(rank: Rank, steps: Iterable[Slice]) -> Iterator[Slice]:
+    """Yield what a GPU's compute stream does in steps, of which only its waits are known."""
+    for step in steps:
+        at = step.begin
+        for wait in rank.waits_between(step.begin, step.end):
+            if wait.one.begin > at:
+                yield Slice("compute", at, wait.one.begin, {})
+            at = max(at, wait.one.end)
+        if step.end > at:
+            yield Slice("compute", at, step.end, {})
