@@ -5,15 +5,17 @@ from __future__ import annotations
 import penstock
 import penstock.trace as tool
 import pytest
-from google.protobuf import (
+from made_traces import RankTrace, merged
+from models import DEVICE, Net, loss_of, make
+
+pytest.importorskip("google.protobuf.proto", reason="protobuf is missing: pip install it")
+from google.protobuf import (  # noqa: E402
     descriptor_pb2,
     descriptor_pool,
     message_factory,
     proto,
     unknown_fields,
 )
-from made_traces import RankTrace, merged
-from models import DEVICE, Net, loss_of, make
 
 # Fields of its messages: number, type, and whether there are several.
 SCHEMA = {
