@@ -23,9 +23,9 @@ def write_chakra(path: PathLike, folder: PathLike) -> list[str]:
     """Write a trace as a folder of Chakra's execution traces, ``rank.N.et`` for rank N.
 
     Nodes are what compute does between its waits, and collectives. Compute depends on the compute
-    before it, on the collectives for which it waited, and on gathers of what its name says that it
-    uses; an optimizer on gradients; a collective on the one before it on its
-    lane and on the compute that had ended when it began. Copies are left out.
+    before it, on the collectives for which it waited, on gathers of what it uses by its name, and
+    an optimizer on gradients; a collective on the one before it on its lane and on the compute that
+    had ended when it began. Copies are left out.
 
     Parameters
     ----------
