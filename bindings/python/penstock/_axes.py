@@ -114,6 +114,19 @@ def _on_axes(names: tuple[str, ...], divided: DTensorSpec | None) -> tuple[Place
 # ---- which there are -----------------------------------------------------------------------------
 
 
+def dims_divided(parameters: Mapping[str, nn.Parameter]) -> dict[str, str]:
+    """Return the names of dimensions of meshes that parameters are DTensors over.
+
+    Each comes with the name of the first such parameter.
+    """
+    found: dict[str, str] = {}
+    for name, parameter in parameters.items():
+        if isinstance(parameter, DTensor):
+            for dim in parameter.device_mesh.mesh_dim_names or ():
+                found.setdefault(dim, name)
+    return found
+
+
 def find_axes(parameters: Mapping[str, nn.Parameter], ranks: Any, options: Options) -> Axes | None:
     """Find the axes that some of a model's parameters are divided over, if there are any.
 
@@ -200,7 +213,7 @@ def _joined(ranks: Any, axes: dict[str, DeviceMesh], name: str) -> DeviceMesh:
             "mesh",
             ranks,
             f"parameter {name!r} is a DTensor over {tuple(axes)}, and is sharded over another "
-            "dimension of one mesh with that, as mesh=mesh['dp'] where its own is mesh['tp'] "
+            "dimension of one mesh with that, as shard_dim='dp' of mesh=mesh where its own is 'tp' "
             f"({error.args[0]})",
         )
 
