@@ -225,16 +225,17 @@ def _join(ranks: Any, axes: dict[str, DeviceMesh]) -> DeviceMesh:
     shared = axes.keys() & own.keys()
     if shared:
         raise KeyError(f"the two have {min(shared)!r} in common")
-    # Of equal meshes torch may give a DTensor any, also that of another whole.
+    # Of equal meshes torch may give a DTensor any, also that of another whole. Dimensions that
+    # `_unflatten` has made are none of the whole's.
     whole = ranks._get_root_mesh()
+    order = list(whole.mesh_dim_names or ())  # torch takes them in no other
     for axis, mesh in axes.items():
-        own[axis] = whole[axis]
+        own[axis] = whole[axis] if axis in order else mesh
         if own[axis] != mesh:
             raise KeyError(f"that mesh has other ranks as {axis!r}")
-    order = list(whole.mesh_dim_names or ())  # torch takes them in no other
     known = [own[name] for name in order if name in own]
-    flattened = [mesh for name, mesh in own.items() if name not in order]
-    return DeviceMesh._concatenate([*flattened, *known])
+    others = [mesh for name, mesh in own.items() if name not in order]
+    return DeviceMesh._concatenate([*others, *known])
 
 
 # ---- parameters ----------------------------------------------------------------------------------
