@@ -291,6 +291,19 @@ def refuse_wrong_meshes():
         penstock.shard(model, mesh=mesh)
 
 
+def leave_out_dimensions_of_one_rank():
+    mesh = init_device_mesh(DEVICE, (2, 1, 2, 1), mesh_dim_names=(*NAMES[:1], "pp", "dp", "tp"))
+    model = penstock.shard(make(Net), mesh=mesh, shard_dim="dp")
+    assert model.head.weight.device_mesh == mesh["replicate", "dp"]
+    loss_of(model, 0, world()[0]).backward()
+    assert_equal_replicas(model, mesh)
+    penstock.close(model)
+
+
+def test_dimensions_of_one_rank_do_not_matter(worlds):
+    worlds(4).run(leave_out_dimensions_of_one_rank)
+
+
 def test_meshes_that_say_too_little_are_refused(worlds):
     worlds(4).run(refuse_wrong_meshes)
 
