@@ -15,13 +15,13 @@ typedef struct memory {
     size_t bytes;
 } memory;
 
-typedef enum kind { COPY, CAST, MANY, SUM, FILL } kind;
+typedef enum kind { COPY, CAST, MANY, SUM, FILL, SUM_AND_STEP, STEP_OF_SUM } kind;
 
 typedef struct subject {
     const char *name;
     kind kind;
     pst_dtype destination, source;
-    size_t sources; /* of a sum */
+    size_t sources; /* of a sum, or what a step of AdamW adds up */
     int accumulate;
     size_t shift; /* elements that the source lies off its alignment */
     double scale;
@@ -78,6 +78,16 @@ static const subject subjects[] = {
      .accumulate = 1,
      .scale = 1},
     {.name = "fill", .kind = FILL},
+    {.name = "sum of 2 bfloat16, then AdamW",
+     .kind = SUM_AND_STEP,
+     TO(BFLOAT16, BFLOAT16),
+     .sources = 2,
+     .scale = 0.5},
+    {.name = "AdamW of the sum of 2 bfloat16",
+     .kind = STEP_OF_SUM,
+     TO(BFLOAT16, BFLOAT16),
+     .sources = 2,
+     .scale = 0.5},
 };
 enum { SUBJECTS = sizeof subjects / sizeof subjects[0] };
 
@@ -158,6 +168,55 @@ static size_t sum(const bench_gpu *gpu, const subject *subject, const memory *me
     return count * moved_each(subject, subject->sources, subject->accumulate);
 }
 
+static void prepare_step(const bench_gpu *gpu, float *step, void *coefficients) {
+    const pst_device_ops *ops = gpu->device->ops;
+    const pst_adamw_settings settings = {.lr = 1e-6, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
+    bench_check(gpu, ops->fill(gpu->device, gpu->stream, step, 0, sizeof *step), "fill");
+    bench_check(gpu,
+                ops->adamw_prepare(gpu->device, gpu->stream, &settings, &step, 1, coefficients),
+                "adamw_prepare");
+}
+
+/* A step by the sum of sources, of as many elements as have room with what they need: parameter and
+ * moments in `to`, with the sum where that is written; the sources in `from`. Both ways count as
+ * what the step needs, the sum not being written. */
+static size_t step(const bench_gpu *gpu, const subject *subject, const memory *memory) {
+    enum { ARRAYS = 4, HEAD = 512 };
+    const size_t size = pst_dtype_size(subject->source);
+    const size_t part = (memory->bytes - HEAD) / ARRAYS / 512 * 512;
+    unsigned char *const at = memory->to + HEAD;
+    const void *sources[MOST_SOURCES];
+    for (size_t k = 0; k < subject->sources; k++)
+        sources[k] = memory->from + k * part;
+    pst_adamw_piece piece = {.parameter = at,
+                             .sources = sources,
+                             .source_count = subject->sources,
+                             .scale = subject->scale,
+                             .exp_avg = at + part,
+                             .exp_avg_sq = at + 2 * part,
+                             .coefficients = memory->to,
+                             .count = part / size,
+                             .parameter_dtype = subject->destination,
+                             .gradient_dtype = subject->destination,
+                             .moment_dtype = subject->destination,
+                             .source_dtype = subject->source};
+    const pst_sum sum = {.destination = at + 3 * part,
+                         .sources = sources,
+                         .source_count = subject->sources,
+                         .count = piece.count,
+                         .scale = subject->scale,
+                         .destination_dtype = subject->destination,
+                         .source_dtype = subject->source};
+    prepare_step(gpu, (float *)(void *)(memory->to + PST_ADAMW_COEFFICIENTS_BYTES), memory->to);
+    if (subject->kind == SUM_AND_STEP) {
+        bench_check(gpu, gpu->device->ops->sum(gpu->device, gpu->stream, &sum), "sum");
+        piece.gradient = sum.destination;
+        piece.source_count = 0;
+    }
+    bench_check(gpu, gpu->device->ops->adamw(gpu->device, gpu->stream, &piece, 1), "adamw");
+    return piece.count * (subject->sources * size + 6 * pst_dtype_size(subject->destination));
+}
+
 static size_t run(const bench_gpu *gpu, const subject *subject, const memory *memory) {
     switch (subject->kind) {
     case COPY:
@@ -166,6 +225,9 @@ static size_t run(const bench_gpu *gpu, const subject *subject, const memory *me
         return fill(gpu, memory);
     case SUM:
         return sum(gpu, subject, memory);
+    case SUM_AND_STEP:
+    case STEP_OF_SUM:
+        return step(gpu, subject, memory);
     default:
         return cast(gpu, subject, memory);
     }

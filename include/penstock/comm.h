@@ -44,7 +44,7 @@ typedef struct pst_segment {
  * to `destination`. */
 typedef struct pst_reduce_piece {
     size_t offset, count;
-    void *destination;
+    void *destination; /* NULL: on to the next of the collective's updates */
     pst_dtype destination_dtype;
     int accumulate; /* add to what is there */
 } pst_reduce_piece;
@@ -70,6 +70,9 @@ typedef struct pst_collective {
     size_t segment_count;
     const pst_reduce_piece *pieces;
     size_t piece_count;
+    /* In the order of the pieces without destination: what each one's sum, in place of a gradient
+     * or sources, updates; see pst_comm_ops.updates. */
+    const pst_adamw_piece *updates;
 
     void *staging; /* scratch of at least ops->staging_bytes() bytes, NULL if that is 0 */
 
@@ -141,6 +144,9 @@ typedef struct pst_comm_ops {
      * the second part has ended; their staging is the caller's, lies in memory that was opened to
      * the peers, at the same place on all ranks, and is written from `start` on. */
     int pushes;
+    /* (optional) 1: it knows updates in reduce-scatters over up to PST_ADAMW_MOST_SOURCES ranks, on
+     * a device that has AdamW: its second part goes on to them, and their sums are not written. */
+    int updates;
 } pst_comm_ops;
 
 /* The ticket of the `index`th collective, from 1, of the `capture`th capture. */

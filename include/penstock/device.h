@@ -123,19 +123,25 @@ typedef struct pst_adamw_settings {
 /* Bytes of a step's coefficients; their alignment is 16. */
 #define PST_ADAMW_COEFFICIENTS_BYTES 64u
 
+#define PST_ADAMW_MOST_SOURCES 8u
+
 /* One piece of a step of AdamW, of `count` elements: parameter, moments and copy are written, all
  * aligned to their elements, and none overlaps another. Dtypes are PST_FLOAT32, PST_BFLOAT16 and
- * PST_FLOAT16; computed is in fp32. */
+ * PST_FLOAT16; computed is in fp32. Where there are sources, PST_ADAMW_MOST_SOURCES at most, the
+ * gradient is what `sum` would make of them, rounded to gradient_dtype, and is not written. */
 typedef struct pst_adamw_piece {
-    void *parameter; /* the master, where there is a copy of fewer bits */
-    const void *gradient;
+    void *parameter;            /* the master, where there is a copy of fewer bits */
+    const void *gradient;       /* NULL where there are sources */
+    const void *const *sources; /* the host's; read before the call returns */
+    size_t source_count;
+    double scale; /* of the sum of sources */
     void *exp_avg, *exp_avg_sq;
     void *max_exp_avg_sq; /* (optional) makes it AMSGrad; as exp_avg_sq, never rounded randomly */
     void *copy;           /* (optional) gets the parameter, too */
     const void *coefficients; /* what adamw_prepare has written */
     size_t count;
     uint64_t first; /* the number of the first element, for stochastic rounding */
-    pst_dtype parameter_dtype, gradient_dtype, moment_dtype, copy_dtype;
+    pst_dtype parameter_dtype, gradient_dtype, moment_dtype, copy_dtype, source_dtype;
     int rounds_randomly; /* 1: exp_avg and exp_avg_sq, which are bfloat16, are rounded
                             stochastically: up or down by seed, step and number alone */
 } pst_adamw_piece;

@@ -21,4 +21,17 @@ static inline pst_sum pst__sum_of(const pst_collective *collective, const pst_re
                      .source_dtype = collective->dtype};
 }
 
+/* The same for a piece without destination. */
+static inline pst_adamw_piece pst__update_of(const pst_collective *collective,
+                                             const pst_adamw_piece *update,
+                                             const void *const *sources, size_t source_count) {
+    pst_adamw_piece piece = *update;
+    piece.gradient = NULL;
+    piece.sources = sources;
+    piece.source_count = source_count;
+    piece.scale = pst__scale_of(collective);
+    piece.source_dtype = collective->dtype;
+    return piece;
+}
+
 #endif

@@ -70,27 +70,43 @@ static int is_misaligned(const void *memory, pst_dtype dtype) {
     return memory != NULL && (uintptr_t)memory % pst_dtype_size(dtype) != 0;
 }
 
+static int has_gradient(const pst_adamw_piece *piece) {
+    if (piece->source_count == 0) return piece->gradient != NULL;
+    for (size_t i = 0; i < piece->source_count; i++)
+        if (piece->sources == NULL || piece->sources[i] == NULL) return 0;
+    return 1;
+}
+
+static int has_misaligned_source(const pst_adamw_piece *piece) {
+    for (size_t i = 0; i < piece->source_count; i++)
+        if (is_misaligned(piece->sources[i], piece->source_dtype)) return 1;
+    return 0;
+}
+
 static pst_status check_dtypes(pst_runtime *runtime, const pst_adamw_piece *piece, size_t index) {
     const pst_status status = pst__adamw_check(piece);
     if (status == PST_OK) return PST_OK;
     return pst__runtime_fail(
         runtime, status,
-        "adamw: piece %zu has parameter %s, gradient %s, moments %s%s, copy %s: give float32, "
-        "bfloat16 or float16%s",
+        "adamw: piece %zu has parameter %s, gradient %s (%zu sources of %s), moments %s%s, copy "
+        "%s: "
+        "give float32, bfloat16 or float16%s, and up to %u sources",
         index, pst_dtype_name(piece->parameter_dtype), pst_dtype_name(piece->gradient_dtype),
+        piece->source_count, pst_dtype_name(piece->source_dtype),
         pst_dtype_name(piece->moment_dtype), piece->rounds_randomly ? ", rounded randomly" : "",
         piece->copy != NULL ? pst_dtype_name(piece->copy_dtype) : "none",
-        piece->rounds_randomly ? ", and round only bfloat16 randomly" : "");
+        piece->rounds_randomly ? ", and round only bfloat16 randomly" : "", PST_ADAMW_MOST_SOURCES);
 }
 
 static pst_status check_piece(pst_runtime *runtime, const pst_adamw_piece *piece, size_t index) {
     const pst_status status = check_dtypes(runtime, piece, index);
     if (status != PST_OK || piece->count == 0) return status;
-    if (piece->parameter == NULL || piece->gradient == NULL || piece->exp_avg == NULL ||
+    if (piece->parameter == NULL || !has_gradient(piece) || piece->exp_avg == NULL ||
         piece->exp_avg_sq == NULL || piece->coefficients == NULL)
         return pst__runtime_fail(runtime, PST_EINVAL,
-                                 "adamw: piece %zu of %zu elements lacks parameter, gradient, a "
-                                 "moment or coefficients: only max_exp_avg_sq and copy may be NULL",
+                                 "adamw: piece %zu of %zu elements lacks parameter, gradient or a "
+                                 "source of it, a moment or coefficients: only max_exp_avg_sq and "
+                                 "copy may be NULL",
                                  index, piece->count);
     if (is_misaligned(piece->parameter, piece->parameter_dtype) ||
         is_misaligned(piece->gradient, piece->gradient_dtype) ||
@@ -98,7 +114,7 @@ static pst_status check_piece(pst_runtime *runtime, const pst_adamw_piece *piece
         is_misaligned(piece->exp_avg_sq, piece->moment_dtype) ||
         is_misaligned(piece->max_exp_avg_sq, piece->moment_dtype) ||
         (piece->copy != NULL && is_misaligned(piece->copy, piece->copy_dtype)) ||
-        (uintptr_t)piece->coefficients % 16 != 0)
+        has_misaligned_source(piece) || (uintptr_t)piece->coefficients % 16 != 0)
         return pst__runtime_fail(
             runtime, PST_EINVAL,
             "adamw: piece %zu at %p: an address is not aligned to its elements "

@@ -132,6 +132,7 @@ void pst__bucket_describe(pst__operation *operation, const pst_bucket *bucket, c
     collective->source_bytes = bucket->used_bytes;
     collective->stride = bucket->stride;
     collective->pieces = operation->pieces;
+    collective->updates = operation->updates.pieces;
     collective->scale = scale;
     operation->wait_name = PST__WAIT_GRADIENTS;
 }
@@ -227,6 +228,7 @@ pst_status pst__bucket_push(pst__operation *operation) {
     pst_collective *collective = &operation->work.collective;
     carrier->is_pushed_to = 1;
     collective->pieces = operation->pieces;
+    collective->updates = operation->updates.pieces;
     const pst_status status = record_filled(carrier, operation);
     if (status == PST_OK)
         return submit_within(operation, NULL, collective->source_bytes * carrier->world);

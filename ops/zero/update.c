@@ -7,8 +7,8 @@
  * reductions.
  *
  * One rank alone updates by the gradients that were reported, on the stream that else copies them.
- * Several do so bucket by bucket: the sums go to memory of the reduction's own, which is given back
- * behind the update. */
+ * Several do so bucket by bucket: sums go on to updates, where the communicator knows them, or to
+ * memory of the reduction's own, which is given back behind the update. */
 #include "ops/zero/engine.h"
 
 #include <string.h>
@@ -166,9 +166,18 @@ static size_t smaller(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-/* What a part of a group's flat gradient, which lies at `sums`, has of each member's rows. */
+/* Where the communicator goes on to the update: see pst_collective.updates. */
+static pst_status add_sum(pst__operation *operation, const pst__group *group, size_t offset,
+                          size_t first, size_t count) {
+    const size_t bytes = pst_dtype_size(group->reduce_dtype);
+    const pst_reduce_piece piece = {.offset = offset + first * bytes, .count = count};
+    return pst__operation_add_piece(operation, &piece);
+}
+
+/* What a part of a group's flat gradient, `offset` bytes into the chunk, has of each member's rows.
+ * It lies at `sums`; NULL: nowhere. */
 static pst_status add_pieces(const pst_zero *engine, const pst__group *group, pst__part part,
-                             const char *sums, pst__updates *updates) {
+                             size_t offset, const char *sums, pst__operation *operation) {
     const size_t element = group->layout.element_bytes, end = part.first + part.count;
     pst_status status = PST_OK;
     for (size_t i = 0; status == PST_OK && i < group->layout.member_count; i++) {
@@ -179,9 +188,12 @@ static pst_status add_pieces(const pst_zero *engine, const pst__group *group, ps
         const size_t from = part.first > begin ? part.first : begin;
         const size_t to = smaller(begin + whole->count, end);
         if (from >= to) continue;
-        const pst_adamw_piece piece = piece_of(whole, from - begin, to - from,
-                                               sums + (from - part.first) * element, group->dtype);
-        status = pst__updates_add(engine->carrier.heap, updates, &piece);
+        const char *gradient = sums == NULL ? NULL : sums + (from - part.first) * element;
+        const pst_adamw_piece piece =
+            piece_of(whole, from - begin, to - from, gradient, group->dtype);
+        status = pst__updates_add(engine->carrier.heap, &operation->updates, &piece);
+        if (status == PST_OK && sums == NULL)
+            status = add_sum(operation, group, offset, from - part.first, to - from);
     }
     return status;
 }
@@ -197,8 +209,14 @@ static size_t place_of(size_t bytes, pst_dtype dtype) {
     return bytes / pst_dtype_size(dtype) * sizeof(float);
 }
 
-pst_status pst__update_add(pst_zero *engine, pst__operation *operation, const pst__group *group,
-                           pst__part part, size_t offset) {
+static int sums_go_on(const pst__carrier *carrier, const pst__group *group) {
+    const pst_comm *comm = carrier->options.reduce_comm;
+    return carrier->replicas == 1 && comm->ops->updates &&
+           (size_t)comm->size <= PST_ADAMW_MOST_SOURCES && is_arithmetic(group->reduce_dtype);
+}
+
+static pst_status add_with_sums(pst_zero *engine, pst__operation *operation,
+                                const pst__group *group, pst__part part, size_t offset) {
     pst__carrier *carrier = &engine->carrier;
     pst_status status = PST_OK;
     if (operation->sums.memory == NULL)
@@ -211,8 +229,16 @@ pst_status pst__update_add(pst_zero *engine, pst__operation *operation, const ps
                                                               .count = part.count,
                                                               .destination = sums,
                                                               .destination_dtype = group->dtype});
-    if (status == PST_OK) status = add_pieces(engine, group, part, sums, &operation->updates);
+    if (status == PST_OK) status = add_pieces(engine, group, part, offset, sums, operation);
     operation->then = update;
+    return status;
+}
+
+pst_status pst__update_add(pst_zero *engine, pst__operation *operation, const pst__group *group,
+                           pst__part part, size_t offset) {
+    const pst_status status = sums_go_on(&engine->carrier, group)
+                                  ? add_pieces(engine, group, part, offset, NULL, operation)
+                                  : add_with_sums(engine, operation, group, part, offset);
     if (status == PST_OK) return PST_OK;
     return pst__zero_fail(engine, status, "group '%s': no memory for its update", group->name);
 }

@@ -1,7 +1,8 @@
 /* A step of AdamW, by the arithmetic of sched/device/adamw.h, which host_adamw.c has, too: the same
  * bits, but for parameters whose moments have 16 of them. There root and quotients are the device's
  * own, off by some 1e-7 of an update: exact ones take half of the instructions, and it is these
- * that a step takes its time for. This text comes behind kernels.cu, whose vectors, ranges and conversions it uses.
+ * that a step takes its time for. This text comes behind kernels.cu, whose vectors, ranges and
+ * conversions it uses.
  *
  * A block takes a range of one piece. Where all addresses can be aligned together, and dtypes are
  * float and bfloat16, memory is accessed by vectors; else by single elements, which a warp still
@@ -77,9 +78,95 @@ static __device__ __forceinline__ void adamw_write_single(const pst_cuda_adamw_p
         adamw_write(piece.copy, at, PST_CUDA_ADAMW_COPY(piece.kinds), element.parameter);
 }
 
+template <typename T> static __device__ __forceinline__ const T *at_element(const void *base,
+                                                                            address at) {
+    return (const T *)base + at;
+}
+template <typename T> static __device__ __forceinline__ T *at_element(void *base, address at) {
+    return (T *)base + at;
+}
+
+/* ---- gradients --------------------------------------------------------------------------- */
+
+/* One that is there. A single element is read at once, and converted when all loads of a round are
+ * under way. */
+struct adamw_written {
+    const void *memory;
+    __device__ __forceinline__ unsigned read(address at, unsigned dtype) const {
+        return adamw_read(memory, at, dtype);
+    }
+    __device__ __forceinline__ float value(unsigned bits, unsigned dtype) const {
+        return adamw_value(bits, dtype);
+    }
+    template <unsigned N, typename G>
+    __device__ __forceinline__ void read_all(address at, float *to) const {
+        const auto in = read_vector<N, true>(at_element<G>(memory, at));
+#pragma unroll
+        for (unsigned e = 0; e < N; e++)
+            to[e] = load<float>(in.at[e]);
+    }
+    template <unsigned N, typename G>
+    __device__ __forceinline__ unsigned apart(address at) const {
+        return gap(at_element<G>(memory, at), N * sizeof(G));
+    }
+};
+
+/* The sum of sources, as pst_sum has it: see there. */
+struct adamw_added {
+    const pst_cuda_adamw_sum &sum;
+    __device__ __forceinline__ float rounded(float total) const {
+        const float value = total * sum.scale;
+        if (sum.rounds_to == PST_CUDA_ADAMW_FLOAT) return value;
+        return sum.rounds_to == PST_CUDA_ADAMW_HALF ? half_to_float(float_to_half(value))
+                                                    : bfloat_to_float(float_to_bfloat(value));
+    }
+    __device__ __forceinline__ unsigned read(address at, unsigned dtype) const {
+        float total = -0.0f;
+        for (unsigned k = 0; k < sum.source_count; k++)
+            total += adamw_value(adamw_read(sum.source[k], at, dtype), dtype);
+        return __float_as_uint(rounded(total));
+    }
+    __device__ __forceinline__ float value(unsigned bits, unsigned) const {
+        return __uint_as_float(bits);
+    }
+    template <unsigned N, typename G>
+    __device__ __forceinline__ void read_all(address at, float *to) const {
+        enum { ROUND = 2 };
+#pragma unroll
+        for (unsigned e = 0; e < N; e++)
+            to[e] = -0.0f;
+        for (unsigned k = 0; k < sum.source_count; k += ROUND) {
+            pack<G, N> in[ROUND];
+#pragma unroll
+            for (unsigned r = 0; r < ROUND; r++)
+                if (k + r < sum.source_count)
+                    in[r] = read_vector<N, true>(at_element<G>(sum.source[k + r], at));
+#pragma unroll
+            for (unsigned r = 0; r < ROUND; r++)
+#pragma unroll
+                for (unsigned e = 0; e < N; e++)
+                    if (k + r < sum.source_count) to[e] += load<float>(in[r].at[e]);
+        }
+#pragma unroll
+        for (unsigned e = 0; e < N; e++)
+            to[e] = rounded(to[e]);
+    }
+    template <unsigned N, typename G>
+    __device__ __forceinline__ unsigned apart(address at) const {
+        unsigned all = 0;
+        for (unsigned k = 0; k < sum.source_count; k++)
+            all |= gap(at_element<G>(sum.source[k], at), N * sizeof(G));
+        return all;
+    }
+};
+
+/* ---- single elements of a piece ---------------------------------------------------------- */
+
 /* `count` elements; number `skip_at` and what follows lie `skip` further. A function of its own, as
  * all ways end with it. */
+template <typename Gradient>
 static __device__ __noinline__ void adamw_singles(const pst_cuda_adamw_piece &piece,
+                                     const Gradient &gradients,
                                      const pst__adamw_coefficients &with, address begin,
                                      unsigned count, unsigned skip_at, unsigned skip) {
     enum { ROUND = 4 };
@@ -94,7 +181,7 @@ static __device__ __noinline__ void adamw_singles(const pst_cuda_adamw_piece &pi
             const address at = begin + number + (number < skip_at ? 0 : skip);
             if (number >= count) continue;
             in[r][0] = adamw_read(piece.parameter, at, parameter);
-            in[r][1] = adamw_read(piece.gradient, at, gradient);
+            in[r][1] = gradients.read(at, gradient);
             in[r][2] = adamw_read(piece.exp_avg, at, moment);
             in[r][3] = adamw_read(piece.exp_avg_sq, at, moment);
             if (piece.max_exp_avg_sq) in[r][4] = adamw_read(piece.max_exp_avg_sq, at, moment);
@@ -105,7 +192,7 @@ static __device__ __noinline__ void adamw_singles(const pst_cuda_adamw_piece &pi
             const address at = begin + number + (number < skip_at ? 0 : skip);
             if (number >= count) continue;
             pst__adamw_element element = {
-                adamw_value(in[r][0], parameter), adamw_value(in[r][1], gradient),
+                adamw_value(in[r][0], parameter), gradients.value(in[r][1], gradient),
                 adamw_value(in[r][2], moment), adamw_value(in[r][3], moment)};
             pst__adamw_moments(&with, &element);
             float square = element.exp_avg_sq;
@@ -129,14 +216,6 @@ static __device__ constexpr unsigned adamw_vector_length() {
     return sizeof(P) + sizeof(G) + sizeof(M) == 6 ? 8 : 4;
 }
 
-template <typename T> static __device__ __forceinline__ const T *at_element(const void *base,
-                                                                            address at) {
-    return (const T *)base + at;
-}
-template <typename T> static __device__ __forceinline__ T *at_element(void *base, address at) {
-    return (T *)base + at;
-}
-
 static __device__ __forceinline__ void adamw_round(float &to, float value, unsigned) {
     to = value;
 }
@@ -145,20 +224,22 @@ static __device__ __forceinline__ void adamw_round(bfloat &to, float value, unsi
 }
 
 /* Gradients and moments are not needed again soon; parameters are what is gathered next. */
-template <typename P, typename G, typename M>
+template <typename P, typename G, typename M, typename Gradient>
 static __device__ __forceinline__ void adamw_vector(const pst_cuda_adamw_piece &piece,
+                                                    const Gradient &gradients,
                                                     const pst__adamw_coefficients &with,
                                                     address at) {
     constexpr unsigned N = adamw_vector_length<P, G, M>();
     auto parameter = read_vector<N>(at_element<P>((const void *)piece.parameter, at));
-    const auto gradient = read_vector<N, true>(at_element<G>(piece.gradient, at));
+    float gradient[N];
+    gradients.template read_all<N, G>(at, gradient);
     auto exp_avg = read_vector<N, true>(at_element<M>((const void *)piece.exp_avg, at));
     auto exp_avg_sq = read_vector<N, true>(at_element<M>((const void *)piece.exp_avg_sq, at));
     pack<bfloat, N> copy;
 #pragma unroll
     for (unsigned e = 0; e < N; e++) {
         pst__adamw_element element = {
-            load<float>(parameter.at[e]), load<float>(gradient.at[e]), load<float>(exp_avg.at[e]),
+            load<float>(parameter.at[e]), gradient[e], load<float>(exp_avg.at[e]),
             load<float>(exp_avg_sq.at[e])};
         pst__adamw_moments(&with, &element);
         adamw_move<sizeof(M) == sizeof(float)>(with, element.exp_avg_sq, element);
@@ -180,16 +261,16 @@ static __device__ __forceinline__ void adamw_vector(const pst_cuda_adamw_piece &
 }
 
 /* Elements before the first vector: all of them if not all addresses can be aligned together. */
-template <typename P, typename G, typename M>
+template <typename P, typename G, typename M, typename Gradient>
 static __device__ __forceinline__ unsigned adamw_head(const pst_cuda_adamw_piece &piece,
-                                                      range part) {
+                                                      const Gradient &gradients, range part) {
     constexpr unsigned N = adamw_vector_length<P, G, M>();
     const P *first = at_element<P>((const void *)piece.parameter, part.begin);
     const unsigned head = least(gap(first, N * sizeof(P)) / sizeof(P), part.count);
     const address at = part.begin + head;
     const unsigned apart =
         gap(at_element<P>((const void *)piece.parameter, at), N * sizeof(P)) |
-        gap(at_element<G>(piece.gradient, at), N * sizeof(G)) |
+        gradients.template apart<N, G>(at) |
         gap(at_element<M>((const void *)piece.exp_avg, at), N * sizeof(M)) |
         gap(at_element<M>((const void *)piece.exp_avg_sq, at), N * sizeof(M)) |
         (piece.copy ? gap(at_element<bfloat>((const void *)piece.copy, at), N * sizeof(bfloat))
@@ -197,50 +278,63 @@ static __device__ __forceinline__ unsigned adamw_head(const pst_cuda_adamw_piece
     return apart != 0 ? part.count : head;
 }
 
-template <typename P, typename G, typename M>
+template <typename P, typename G, typename M, typename Gradient>
 static __device__ __forceinline__ void adamw_range(const pst_cuda_adamw_piece &piece,
+                                                   const Gradient &gradients,
                                                    const pst__adamw_coefficients &with,
                                                    range part) {
     constexpr unsigned N = adamw_vector_length<P, G, M>();
-    const unsigned head = adamw_head<P, G, M>(piece, part);
+    const unsigned head = adamw_head<P, G, M>(piece, gradients, part);
     const unsigned vectors = (part.count - head) / N;
     for (unsigned i = threadIdx.x; i < vectors; i += PST_CUDA_THREADS)
-        adamw_vector<P, G, M>(piece, with, part.begin + head + (address)i * N);
-    adamw_singles(piece, with, part.begin, part.count - vectors * N, head, vectors * N);
+        adamw_vector<P, G, M>(piece, gradients, with, part.begin + head + (address)i * N);
+    adamw_singles(piece, gradients, with, part.begin, part.count - vectors * N, head, vectors * N);
 }
 
 /* ---- kernels ----------------------------------------------------------------------------- */
 
 /* The dtypes of parameter, gradient and moments: bits 2, 1 and 0 are set for bfloat16. */
+template <typename Gradient>
 static __device__ __forceinline__ void adamw_piece(const pst_cuda_adamw_piece &piece,
+                                                   const Gradient &gradients,
                                                    unsigned block_elements, unsigned block) {
     const pst__adamw_coefficients with = *(const pst__adamw_coefficients *)piece.coefficients;
     const range part = share_of(piece.count, block_elements, block);
     if (with.is_skipped) return;
     switch (piece.way) {
-    case 0: adamw_range<float, float, float>(piece, with, part); break;
-    case 1: adamw_range<float, float, bfloat>(piece, with, part); break;
-    case 2: adamw_range<float, bfloat, float>(piece, with, part); break;
-    case 3: adamw_range<float, bfloat, bfloat>(piece, with, part); break;
-    case 4: adamw_range<bfloat, float, float>(piece, with, part); break;
-    case 5: adamw_range<bfloat, float, bfloat>(piece, with, part); break;
-    case 6: adamw_range<bfloat, bfloat, float>(piece, with, part); break;
-    case 7: adamw_range<bfloat, bfloat, bfloat>(piece, with, part); break;
-    default: adamw_singles(piece, with, part.begin, part.count, part.count, 0);
+    case 0: adamw_range<float, float, float>(piece, gradients, with, part); break;
+    case 1: adamw_range<float, float, bfloat>(piece, gradients, with, part); break;
+    case 2: adamw_range<float, bfloat, float>(piece, gradients, with, part); break;
+    case 3: adamw_range<float, bfloat, bfloat>(piece, gradients, with, part); break;
+    case 4: adamw_range<bfloat, float, float>(piece, gradients, with, part); break;
+    case 5: adamw_range<bfloat, float, bfloat>(piece, gradients, with, part); break;
+    case 6: adamw_range<bfloat, bfloat, float>(piece, gradients, with, part); break;
+    case 7: adamw_range<bfloat, bfloat, bfloat>(piece, gradients, with, part); break;
+    default: adamw_singles(piece, gradients, with, part.begin, part.count, part.count, 0);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
     pst_adamw(const __grid_constant__ pst_cuda_adamw table) {
     const pst_cuda_adamw_piece &piece = table.piece[piece_of(table, blockIdx.x)];
-    adamw_piece(piece, table.block_elements, blockIdx.x - piece.first_block);
+    const adamw_written gradients = {piece.gradient};
+    adamw_piece(piece, gradients, table.block_elements, blockIdx.x - piece.first_block);
+}
+
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+    pst_adamw_sums(const __grid_constant__ pst_cuda_adamw_sums table) {
+    const unsigned index = piece_of(table, blockIdx.x);
+    const pst_cuda_adamw_piece &piece = table.piece[index];
+    const adamw_added gradients = {table.sum[index]};
+    adamw_piece(piece, gradients, table.block_elements, blockIdx.x - piece.first_block);
 }
 
 #ifdef PST_CUDA_LARGE_PARAMETERS
 extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
     pst_adamw_many(const __grid_constant__ pst_cuda_adamw_many table) {
     const pst_cuda_adamw_piece &piece = table.piece[piece_of(table, blockIdx.x)];
-    adamw_piece(piece, table.block_elements, blockIdx.x - piece.first_block);
+    const adamw_written gradients = {piece.gradient};
+    adamw_piece(piece, gradients, table.block_elements, blockIdx.x - piece.first_block);
 }
 #endif
 

@@ -73,6 +73,7 @@ typedef struct pst_cuda_sum {
 #define PST_CUDA_ADAMW_COPY(kinds)      ((kinds) >> 6 & 3u)
 #define PST_CUDA_ADAMW_ROUNDS(kinds)    ((kinds) >> 8)
 #define PST_CUDA_ADAMW_SINGLES          8u
+#define PST_CUDA_ADAMW_SOURCES          8 /* as PST_ADAMW_MOST_SOURCES */
 
 typedef struct pst_cuda_adamw_piece {
     void *parameter;
@@ -99,6 +100,24 @@ typedef struct pst_cuda_adamw_piece {
 
 typedef PST_CUDA_ADAMW_TABLE(PST_CUDA_ADAMW_PIECES) pst_cuda_adamw;
 typedef PST_CUDA_ADAMW_TABLE(PST_CUDA_ADAMW_MANY_PIECES) pst_cuda_adamw_many;
+
+/* What is the gradient of a piece that has none, and the sources' dtype in its kinds; `rounds_to`
+ * is the gradient's. */
+typedef struct pst_cuda_adamw_sum {
+    const void *source[PST_CUDA_ADAMW_SOURCES];
+    float scale;
+    unsigned short source_count, rounds_to;
+} pst_cuda_adamw_sum;
+
+/* A launch of pst_adamw_sums: as pst_adamw, with a sum for each piece. */
+#define PST_CUDA_ADAMW_SUMS 26
+
+typedef struct pst_cuda_adamw_sums {
+    unsigned piece_count;
+    unsigned block_elements;
+    pst_cuda_adamw_piece piece[PST_CUDA_ADAMW_SUMS];
+    pst_cuda_adamw_sum sum[PST_CUDA_ADAMW_SUMS];
+} pst_cuda_adamw_sums;
 
 /* A launch of pst_adamw_prepare. */
 #define PST_CUDA_ADAMW_STEPS 480

@@ -28,6 +28,7 @@ static pst_status load_module(pst__cuda *cuda, const void *image) {
     if (status == PST_OK) status = get(cuda, "pst_fill", &kernels->fill);
     if (status == PST_OK) status = get(cuda, "pst_adamw_prepare", &kernels->adamw_prepare);
     if (status == PST_OK) status = get(cuda, "pst_adamw", &kernels->adamw);
+    if (status == PST_OK) status = get(cuda, "pst_adamw_sums", &kernels->adamw_sums);
     if (status != PST_OK) return status;
     get_large(cuda, "pst_cast_scale_copy_many", &kernels->cast_many);
     get_large(cuda, "pst_adamw_many", &kernels->adamw_many);

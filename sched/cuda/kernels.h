@@ -10,7 +10,7 @@ struct pst__cuda_kernels {
     CUmodule module;
     CUfunction cast, cast_many; /* by size of the table; the second may be missing: NULL */
     CUfunction sum, sum_passing, maximum, fill;
-    CUfunction adamw_prepare, adamw, adamw_many; /* the last one as cast_many */
+    CUfunction adamw_prepare, adamw, adamw_many, adamw_sums; /* adamw_many as cast_many */
 };
 
 /* Compiles the kernels, or takes them from the cache (see pst_cuda_options for both paths), and

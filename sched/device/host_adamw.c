@@ -58,9 +58,29 @@ INLINE void store_randomly(uint16_t *restrict to, const float *restrict from, co
     }
 }
 
+/* As host_kernels.c adds sources up: from -0 on, to which adding changes nothing. */
+INLINE void load_sum(block *to, const pst_adamw_piece *piece, size_t at) {
+    const float scale = (float)piece->scale;
+    float source[BLOCK], rounded[BLOCK]; /* the second has room for any dtype */
+    for (size_t i = 0; i < to->count; i++)
+        to->gradient[i] = -0.0f;
+    for (size_t k = 0; k < piece->source_count; k++) {
+        load(source, piece->sources[k], piece->source_dtype, at, to->count);
+        for (size_t i = 0; i < to->count; i++)
+            to->gradient[i] += source[i];
+    }
+    for (size_t i = 0; i < to->count; i++)
+        to->gradient[i] *= scale;
+    store(rounded, to->gradient, piece->gradient_dtype, 0, to->count);
+    load(to->gradient, rounded, piece->gradient_dtype, 0, to->count);
+}
+
 INLINE void load_block(block *to, const pst_adamw_piece *piece, size_t at) {
     load(to->parameter, piece->parameter, piece->parameter_dtype, at, to->count);
-    load(to->gradient, piece->gradient, piece->gradient_dtype, at, to->count);
+    if (piece->source_count > 0)
+        load_sum(to, piece, at);
+    else
+        load(to->gradient, piece->gradient, piece->gradient_dtype, at, to->count);
     load(to->exp_avg, piece->exp_avg, piece->moment_dtype, at, to->count);
     load(to->exp_avg_sq, piece->exp_avg_sq, piece->moment_dtype, at, to->count);
     if (piece->max_exp_avg_sq != NULL)
@@ -147,6 +167,9 @@ pst_status pst__adamw_check(const pst_adamw_piece *piece) {
         !has_dtype(piece->moment_dtype) || (piece->copy != NULL && !has_dtype(piece->copy_dtype)))
         return PST_EUNSUPPORTED;
     if (piece->rounds_randomly && piece->moment_dtype != PST_BFLOAT16) return PST_EUNSUPPORTED;
+    if (piece->source_count > 0 &&
+        (piece->source_count > PST_ADAMW_MOST_SOURCES || !has_dtype(piece->source_dtype)))
+        return PST_EUNSUPPORTED;
     return PST_OK;
 }
 

@@ -9,8 +9,9 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_PIECES = 500, ARRAYS = 6, STEPS = 3 };
-enum { PARAMETER, GRADIENT, EXP_AVG, EXP_AVG_SQ, LARGEST, COPY };
+enum { MOST_PIECES = 500, STEPS = 3 };
+enum { PARAMETER, GRADIENT, EXP_AVG, EXP_AVG_SQ, LARGEST, COPY, SOURCE };
+enum { ARRAYS = SOURCE + PST_ADAMW_MOST_SOURCES };
 
 /* The beginning of the memory; pieces follow. */
 typedef struct head {
@@ -22,8 +23,9 @@ typedef struct head {
 typedef struct piece {
     size_t at[ARRAYS]; /* offsets; 0: there is none */
     pst_dtype dtype[ARRAYS];
-    size_t count, coefficients;
+    size_t count, coefficients, sources;
     uint64_t first;
+    double scale;
     int rounds_randomly;
 } piece;
 
@@ -61,7 +63,7 @@ static double read_number(const unsigned char *from, pst_dtype dtype) {
 /* Squares are not negative; a few gradients have any bits. */
 static void fill_array(trial *trial, const piece *piece, int array) {
     const size_t size = pst_dtype_size(piece->dtype[array]);
-    const int any_bits = array == GRADIENT && below(trial, 8) == 0;
+    const int any_bits = (array == GRADIENT || array >= SOURCE) && below(trial, 8) == 0;
     const double least = array == EXP_AVG_SQ || array == LARGEST ? 0.0 : -1.0;
     for (size_t i = 0; i < piece->count; i++) {
         unsigned char *to = trial->expected + piece->at[array] + i * size;
@@ -90,6 +92,17 @@ static pst_dtype random_dtype(trial *trial) {
     return dtypes[below(trial, 5)];
 }
 
+/* In place of a gradient. */
+static void add_sources(trial *trial, piece *piece) {
+    const pst_dtype dtype = random_dtype(trial);
+    piece->sources = 1 + below(trial, PST_ADAMW_MOST_SOURCES);
+    piece->scale = below(trial, 2) == 0 ? 1.0 : between(trial, 0, 1);
+    for (int array = SOURCE; array < SOURCE + (int)piece->sources; array++) {
+        piece->dtype[array] = dtype;
+        place_array(trial, piece, array);
+    }
+}
+
 static void random_piece(trial *trial, piece *piece, size_t room) {
     const pst_dtype moment = random_dtype(trial);
     const uint32_t limit = below(trial, 2) == 0 ? 20 : (uint32_t)room;
@@ -100,20 +113,27 @@ static void random_piece(trial *trial, piece *piece, size_t room) {
     piece->rounds_randomly = moment == PST_BFLOAT16 && below(trial, 2) == 0;
     piece->first = (uint64_t)below(trial, UINT32_MAX) << below(trial, 8);
     piece->coefficients = below(trial, (uint32_t)trial->count);
+    if (below(trial, 2) == 0) add_sources(trial, piece);
     for (int array = 0; array < LARGEST; array++)
-        place_array(trial, piece, array);
+        if (array != GRADIENT || piece->sources == 0) place_array(trial, piece, array);
     if (below(trial, 4) == 0) place_array(trial, piece, LARGEST);
     if (below(trial, 2) == 0) place_array(trial, piece, COPY);
 }
 
 /* ---- a step ------------------------------------------------------------------------------ */
 
-static void describe(const piece *piece, unsigned char *memory, pst_adamw_piece *to) {
+static void describe(const piece *piece, unsigned char *memory, const void **sources,
+                     pst_adamw_piece *to) {
     void *at[ARRAYS];
     for (int array = 0; array < ARRAYS; array++)
         at[array] = piece->at[array] == 0 ? NULL : memory + piece->at[array];
+    for (size_t i = 0; i < piece->sources; i++)
+        sources[i] = at[SOURCE + i];
     *to = (pst_adamw_piece){.parameter = at[PARAMETER],
                             .gradient = at[GRADIENT],
+                            .sources = sources,
+                            .source_count = piece->sources,
+                            .scale = piece->scale,
                             .exp_avg = at[EXP_AVG],
                             .exp_avg_sq = at[EXP_AVG_SQ],
                             .max_exp_avg_sq = at[LARGEST],
@@ -125,6 +145,7 @@ static void describe(const piece *piece, unsigned char *memory, pst_adamw_piece 
                             .gradient_dtype = piece->dtype[GRADIENT],
                             .moment_dtype = piece->dtype[EXP_AVG],
                             .copy_dtype = piece->dtype[COPY],
+                            .source_dtype = piece->dtype[SOURCE],
                             .rounds_randomly = piece->rounds_randomly};
 }
 
@@ -142,6 +163,7 @@ static pst_adamw_settings settings_in(unsigned char *memory, const pst_adamw_set
 
 static void one_step(trial *trial, const pst_adamw_settings *common, unsigned has) {
     static pst_adamw_piece described[MOST_PIECES];
+    static const void *sources[MOST_PIECES][PST_ADAMW_MOST_SOURCES];
     float *steps[MOST_PIECES];
     void *context = trial->runner->context;
     for (int is_host = 0; is_host < 2; is_host++) {
@@ -149,7 +171,7 @@ static void one_step(trial *trial, const pst_adamw_settings *common, unsigned ha
         const pst_adamw_settings settings = settings_in(memory, common, has);
         for (size_t i = 0; i < trial->count; i++) {
             steps[i] = &((head *)memory)->steps[i];
-            describe(&trial->pieces[i], memory, &described[i]);
+            describe(&trial->pieces[i], memory, sources[i], &described[i]);
         }
         if (!is_host) {
             assert_int_equal(trial->runner->adamw_prepare(context, &settings, steps, trial->count,

@@ -50,6 +50,9 @@ inline float quotient(float dividend, float divisor) {
 inline float __uint_as_float(unsigned bits) {
     return pst__float_of(bits);
 }
+inline unsigned __float_as_uint(float value) {
+    return pst__bits_of(value);
+}
 
 } // namespace
 
@@ -79,6 +82,8 @@ const kernel kernels[] = {
     {"pst_adamw", [](const void *table) { pst_adamw(*(const pst_cuda_adamw *)table); }},
     {"pst_adamw_many",
      [](const void *table) { pst_adamw_many(*(const pst_cuda_adamw_many *)table); }},
+    {"pst_adamw_sums",
+     [](const void *table) { pst_adamw_sums(*(const pst_cuda_adamw_sums *)table); }},
     {"pst_fill", [](const void *arguments) { pst_fill(*(const pst_cuda_fill *)arguments); }},
 };
 

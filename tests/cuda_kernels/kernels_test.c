@@ -97,6 +97,7 @@ static int set_up(void **state) {
     it.kernels.adamw_prepare = named("pst_adamw_prepare");
     it.kernels.adamw = named("pst_adamw");
     it.kernels.adamw_many = named("pst_adamw_many");
+    it.kernels.adamw_sums = named("pst_adamw_sums");
     it.cuda.kernels = &it.kernels;
     it.cuda.processors = 3; /* few, so that blocks of all sizes come up */
     it.cuda.driver.cuLaunchKernel = launch;

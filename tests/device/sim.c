@@ -302,9 +302,12 @@ static pst_status adamw_prepare(pst_device *device, pst_stream *stream,
 
 static pst_status enqueue_update(sim *sim, pst_stream *stream, const pst_adamw_piece *piece) {
     if (piece->count == 0) return PST_OK;
-    operation *made = pst__sim_operation_create(sim, PST__SIM_ADAMW, 0);
+    operation *made = pst__sim_operation_create(sim, PST__SIM_ADAMW, piece->source_count);
     if (made == NULL) return PST_ENOMEM;
     made->update = *piece;
+    made->update.sources = made->sources;
+    for (size_t i = 0; i < piece->source_count; i++)
+        made->sources[i] = piece->sources[i];
     pst__sim_enqueue(sim, stream, made,
                      cost_of(sim, piece->count * (pst_dtype_size(piece->parameter_dtype) +
                                                   2 * pst_dtype_size(piece->moment_dtype))));

@@ -53,7 +53,7 @@ typedef struct pst__sim_operation {
     pst__sim_mark *mark; /* RECORD, WAIT_EVENT */
     uint32_t *flag;      /* WRITE32, WAIT32 */
     uint32_t value;
-    const void *sources[]; /* SUM, MAXIMUM */
+    const void *sources[]; /* SUM, MAXIMUM, ADAMW */
 } pst__sim_operation;
 
 struct pst_stream {

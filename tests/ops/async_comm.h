@@ -142,13 +142,18 @@ static inline void board_gather(const board_ticket *ticket, const pst_collective
     }
 }
 
+static inline void board_sources(const board *board, const board_ticket *ticket, int rank,
+                                 const pst_reduce_piece *piece, const void **sources) {
+    for (int peer = 0; peer < board->size; peer++)
+        sources[peer] = (const char *)ticket->posted[peer].source +
+                        (size_t)rank * ticket->posted[peer].stride + piece->offset;
+}
+
 static inline void board_sum(const board *board, const board_ticket *ticket, int rank,
                              const pst_collective *mine, const pst_reduce_piece *piece,
                              void *destination, int accumulate) {
     const void *sources[BOARD_RANKS];
-    for (int peer = 0; peer < board->size; peer++)
-        sources[peer] = (const char *)ticket->posted[peer].source +
-                        (size_t)rank * ticket->posted[peer].stride + piece->offset;
+    board_sources(board, ticket, rank, piece, sources);
     const pst_sum sum = {.destination = destination,
                          .sources = sources,
                          .source_count = (size_t)board->size,
@@ -160,11 +165,29 @@ static inline void board_sum(const board *board, const board_ticket *ticket, int
     (void)pst__host_sum(&sum);
 }
 
+static inline void board_update(const board *board, const board_ticket *ticket, int rank,
+                                const pst_collective *mine, const pst_reduce_piece *piece,
+                                const pst_adamw_piece *update) {
+    const void *sources[BOARD_RANKS];
+    pst_adamw_piece whole = *update;
+    board_sources(board, ticket, rank, piece, sources);
+    whole.sources = sources;
+    whole.source_count = (size_t)board->size;
+    whole.scale = mine->scale == 0 ? 1 : mine->scale;
+    whole.source_dtype = mine->dtype;
+    (void)pst__host_adamw(&whole);
+}
+
 static inline void board_reduce(const board *board, const board_ticket *ticket, int rank,
                                 const pst_collective *mine) {
-    for (size_t i = 0; i < mine->piece_count; i++)
-        board_sum(board, ticket, rank, mine, &mine->pieces[i], mine->pieces[i].destination,
-                  mine->pieces[i].accumulate);
+    const pst_adamw_piece *next = mine->updates;
+    for (size_t i = 0; i < mine->piece_count; i++) {
+        const pst_reduce_piece *piece = &mine->pieces[i];
+        if (piece->destination == NULL)
+            board_update(board, ticket, rank, mine, piece, next++);
+        else
+            board_sum(board, ticket, rank, mine, piece, piece->destination, piece->accumulate);
+    }
 }
 
 static inline void *board_all_reduce(const board *board, const board_ticket *ticket,
@@ -397,7 +420,8 @@ static inline pst_comm *async_comm_create(board *board, async_device *async, int
                                .status = async_status,
                                .error_text = async_error_text,
                                .destroy = async_comm_destroy,
-                               .pushes = one_sided};
+                               .pushes = one_sided,
+                               .updates = one_sided};
     made->comm = (pst_comm){&made->ops, made, rank, board->size};
     made->board = board;
     made->async = async;

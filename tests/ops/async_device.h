@@ -320,8 +320,15 @@ static inline pst_status async_adamw_prepare(pst_device *device, pst_stream *str
     return PST_OK;
 }
 
+typedef struct async_update {
+    pst_adamw_piece piece;
+    const void *sources[PST_ADAMW_MOST_SOURCES];
+} async_update;
+
 static inline pst_status async_do_adamw(void *argument) {
-    return pst__host_adamw(argument);
+    async_update *update = argument;
+    update->piece.sources = update->sources;
+    return pst__host_adamw(&update->piece);
 }
 
 static inline pst_status async_adamw(pst_device *device, pst_stream *stream,
@@ -329,8 +336,12 @@ static inline pst_status async_adamw(pst_device *device, pst_stream *stream,
     pst_status status = PST_OK;
     for (size_t i = 0; status == PST_OK && i < count; i++)
         status = pst__adamw_check(&pieces[i]);
-    for (size_t i = 0; status == PST_OK && i < count; i++)
-        async_call(async_of(device), stream, async_do_adamw, &pieces[i], sizeof pieces[i]);
+    for (size_t i = 0; status == PST_OK && i < count; i++) {
+        async_update update = {.piece = pieces[i]};
+        if (pieces[i].source_count > 0)
+            memcpy(update.sources, pieces[i].sources, pieces[i].source_count * sizeof(void *));
+        async_call(async_of(device), stream, async_do_adamw, &update, sizeof update);
+    }
     return status;
 }
 

@@ -280,6 +280,32 @@ static void refused(pst_adamw_piece wrong, pst_status status, const char *why) {
     assert_memory_equal(before, it.parameter, sizeof before);
 }
 
+static void sources_that_do_not_fit_are_named(void **state) {
+    (void)state;
+    const void *sources[PST_ADAMW_MOST_SOURCES + 1];
+    const pst_adamw_settings by = settings();
+    draw_all(__func__);
+    assert_int_equal(prepare(&by), PST_OK);
+    for (size_t i = 0; i <= PST_ADAMW_MOST_SOURCES; i++)
+        sources[i] = it.gradient;
+    pst_adamw_piece piece = piece_of(0, 10);
+    piece.gradient = NULL;
+    piece.sources = sources;
+    piece.scale = 1;
+    piece.source_count = PST_ADAMW_MOST_SOURCES + 1;
+    refused(piece, PST_EUNSUPPORTED, "up to 8 sources");
+    piece.source_count = 2;
+    piece.source_dtype = PST_FLOAT64;
+    refused(piece, PST_EUNSUPPORTED, "2 sources of float64");
+    piece.source_dtype = PST_FLOAT32;
+    sources[1] = NULL;
+    refused(piece, PST_EINVAL, "lacks");
+    sources[1] = (char *)it.gradient + 2;
+    refused(piece, PST_EINVAL, "aligned");
+    sources[1] = it.gradient;
+    assert_int_equal(update(&piece, 1), PST_OK);
+}
+
 static void what_does_not_fit_is_named(void **state) {
     (void)state;
     pst_adamw_settings by = settings();
@@ -331,6 +357,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(parts_of_a_piece_are_the_piece, begin, end),
         cmocka_unit_test_setup_teardown(random_rounding_is_right_in_the_mean, begin, end),
         cmocka_unit_test_setup_teardown(a_copy_is_the_parameter_rounded, begin, end),
+        cmocka_unit_test_setup_teardown(sources_that_do_not_fit_are_named, begin, end),
         cmocka_unit_test_setup_teardown(what_does_not_fit_is_named, begin, end),
         cmocka_unit_test_setup_teardown(a_device_without_adamw_is_named, begin, end),
     };

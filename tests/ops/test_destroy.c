@@ -1,9 +1,9 @@
 /* After an executor's destroy nothing of it is called any more, even if its communicator can
  * neither end what is in flight nor be aborted: the caller may free the communicator then. */
 #include "../cmocka_all.h"
+#include "../threads.h"
 #include "async_device.h"
 
-#include <dirent.h>
 #include <penstock/penstock.h>
 
 #define DEADLINE_NS 100000000u
@@ -255,24 +255,6 @@ static void nothing_is_called_after_a_destroy(void **unused) {
 
 /* ---- threads --------------------------------------------------------------------------------- */
 
-static int count_threads(void) {
-    int count = 0;
-    DIR *tasks = opendir("/proc/self/task");
-    assert_non_null(tasks);
-    for (const struct dirent *entry; (entry = readdir(tasks)) != NULL;)
-        count += entry->d_name[0] != '.';
-    (void)closedir(tasks);
-    return count;
-}
-
-/* A thread that was joined may be listed for a moment longer. */
-static int threads_become(int wanted) {
-    const struct timespec pause = {0, 1000000};
-    for (int i = 0; i < 10000 && count_threads() != wanted; i++)
-        (void)nanosleep(&pause, NULL);
-    return count_threads();
-}
-
 static pst_status build_two_comms(executor *executor) {
     stuck_comm reduce;
     stuck_open(&reduce, executor->async != NULL);
@@ -299,22 +281,11 @@ static pst_status build_offload(executor *executor) {
     return status;
 }
 
-static void *end_at_once(void *unused) {
-    return unused;
-}
-
-/* A sanitizer adds a thread of its own when the first one starts. */
-static void start_one(void) {
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, end_at_once, NULL), 0);
-    assert_int_equal(pthread_join(thread, NULL), 0);
-}
-
 static void no_thread_outlives_its_executor(void **unused) {
     static pst_status (*const all[])(struct executor *) = {build_two_comms, build_offload,
                                                            build_zero, build_flat, build_partition};
     (void)unused;
-    start_one();
+    start_first_thread();
     for (int is_asynchronous = 0; is_asynchronous <= 1; is_asynchronous++) {
         executor executor = {.stays_well = 1};
         assert_int_equal(open_executor(&executor, is_asynchronous), PST_OK);
@@ -324,7 +295,7 @@ static void no_thread_outlives_its_executor(void **unused) {
                 assert_int_equal(all[k](&executor), PST_OK);
                 if (executor.destroy != NULL) executor.destroy(&executor);
             }
-        assert_int_equal(threads_become(before), before);
+        assert_int_equal(count_threads(), before);
         pst_runtime_destroy(executor.runtime);
         if (is_asynchronous) async_close(executor.async);
     }

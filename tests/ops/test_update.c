@@ -67,6 +67,36 @@ static void groups_in_parts_are_updated_bucket_by_bucket(void **unused) {
     }
 }
 
+/* Whether a step of all ranks asks for sums. */
+static int sums_in_a_step(trainer *it, int updates) {
+    rank_state *state = it->state;
+    const uint64_t before = __atomic_load_n(&state->course->sums, __ATOMIC_RELAXED);
+    trainer_steps(it, 1, updates);
+    if (state->failure[0] == '\0' && pst_zero_drain(state->engine) != PST_OK)
+        fail_at(state, __FILE__, __LINE__, "pst_zero_drain");
+    return __atomic_load_n(&state->course->sums, __ATOMIC_RELAXED) > before;
+}
+
+static void train_without_sums(rank_state *state) {
+    trainer *it = open_trainer(state);
+    CHECK_FINE();
+    CHECK(sums_in_a_step(it, 1)); /* before all is planned */
+    trainer_steps(it, 2, 1);
+    CHECK_OK(pst_zero_drain(state->engine));
+    pause_device(state, 0); /* all have */
+    CHECK(!sums_in_a_step(it, 1));
+    CHECK(it->updated == all_groups(it));
+}
+
+static void copy_engines_go_on_from_sums_to_updates(void **unused) {
+    (void)unused;
+    for (precision precision = PLAIN; precision <= NARROW; precision++) {
+        model model = with_precision(model_in_parts(3), precision);
+        model.device = ON_CE;
+        run_ranks_on_device(2, &model, train_without_sums, NULL);
+    }
+}
+
 /* Behind the first step all is planned; without a wait the host may go on while nothing moves. */
 static void train_while_nothing_moves(rank_state *state) {
     trainer *it = open_trainer(state);
@@ -537,6 +567,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(updates_are_those_of_a_step_behind_the_backward),
         cmocka_unit_test(groups_in_parts_are_updated_bucket_by_bucket),
+        cmocka_unit_test(copy_engines_go_on_from_sums_to_updates),
         cmocka_unit_test(steps_with_updates_do_not_wait_for_the_device),
         cmocka_unit_test(updates_that_are_late_are_waited_for),
         cmocka_unit_test(a_group_that_lacks_a_piece_goes_to_its_target),

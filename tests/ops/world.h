@@ -120,6 +120,7 @@ typedef struct sim_course {
     const char *fault_after; /* the next record on the thread of such a call fails, once; atomic */
     int arrived, left;       /* ranks at two places where all meet; atomic */
     int ended;               /* ranks whose training has ended with an error; atomic */
+    uint64_t sums;           /* that were asked for */
 } sim_course;
 
 static inline uint64_t monotonic_ns(void) {
@@ -154,6 +155,7 @@ static inline int is_end_at_fault(sim_course *course, const char *call) {
 
 static inline pst_status sim_fault(void *context, const char *call) {
     sim_course *course = context;
+    if (strcmp(call, "sum") == 0) (void)__atomic_add_fetch(&course->sums, 1, __ATOMIC_RELAXED);
     if (is_end_at_fault(course, call)) return PST_EDEVICE;
     if (__atomic_load_n(&course->fault_in, __ATOMIC_RELAXED) == 0) return PST_OK;
     return __atomic_fetch_sub(&course->fault_in, 1, __ATOMIC_RELAXED) == 1 ? PST_EDEVICE : PST_OK;

@@ -56,7 +56,11 @@ def test_all_implementations_checkpoint_the_same_model():
     micro = ["--batch", "2", "--micro-batches", "2", "--no-compile"]
     printed = run_two_ranks("--tiny", *BOTH, *micro, "--checkpoint", "auto", "--memory", "300000")
     expect_equal_losses(printed)
-    assert re.search(r"kept_blocks=[12], recomputed_blocks=[12]", printed), printed
+    kept, recomputed = map(
+        int, re.search(r"kept_blocks=(\d), recomputed_blocks=(\d)", printed).groups()
+    )
+    # One block fits beside each plan that times may make best, and a lean one leaves room for all.
+    assert kept >= 1 and kept + recomputed == 3, printed
 
 
 def test_a_model_of_transformers_is_trained():

@@ -1,6 +1,7 @@
 """How the blocks of a model are found."""
 
 import pytest
+import torch
 from models import Block, Net, make
 from penstock._blocks import find_blocks
 from torch import nn
@@ -35,6 +36,12 @@ def test_elements_without_parameters_or_forward_are_not_blocks():
     inner = nn.ModuleList([linear(), linear()])
     model.layers = nn.ModuleList([nn.ReLU(), linear(), inner])
     assert names(model) == ["layers.1", "layers.2.0", "layers.2.1"]
+
+
+def test_what_is_wrapped_to_be_compiled_is_a_block():
+    model = make(Net)
+    model.blocks = nn.ModuleList(torch.compile(block, backend="eager") for block in model.blocks)
+    assert names(model) == names(model, list(model.blocks)) == ["blocks.0", "blocks.1", "blocks.2"]
 
 
 def test_two_lists_are_both_found():

@@ -28,6 +28,15 @@ class WrappedBlocks(Net):
         return x
 
 
+class ReplacedBlocks(Net):
+    """`torch.compile(block)` put in place of the block, as torchtitan does it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        compiled = (torch.compile(block, backend="aot_eager") for block in self.blocks)
+        self.blocks = torch.nn.ModuleList(compiled)
+
+
 class Inductor(Net):
     def __init__(self) -> None:
         super().__init__(1)
@@ -49,7 +58,7 @@ def train_compiled(kind, stage):
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.parametrize(
     "kind",
-    [CompiledBlocks, WrappedBlocks, CompiledCheckpointed],
+    [CompiledBlocks, WrappedBlocks, ReplacedBlocks, CompiledCheckpointed],
     ids=lambda k: k.__name__,
 )
 def test_compiled_blocks_equal_unsharded(worlds, kind, stage):

@@ -156,6 +156,34 @@ def test_what_needs_gradients_has_them(caplog, work):
     assert len(said) == 1
 
 
+class Said(logging.Handler):
+    """How often the library has logged in this process where it updates parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def emit(self, record):
+        self.count += "updated in step()" in record.getMessage()
+
+
+def listen_to(work):
+    said, logger = Said(), logging.getLogger("penstock")
+    level = logger.level
+    logger.addHandler(said)
+    logger.setLevel(logging.INFO)
+    try:
+        return train_with(work), said.count
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(said)
+
+
+@pytest.mark.parametrize("work", [clip, clip_by_torch])
+def test_what_needs_gradients_has_them_between_ranks(worlds, work):
+    assert worlds(2).run(listen_to, work) == [(0, 1)] * 2
+
+
 def test_hooks_are_called_with_gradients():
     model = penstock.shard(make(Net))
     optimizer = penstock.AdamW(model, in_backward=True)

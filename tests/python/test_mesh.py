@@ -267,7 +267,7 @@ def test_replicas_begin_with_the_same_values(worlds):
 
 def refuse_wrong_meshes():
     mesh = square()
-    cube = init_device_mesh(DEVICE, (2, 2, 1), mesh_dim_names=(*NAMES, "tp"))
+    cube = init_device_mesh(DEVICE, (1, 2, 2), mesh_dim_names=(*NAMES, "tp"))
     plain = {"mesh": mesh}
     for given, text in (
         ({**plain, "shard_dim": "fsdp"}, r"shard_dim='fsdp': .*\('replicate', 'shard'\)"),
@@ -276,8 +276,9 @@ def refuse_wrong_meshes():
         ({**plain, "process_group": dist.group.WORLD}, "there is a process_group= too"),
         ({"process_group": mesh}, r"process_group=.*one of its dimensions, .* or mesh="),
         ({"mesh": dist.group.WORLD}, "mesh=.*init_device_mesh"),
-        ({"mesh": cube}, r"one or two of its dimensions, as mesh\['replicate', 'shard'\]"),
+        ({"mesh": cube}, r"over its dimension 'tp': .* out, as mesh\['replicate', 'shard'\]"),
         ({"mesh": init_device_mesh(DEVICE, (2, 2))}, "no names: give it mesh_dim_names="),
+        ({"mesh": mesh["shard"], "shard_dim": "dp"}, "shard_dim='dp': .*one dimension"),
         ({"mesh": mesh["shard"], "replicate_dim": "dp"}, "replicate_dim='dp': .*one dimension"),
         ({"shard_dim": "dp"}, "shard_dim='dp': there is no mesh="),
     ):
@@ -286,8 +287,21 @@ def refuse_wrong_meshes():
             penstock.shard(model, **given)
         assert caught.value.status == "EINVAL" and "\n" not in str(caught.value)
     model = parallelize_module(make(Net), mesh["shard"], {"head": ColwiseParallel()})
-    with pytest.raises(PenstockError, match=r"'head.weight' is a DTensor .*'shard' in common"):
+    with pytest.raises(PenstockError, match="shard_dim='shard': parameter 'head.weight' is"):
         penstock.shard(model, mesh=mesh)
+
+
+def leave_out_dimensions_of_one_rank():
+    mesh = init_device_mesh(DEVICE, (2, 1, 2, 1), mesh_dim_names=(*NAMES[:1], "pp", "dp", "tp"))
+    model = penstock.shard(make(Net), mesh=mesh, shard_dim="dp")
+    assert model.head.weight.device_mesh == mesh["replicate", "dp"]
+    loss_of(model, 0, world()[0]).backward()
+    assert_equal_replicas(model, mesh)
+    penstock.close(model)
+
+
+def test_dimensions_of_one_rank_do_not_matter(worlds):
+    worlds(4).run(leave_out_dimensions_of_one_rank)
 
 
 def test_meshes_that_say_too_little_are_refused(worlds):

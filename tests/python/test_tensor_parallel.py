@@ -1,4 +1,4 @@
-"""Models that parallelize_module has divided over an axis of a mesh are sharded over the other."""
+"""Models that parallelize_module has divided over an axis of a mesh are sharded over others."""
 
 import os
 
@@ -97,14 +97,27 @@ def square(shape=(2, 2), names=("dp", "tp")):
     return init_device_mesh(DEVICE, shape, mesh_dim_names=names)
 
 
+REPLICAS = {"shard_dim": "dp_shard", "replicate_dim": "dp_replicate"}
+
+
+def cube(shape=(2, 2, 2)):
+    return square(shape, ("dp_replicate", "dp_shard", "tp"))
+
+
+def unflattened():
+    whole = init_device_mesh(DEVICE, (4,), mesh_dim_names=("world",))
+    return whole._unflatten(0, (2, 2), ("dp", "tp"))  # as torchtitan makes its meshes
+
+
 def ours(mesh, seed=0, **options):
-    return penstock.shard(divide(make(seed), mesh["tp"]), mesh=mesh["dp"], **options)
+    dims = REPLICAS if mesh.ndim == 3 else {"shard_dim": "dp"}
+    return penstock.shard(divide(make(seed), mesh["tp"]), mesh=mesh, **dims, **options)
 
 
 def fsdp2(mesh, seed=0):
     model = divide(make(seed), mesh["tp"])
     for module in (*model.blocks, model):
-        fully_shard(module, mesh=mesh["dp"])
+        fully_shard(module, mesh=mesh[mesh.mesh_dim_names[:-1]])
     return model
 
 
@@ -135,9 +148,9 @@ def step_and_forget(*optimizers):
 
 def assert_equal_along(model, mesh):
     """What is the same on the ranks of an axis has the same bits there."""
-    group = mesh.get_group()
+    group, (axis,) = mesh.get_group(), mesh.mesh_dim_names
     for name, parameter in model.named_parameters():
-        if parameter.placements[-1].is_replicate():
+        if parameter.placements[parameter.device_mesh.mesh_dim_names.index(axis)].is_replicate():
             rows = parameter.to_local().detach()
             both = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
             dist.all_gather(both, rows.contiguous(), group=group)
@@ -159,7 +172,7 @@ def train(stage):
     place = mesh.get_local_rank("dp")
     reference, model, theirs = make(), divide(make(), mesh["tp"], local=stage != 2), fsdp2(mesh)
     options = {"checkpoint": Block} if stage == 3 else {}
-    penstock.shard(model, mesh=mesh["dp"], stage=stage, **options)
+    penstock.shard(model, mesh=mesh, shard_dim="dp", stage=stage, **options)
     how = {1: {"foreach": True}, 2: {"fused": True}, 3: None}[stage]
     mine = torchs(model, **how) if how else penstock.AdamW(model, lr=0.01)
     pairs = [(reference, torchs(reference)), (model, mine)]
@@ -194,7 +207,7 @@ def test_training_is_that_of_the_unsharded_model_and_of_fsdp2(worlds, stage):
 
 def accumulate(**options):
     """Without reductions, then with one; returns all gradients, and the norm of them."""
-    mesh = square()
+    mesh = unflattened()
     model = ours(mesh, **options)
     model.blocks[1].up.weight.requires_grad_(False)
     place = mesh.get_local_rank("dp")
@@ -298,29 +311,40 @@ def test_experts_and_layers_on_other_axes_train_alike(worlds):
 
 
 def train_with_replicas():
-    mesh = square((2, 1, 2), ("replicate", "shard", "tp"))
-    place = mesh.get_local_rank("replicate")
-    reference = make()
+    """Replicas, shards and tensor parallelism at once, beside the unsharded model and FSDP2."""
+    mesh = cube()
+    place = 2 * mesh.get_local_rank("dp_replicate") + mesh.get_local_rank("dp_shard")
+    reference, theirs = make(), fsdp2(mesh)
     model = divide(make(), mesh["tp"])
     frozen = model.blocks[1].up.weight.requires_grad_(False)
     assert type(frozen) is DTensor
-    penstock.shard(model, mesh=mesh["replicate", "shard"])
+    penstock.shard(model, mesh=mesh, **REPLICAS)
     optimizers = torchs(reference), torchs(model)
     for step in range(3):
         for each in (reference, model):
             each.blocks[1].up.weight.requires_grad_(step > 0)
-        step_reference(reference, step)
-        loss_of(model, step, place).backward()
+        losses = step_reference(reference, step, places=4)
+        loss = loss_of(model, step, place)
+        loss.backward()
+        assert loss.item() == pytest.approx(losses[place], rel=1e-5)
+        assert_same_gradients(model, reference, 1e-5)
         norms = [nn.utils.clip_grad_norm_(each.parameters(), 0.5) for each in (reference, model)]
         torch.testing.assert_close(whole(norms[1]), norms[0])
         step_and_forget(*optimizers)
+    for (name, parameter), twin in zip(model.named_parameters(), theirs.parameters(), strict=True):
+        assert parameter.device_mesh == mesh
+        assert name == "temperature" or parameter.placements == twin.placements, name
     assert model.embed.weight.placements == (Replicate(), STRIDED, Shard(0))
     assert_same_parameters(model, reference, 1e-4)
+    for name in ("dp_replicate", "tp"):
+        assert_equal_along(model, mesh[name])
+    stats = penstock.stats(model)
+    assert stats.all_reduces == stats.reduces > 0
     penstock.close(model)
 
 
 def test_replicas_of_divided_models_train_alike(worlds):
-    worlds(4).run(train_with_replicas)
+    worlds(8).run(train_with_replicas)
 
 
 # ---- states --------------------------------------------------------------------------------------
@@ -333,19 +357,12 @@ def state_of(model, optimizer):
     }
 
 
-def go_round(folder):
+def go_round(folder, *makers):
     """Each loads what the one before has saved, and goes on as that does."""
     rank = dist.get_rank()
-    makers = {
-        "2 x 2": lambda seed: ours(square(), seed),
-        "4 x 1": lambda seed: ours(square((4, 1)), seed),
-        "1 x 4": lambda seed: ours(square((1, 4)), seed),
-        "FSDP2": lambda seed: fsdp2(square(), seed),
-        "2 x 2 again": lambda seed: ours(square(), seed),
-    }
     before = None
-    for seed, (name, maker) in enumerate(makers.items()):
-        model = maker(seed)
+    for seed, (shard, mesh_of, *shape) in enumerate(makers):
+        model = shard(mesh_of(*shape), seed)
         optimizer = torchs(model, foreach=False)
         loss_of(model, seed, 0).backward()  # the same batch everywhere: any mesh has one mean
         step_and_forget(optimizer)
@@ -359,7 +376,7 @@ def go_round(folder):
                 loss_of(each, 10 + seed, 0).backward()
                 step_and_forget(its_optimizer)
                 losses.append(loss_of(each, 0, 0).item())
-            assert losses[0] == pytest.approx(losses[1], rel=1e-5), name
+            assert losses[0] == pytest.approx(losses[1], rel=1e-5), seed
             penstock.close(before[0]) if "_penstock_engine" in before[0].__dict__ else None
         dcp.save(state_of(model, optimizer), checkpoint_id=f"{folder}/{seed}")
         before = (model, optimizer)
@@ -376,7 +393,13 @@ def go_round(folder):
 
 
 def test_checkpoints_go_to_other_meshes_and_to_fsdp2_and_back(worlds, tmp_path):
-    worlds(4).run(go_round, str(tmp_path))
+    shapes = [(ours, square, shape) for shape in ((2, 2), (4, 1), (1, 4))]
+    worlds(4).run(go_round, str(tmp_path), *shapes, (fsdp2, square), (ours, square))
+
+
+def test_checkpoints_of_replicas_go_to_other_meshes_and_to_fsdp2_and_back(worlds, tmp_path):
+    others = (ours, square, (2, 4)), (fsdp2, cube)
+    worlds(8).run(go_round, str(tmp_path), (ours, cube), *others, (ours, cube))
 
 
 def load_from_files(folder):
@@ -471,11 +494,17 @@ def refuse_what_cannot_be():
         spread = distribute_tensor(torch.ones(1, device=DEVICE), mesh["tp"], [Shard(0)])
         model.temperature = nn.Parameter(spread)
 
-    dp = {"mesh": mesh["dp"]}
+    dp = {"mesh": mesh, "shard_dim": "dp"}
     refuse(r"mesh=None: parameter 'embed.weight' is a DTensor over \('tp',\)", mesh, {})
     refuse("these ranks are no mesh with names", mesh, {"process_group": dist.group.WORLD})
     refuse("the two have 'tp' in common", mesh, {"mesh": mesh["tp"]})
-    refuse("Invalid mesh_dim_names .*'tp'", mesh, {"mesh": other})
+    refuse(
+        "shard_dim='tp': parameter 'embed.weight' is .*over that", mesh, {**dp, "shard_dim": "tp"}
+    )
+    refuse("replicate_dim='tp': parameter 'embed.weight'", mesh, {**dp, "replicate_dim": "tp"})
+    refuse(r"shard_dim='shard': its dimensions are \('dp', 'tp'\)", mesh, {"mesh": mesh})
+    refuse("replicate_dim='pp': its dimensions are", mesh, {**dp, "replicate_dim": "pp"})
+    refuse("Cannot concatenate overlapping meshes", mesh, {"mesh": other})
     refuse("memory=100: parameter 'embed.weight' is a DTensor", mesh, {**dp, "memory": 100})
     refuse(r"'temperature' is .* some rank has no part of its shape \(1,\)", mesh, dp, too_small)
     refuse("placed as .*Partial.*divided", mesh, dp, half)

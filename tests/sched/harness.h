@@ -3,8 +3,8 @@
 #define PST_TESTS_SCHED_HARNESS_H
 
 #include "tests/cmocka_all.h"
+#include "tests/threads.h"
 
-#include <dirent.h>
 #include <penstock/graph.h>
 #include <sched.h>
 #include <stdio.h>
@@ -174,16 +174,5 @@ static inline void assert_trail(const trail *got, const char *const *names, size
 #define assert_ran(got, ...)                                                                       \
     assert_trail((got), (const char *const[]){__VA_ARGS__},                                        \
                  sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
-
-/* ---- threads ---------------------------------------------------------------------------- */
-
-static inline int count_threads(void) {
-    int count = 0;
-    DIR *tasks = opendir("/proc/self/task");
-    for (struct dirent *entry; (entry = readdir(tasks)) != NULL;)
-        count += entry->d_name[0] != '.';
-    closedir(tasks);
-    return count;
-}
 
 #endif

@@ -2,23 +2,6 @@
 #include "tests/sched/held.h"
 #include "tests/sched/queue_device.h"
 
-#include <pthread.h>
-
-static void await_thread_count(int count) {
-    while (count_threads() != count) /* one that was joined may still be listed for a moment */
-        yield_briefly();
-}
-
-/* A sanitizer adds a thread of its own when the first one starts. */
-static int threads_before(void) {
-    pst_runtime *runtime = open_runtime(0);
-    (void)open_lane(runtime, "first", PST_LANE_WORKER);
-    const int with_one = count_threads();
-    assert_ok(pst_runtime_destroy(runtime));
-    await_thread_count(with_one - 1);
-    return with_one - 1;
-}
-
 static pst_lane *open_with(pst_runtime *runtime, const char *name, pst_lane *share_with,
                            pst_lane *order_with) {
     const pst_lane_options options = {
@@ -54,7 +37,8 @@ static int is_new_place(pst_lane **places, size_t room, const pst_lane *lane) {
 
 static void lanes_that_come_and_go_leave_no_thread_and_no_memory(void **state) {
     (void)state;
-    const int before = threads_before();
+    start_first_thread();
+    const int before = count_threads();
     pst_runtime *runtime = open_runtime(20000);
     pst_lane *places[20] = {NULL};
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "g");
@@ -75,7 +59,7 @@ static void lanes_that_come_and_go_leave_no_thread_and_no_memory(void **state) {
         assert_ok(pst_lane_destroy(shared));
         assert_ok(pst_lane_destroy(worker));
     }
-    await_thread_count(before);
+    assert_int_equal(count_threads(), before);
     assert_ok(pst_lane_destroy(NULL));
     assert_ok(pst_runtime_destroy(runtime));
 }

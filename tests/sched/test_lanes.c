@@ -1,8 +1,6 @@
 /* Lanes: launch modes, orders, who serves them, gates and waits of the outer thread. */
 #include "tests/sched/harness.h"
 
-#include <pthread.h>
-
 static void a_pumped_runtime_owns_no_thread(void **state) {
     (void)state;
     const int before = count_threads();
@@ -20,29 +18,10 @@ static void a_pumped_runtime_owns_no_thread(void **state) {
     pst_runtime_destroy(runtime);
 }
 
-static void *nothing(void *argument) {
-    return argument;
-}
-
-/* A sanitizer adds a thread of its own when the first one starts. */
-static void start_a_first_thread(void) {
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, nothing, NULL), 0);
-    assert_int_equal(pthread_join(thread, NULL), 0);
-}
-
-/* A thread that was joined may still be listed for a moment. */
-static void await_thread_count(int count) {
-    while (count_threads() != count)
-        yield_briefly();
-}
-
 static void a_lane_with_a_worker_owns_one_thread(void **state) {
     (void)state;
-    const int before_any = count_threads();
-    start_a_first_thread();
-    const int before = count_threads() > before_any ? before_any + 1 : before_any;
-    await_thread_count(before);
+    start_first_thread();
+    const int before = count_threads();
     pst_runtime *runtime = open_runtime(0);
     pst_lane *lane = open_lane(runtime, "gather", PST_LANE_WORKER);
     const pst_lane_options shared = {
@@ -52,7 +31,7 @@ static void a_lane_with_a_worker_owns_one_thread(void **state) {
     assert_int_equal(count_threads(), before + 1);
     assert_string_equal(pst_lane_name(second), "reduce");
     pst_runtime_destroy(runtime);
-    await_thread_count(before);
+    assert_int_equal(count_threads(), before);
 }
 
 /* Each of two tasks ends only when the other has begun. */

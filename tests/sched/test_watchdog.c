@@ -57,17 +57,6 @@ static void let_end(step *self) {
     __atomic_store_n(&self->asks, 0, __ATOMIC_RELEASE);
 }
 
-/* Threads of this process, without those that were joined and are still listed for a moment. */
-static int settled_threads(void) {
-    int least = count_threads();
-    for (int i = 0; i < 200; i++) {
-        yield_briefly();
-        const int count = count_threads();
-        least = count < least ? count : least;
-    }
-    return least;
-}
-
 /* ---- reports ---------------------------------------------------------------------------- */
 
 static void a_task_that_never_ends_is_named_by_a_thread_of_the_watchdogs_own(void **state) {
@@ -99,7 +88,7 @@ static void a_task_that_never_ends_is_named_by_a_thread_of_the_watchdogs_own(voi
 static void the_callers_pump_looks_where_there_is_no_thread(void **state) {
     (void)state;
     journal lines = {0};
-    const int threads = settled_threads();
+    const int threads = count_threads();
     pst_runtime *runtime = open_watched(&lines, 0);
     pst_lane *lane = open_lane(runtime, "gather", PST_LANE_PUMPED);
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "forward");
@@ -334,15 +323,14 @@ static void its_own_thread_calls_the_hooks(void **state) {
 static void it_has_one_thread_in_a_threaded_runtime_and_takes_it_along(void **state) {
     (void)state;
     journal lines = {0};
-    const int threads = settled_threads();
+    const int threads = count_threads();
     pst_runtime *runtime = open_watched(&lines, 0);
     assert_int_equal(count_threads(), threads);
     (void)open_lane(runtime, "gather", PST_LANE_WORKER);
     (void)open_lane(runtime, "reduce", PST_LANE_WORKER);
     assert_int_equal(count_threads(), threads + 3);
     pst_runtime_destroy(runtime);
-    while (count_threads() != threads) /* a joined thread may be seen a moment longer */
-        yield_briefly();
+    assert_int_equal(count_threads(), threads);
 }
 
 static void *nothing(void *argument) {

@@ -21,6 +21,7 @@ from penstock._arguments import refuse
 from penstock._engine import engines_of
 from penstock._errors import PenstockError
 from penstock._norms import gradient_of, has_grad, norm_of
+from penstock._sharded import end_watch, watch
 from penstock._world import local_of, stream_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
@@ -75,8 +76,8 @@ class AdamW(torch.optim.Optimizer):
         then. What needs gradients between backward and step (clipping, a `GradScaler`, hooks of
         ``register_post_accumulate_grad_hook``, accumulation other than in `no_sync`) is noticed in
         the first steps, and all parameters are updated in `step` from then on. What only reads
-        them, as for a log, is not noticed. A backward that fails may leave some of the parameters
-        updated.
+        them, as for a log, is not noticed in a process alone. A backward that fails may leave some
+        of the parameters updated.
     seed : int
         Of the stochastic rounding.
     capturable : bool
@@ -453,7 +454,10 @@ class AdamW(torch.optim.Optimizer):
         if left:
             torch._foreach_sub_(left, 1.0)
         self._prepared = []
-        self._versions = self._version_of_gradients()
+        gradients = self._gradients()
+        self._versions = sum(gradient._version for gradient in gradients)
+        for gradient in gradients:
+            watch(gradient)
 
     def need_gradients(self, why: str) -> None:
         """Update in `step` from now on."""
@@ -461,15 +465,17 @@ class AdamW(torch.optim.Optimizer):
             _logger.info("penstock.AdamW: parameters are updated in step(): %s", why)
         self._is_late = True
 
-    def _version_of_gradients(self) -> int:
-        gradients = [p.grad for _, p in self._parameters() if p.grad is not None]
-        return sum(local_of(gradient)._version for gradient in gradients)
+    def _gradients(self) -> list[torch.Tensor]:
+        return [p.grad for _, p in self._parameters() if p.grad is not None]
 
     def _look_for_late_users(self) -> None:
+        gradients = self._gradients()
+        is_used = sum(map(end_watch, gradients)) > 0
+        versions = sum(gradient._version for gradient in gradients)
         if getattr(self, "grad_scale", None) is not None or self.gradient_factor is not None:
             self.need_gradients("gradients are scaled")
-        elif self._versions is not None and self._versions != self._version_of_gradients():
-            self.need_gradients("gradients were written between backward and step")
+        elif is_used or (self._versions is not None and self._versions != versions):
+            self.need_gradients("gradients were used between backward and step")
         self._versions = None
 
 

@@ -114,6 +114,19 @@ def _on_axes(names: tuple[str, ...], divided: DTensorSpec | None) -> tuple[Place
 # ---- which there are -----------------------------------------------------------------------------
 
 
+def dims_divided(parameters: Mapping[str, nn.Parameter]) -> dict[str, str]:
+    """Return the names of dimensions of meshes that parameters are DTensors over.
+
+    Each comes with the name of the first such parameter.
+    """
+    found: dict[str, str] = {}
+    for name, parameter in parameters.items():
+        if isinstance(parameter, DTensor):
+            for dim in parameter.device_mesh.mesh_dim_names or ():
+                found.setdefault(dim, name)
+    return found
+
+
 def find_axes(parameters: Mapping[str, nn.Parameter], ranks: Any, options: Options) -> Axes | None:
     """Find the axes that some of a model's parameters are divided over, if there are any.
 
@@ -200,7 +213,7 @@ def _joined(ranks: Any, axes: dict[str, DeviceMesh], name: str) -> DeviceMesh:
             "mesh",
             ranks,
             f"parameter {name!r} is a DTensor over {tuple(axes)}, and is sharded over another "
-            "dimension of one mesh with that, as mesh=mesh['dp'] where its own is mesh['tp'] "
+            "dimension of one mesh with that, as shard_dim='dp' of mesh=mesh where its own is 'tp' "
             f"({error.args[0]})",
         )
 
@@ -212,16 +225,17 @@ def _join(ranks: Any, axes: dict[str, DeviceMesh]) -> DeviceMesh:
     shared = axes.keys() & own.keys()
     if shared:
         raise KeyError(f"the two have {min(shared)!r} in common")
-    # Of equal meshes torch may give a DTensor any, also that of another whole.
+    # Of equal meshes torch may give a DTensor any, also that of another whole. Dimensions that
+    # `_unflatten` has made are none of the whole's.
     whole = ranks._get_root_mesh()
+    order = list(whole.mesh_dim_names or ())  # torch takes them in no other
     for axis, mesh in axes.items():
-        own[axis] = whole[axis]
+        own[axis] = whole[axis] if axis in order else mesh
         if own[axis] != mesh:
             raise KeyError(f"that mesh has other ranks as {axis!r}")
-    order = list(whole.mesh_dim_names or ())  # torch takes them in no other
     known = [own[name] for name in order if name in own]
-    flattened = [mesh for name, mesh in own.items() if name not in order]
-    return DeviceMesh._concatenate([*flattened, *known])
+    others = [mesh for name, mesh in own.items() if name not in order]
+    return DeviceMesh._concatenate([*others, *known])
 
 
 # ---- parameters ----------------------------------------------------------------------------------

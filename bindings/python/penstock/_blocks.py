@@ -139,8 +139,11 @@ def _walk(
 
 
 def _is_callable(module: nn.Module) -> bool:
-    """Whether the module can be called: hooks of a mere container never run."""
-    return type(module).forward is not nn.Module.forward
+    """Whether the module can be called: hooks of a mere container never run.
+
+    What ``torch.compile`` has wrapped has a forward of its own, and its class has none.
+    """
+    return "forward" in module.__dict__ or type(module).forward is not nn.Module.forward
 
 
 def _has_parameters(module: nn.Module) -> bool:

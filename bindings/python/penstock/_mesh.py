@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +27,17 @@ class Mesh:
     Attributes
     ----------
     mesh : DeviceMesh
-        Of one or two dimensions.
+        Of one dimension or several.
     shard_dim, replicate_dim : str
-        The names of those of two.
+        The names of those of several that are used.
     """
 
     mesh: Any
     shard_dim: str
     replicate_dim: str
 
-    def choose(self, process_group: Any, device: torch.device) -> Any:
-        """Return the ranks, as `shard` was given them.
+    def choose(self, process_group: Any, device: torch.device, divided: Mapping[str, str]) -> Any:
+        """Return the ranks that share the model, of those that `shard` was given.
 
         Parameters
         ----------
@@ -44,11 +45,13 @@ class Mesh:
             What there is beside it.
         device : torch.device
             Where the model is.
+        divided : dict of str and str
+            Dimensions that parameters are DTensors over, each with the name of such a parameter.
 
         Returns
         -------
         ProcessGroup or DeviceMesh, optional
-            None: all there are.
+            A mesh has one dimension, or two if there are replicas. None: all there are.
 
         Raises
         ------
@@ -63,32 +66,45 @@ class Mesh:
             refuse("mesh", self.mesh, "there is a process_group= too: give one of the two")
         if not dist.is_available() or not isinstance(self.mesh, DeviceMesh):
             refuse("mesh", self.mesh, "give what torch.distributed.init_device_mesh returns")
-        if self.mesh.ndim > 2:
-            named = f"mesh[{self.replicate_dim!r}, {self.shard_dim!r}]"
-            refuse("mesh", self.mesh, f"give one or two of its dimensions, as {named}")
         _check_device("mesh", self.mesh, device)
-        if self.mesh.ndim == 1:
-            self._check_no_names("the mesh has one dimension, and all its ranks share the model")
-        else:
-            self._check_names()
+        if self.mesh.ndim > 1:
+            return self._own(divided)
+        self._check_no_names("the mesh has one dimension, and all its ranks share the model")
         return self.mesh
 
-    def _check_names(self) -> None:
+    def _own(self, divided: Mapping[str, str]) -> Any:
+        """Return the dimensions of several that are named: others are those of DTensors."""
         names = self.mesh.mesh_dim_names
         if not names:
             refuse("mesh", self.mesh, "its dimensions have no names: give it mesh_dim_names=")
         if self.shard_dim == self.replicate_dim:
             refuse("replicate_dim", self.replicate_dim, "that is shard_dim too: name the other one")
-        for argument in _DEFAULTS:
+        for argument, default in _DEFAULTS.items():
             name = getattr(self, argument)
-            if name not in names:
+            if name in divided:
+                is_one = f"parameter {divided[name]!r} is a DTensor over that already"
+                refuse(argument, name, f"{is_one}: name another dimension of {names}")
+            if name not in names and (argument == "shard_dim" or name != default):
                 alone = f"or give the one of the ranks alone, as mesh[{names[0]!r}]"
                 refuse(argument, name, f"its dimensions are {names}: name one of them, {alone}")
+        own = tuple(name for name in names if name in (self.shard_dim, self.replicate_dim))
+        for name, size in zip(names, self.mesh.shape, strict=True):
+            if name not in own and name not in divided and size > 1:
+                without = f"or leave it out, as mesh[{', '.join(map(repr, own))}]"
+                refuse(
+                    "mesh",
+                    self.mesh,
+                    f"no parameter is a DTensor over its dimension {name!r}: name it by "
+                    f"replicate_dim= where it counts replicas, {without}",
+                )
+        return self.mesh[own]
 
     def _check_no_names(self, why: str) -> None:
+        own = self.mesh.mesh_dim_names if self.mesh is not None else None
         for argument, default in _DEFAULTS.items():
-            if getattr(self, argument) != default:
-                refuse(argument, getattr(self, argument), f"{why}: leave it out")
+            name = getattr(self, argument)
+            if name != default and (argument, own) != ("shard_dim", (name,)):
+                refuse(argument, name, f"{why}: leave it out")
 
 
 def _check_group_mesh(group: Any, device: torch.device) -> None:

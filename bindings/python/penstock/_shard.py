@@ -13,7 +13,7 @@ from torch import nn
 
 from penstock import _agree, _asked, _checkpoint, _checks, _hooks, _meta, _methods, _shown, _state
 from penstock._arguments import Options, check_model, refuse
-from penstock._axes import find_axes
+from penstock._axes import dims_divided, find_axes
 from penstock._blocks import Blocks, Named, find_beside, find_blocks, select_blocks
 from penstock._checkpoint import Checkpointed
 from penstock._engine import Engine, engine_of, is_sharded
@@ -68,11 +68,11 @@ def shard(
     has started this process as one of several; where it is not, this process is the only rank, and
     parameters are plain tensors.
 
-    Some parameters may be DTensors already, over another dimension of the mesh that ``mesh=`` is
-    one of: of ``parallelize_module`` (give ``mesh=mesh["dp"]`` where that was given
-    ``mesh["tp"]``), or of experts. Each rank shards the part that it has of them. Modules have the
-    DTensors of before around their use; outside, all parameters are DTensors on both dimensions,
-    placed as FSDP2 places them. Plain parameters are the same along the other dimension, as their
+    Some parameters may be DTensors already, over other dimensions of the mesh: of
+    ``parallelize_module`` (``mesh=mesh, shard_dim="dp"`` where that was given ``mesh["tp"]``), or
+    of experts. Each rank shards the part that it has of them. Modules have the DTensors of before
+    around their use; outside, all parameters are DTensors on all of these dimensions, placed as
+    FSDP2 places them. Plain parameters are the same along the other dimensions, as their
     gradients have to be. `memory`, and ``checkpoint="auto"``, are refused then, and `step` captures
     nothing.
 
@@ -114,14 +114,15 @@ def shard(
     process_group : ProcessGroup or DeviceMesh, optional
         The ranks, as a group or a mesh of one dimension; left out: all.
     mesh : DeviceMesh, optional
-        In place of it: a mesh of one dimension, or of two, of which ``replicate_dim`` counts
-        replicas of the model, and ``shard_dim`` the ranks that each is sharded over. Gathers and
+        In place of it: a mesh of one dimension, or of several, of which ``replicate_dim``, if it
+        is there, counts replicas of the model, and ``shard_dim`` the ranks that each is sharded
+        over; over the rest parameters are DTensors already. Gathers and
         reductions stay within a replica; the sums of each bucket of gradients are all-reduced
         between replicas behind that, in fp32, so that gradients are means over all ranks.
         Parameters are placed as ``Replicate()`` and ``Shard(0)``, as FSDP2 has them on such a mesh.
         In texts ranks count replica by replica.
     shard_dim, replicate_dim : str
-        The names of the dimensions of a mesh of two.
+        The names of these dimensions of a mesh of several.
     communicator : str
         What moves the data of GPUs: "ce", their copy engines, which takes nothing from the compute
         and wants all ranks on one machine; "nccl"; "crossover": "ce", and "nccl" for what is small,
@@ -232,7 +233,7 @@ def shard(
     device = _meta.choose_device(device, lies_on)
     is_meta = lies_on.type == "meta"
     options.check(device)
-    ranks = on_mesh.choose(process_group, device)
+    ranks = on_mesh.choose(process_group, device, dims_divided(parameters))
     axes = find_axes(parameters, ranks, options)
     found = find_blocks(model, blocks)
     units = _make_units(model, found, parameters, options)

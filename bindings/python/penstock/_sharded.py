@@ -74,9 +74,44 @@ class CountingDTensor(DTensor):
         return ordinary
 
 
+class WatchedDTensor(DTensor):
+    """A gradient that notes whether its rows are used, for which torch counts no versions."""
+
+    is_used = False
+
+    @property
+    def _local_tensor(self) -> torch.Tensor:
+        """The rows, as torch reads them in whatever it does with the tensor."""
+        self.is_used = True
+        return _local.__get__(self)
+
+    @_local_tensor.setter
+    def _local_tensor(self, rows: torch.Tensor) -> None:
+        _local.__set__(self, rows)
+
+
+_local: Any = DTensor._local_tensor  # a slot
+
+
+def watch(tensor: torch.Tensor) -> None:
+    """Begin to note whether a tensor is used."""
+    if type(tensor) is DTensor:
+        tensor.__class__ = WatchedDTensor
+
+
+def end_watch(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor was used since `watch`; it is what it was before."""
+    if not isinstance(tensor, WatchedDTensor):
+        return False
+    is_used = tensor.is_used
+    tensor.__dict__.pop("is_used", None)
+    tensor.__class__ = DTensor  # type: ignore[assignment]
+    return is_used
+
+
 # Where torch looks at the class whether a list of parameters can be computed with as one.
 for _types in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
-    _types.append(CountingDTensor)
+    _types += [CountingDTensor, WatchedDTensor]
 
 
 # Operations of theirs DTensors have not (torch 2.11): they would fail in the midst of a step.

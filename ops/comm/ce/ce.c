@@ -232,6 +232,7 @@ static const pst_comm_ops ce_ops = {
     .capture_end = pst__ce_capture_end,
     .graph_launched = ce_graph_launched,
     .pushes = 1,
+    .updates = 1,
 };
 
 /* ---- creation -------------------------------------------------------------------------------- */

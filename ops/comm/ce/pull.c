@@ -297,17 +297,50 @@ static const void *const *sources_at(const pst__ce *ce, const char *own, void *s
     return sources;
 }
 
+static const void *const *sources_of(const pst__ce *ce, const pst_collective *collective,
+                                     const pst_reduce_piece *piece, const void **sources) {
+    const char *own = (const char *)collective->source + (size_t)ce->comm.rank * collective->stride;
+    return sources_at(ce, own + piece->offset, collective->staging,
+                      slot_bytes(collective->source_bytes), piece->offset, sources);
+}
+
 static pst_status sum_piece(pst__ce *ce, const pst_collective *collective,
                             const pst_reduce_piece *piece, pst_stream *stream) {
     const void *sources[PST_CE_MAX_RANKS];
-    const char *own = (const char *)collective->source + (size_t)ce->comm.rank * collective->stride;
-    pst_sum sum =
-        pst__sum_of(collective, piece,
-                    sources_at(ce, own + piece->offset, collective->staging,
-                               slot_bytes(collective->source_bytes), piece->offset, sources),
-                    (size_t)ce->comm.size);
+    pst_sum sum = pst__sum_of(collective, piece, sources_of(ce, collective, piece, sources),
+                              (size_t)ce->comm.size);
     sum.is_passing = ce->sums_pass;
     return piece->count == 0 ? PST_OK : ce->device->ops->sum(ce->device, stream, &sum);
+}
+
+static pst_status sum_pieces(pst__ce *ce, const pst_collective *collective, pst_stream *stream) {
+    pst_status status = PST_OK;
+    for (size_t i = 0; i < collective->piece_count && status == PST_OK; i++)
+        if (collective->pieces[i].destination != NULL)
+            status = sum_piece(ce, collective, &collective->pieces[i], stream);
+    return status;
+}
+
+#define UPDATES 16u /* in a call */
+
+/* As many in a call as have room. */
+static pst_status update_pieces(pst__ce *ce, const pst_collective *collective, pst_stream *stream) {
+    const void *sources[UPDATES][PST_ADAMW_MOST_SOURCES];
+    pst_adamw_piece updates[UPDATES];
+    const pst_adamw_piece *next = collective->updates;
+    size_t count = 0;
+    pst_status status = PST_OK;
+    for (size_t i = 0; i < collective->piece_count && status == PST_OK; i++) {
+        const pst_reduce_piece *piece = &collective->pieces[i];
+        if (piece->destination != NULL) continue;
+        (void)sources_of(ce, collective, piece, sources[count]);
+        updates[count] = pst__update_of(collective, next++, sources[count], (size_t)ce->comm.size);
+        if (++count < UPDATES) continue;
+        status = ce->device->ops->adamw(ce->device, stream, updates, count);
+        count = 0;
+    }
+    if (status != PST_OK || count == 0) return status;
+    return ce->device->ops->adamw(ce->device, stream, updates, count);
 }
 
 /* Until all peers have written their chunks. */
@@ -323,9 +356,8 @@ static pst_status wait_for_pushes(const pst__ce *ce, uint64_t ticket, pst_stream
 pst_status pst__ce_combine(pst__ce *ce, const pst_collective *collective, pst_stream *stream) {
     pst_status status =
         collective->is_pushed ? wait_for_pushes(ce, collective->ticket, stream) : PST_OK;
-    for (size_t i = 0; i < collective->piece_count && status == PST_OK; i++)
-        status = sum_piece(ce, collective, &collective->pieces[i], stream);
-    return status;
+    if (status == PST_OK) status = sum_pieces(ce, collective, stream);
+    return status == PST_OK ? update_pieces(ce, collective, stream) : status;
 }
 
 static pst_status sum_chunk(pst__ce *ce, const pst_collective *collective, char *whole,

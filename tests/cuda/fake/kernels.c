@@ -69,25 +69,41 @@ static pst_dtype dtype_of(unsigned kind) {
     return dtypes[kind];
 }
 
+static pst_adamw_piece adamw_of(const pst_cuda_adamw_piece *given) {
+    return (pst_adamw_piece){.parameter = given->parameter,
+                             .gradient = given->gradient,
+                             .exp_avg = given->exp_avg,
+                             .exp_avg_sq = given->exp_avg_sq,
+                             .max_exp_avg_sq = given->max_exp_avg_sq,
+                             .copy = given->copy,
+                             .coefficients = given->coefficients,
+                             .count = (size_t)given->count,
+                             .first = given->first,
+                             .parameter_dtype = dtype_of(PST_CUDA_ADAMW_PARAMETER(given->kinds)),
+                             .gradient_dtype = dtype_of(PST_CUDA_ADAMW_GRADIENT(given->kinds)),
+                             .moment_dtype = dtype_of(PST_CUDA_ADAMW_MOMENT(given->kinds)),
+                             .copy_dtype = dtype_of(PST_CUDA_ADAMW_COPY(given->kinds)),
+                             .rounds_randomly = (int)PST_CUDA_ADAMW_ROUNDS(given->kinds)};
+}
+
 static void run_adamw(const void *argument) {
     const pst_cuda_adamw_many *table = argument;
     for (unsigned i = 0; i < table->piece_count; i++) {
-        const pst_cuda_adamw_piece *given = &table->piece[i];
-        const pst_adamw_piece piece = {
-            .parameter = given->parameter,
-            .gradient = given->gradient,
-            .exp_avg = given->exp_avg,
-            .exp_avg_sq = given->exp_avg_sq,
-            .max_exp_avg_sq = given->max_exp_avg_sq,
-            .copy = given->copy,
-            .coefficients = given->coefficients,
-            .count = (size_t)given->count,
-            .first = given->first,
-            .parameter_dtype = dtype_of(PST_CUDA_ADAMW_PARAMETER(given->kinds)),
-            .gradient_dtype = dtype_of(PST_CUDA_ADAMW_GRADIENT(given->kinds)),
-            .moment_dtype = dtype_of(PST_CUDA_ADAMW_MOMENT(given->kinds)),
-            .copy_dtype = dtype_of(PST_CUDA_ADAMW_COPY(given->kinds)),
-            .rounds_randomly = (int)PST_CUDA_ADAMW_ROUNDS(given->kinds)};
+        const pst_adamw_piece piece = adamw_of(&table->piece[i]);
+        (void)pst__host_adamw(&piece);
+    }
+}
+
+static void run_adamw_sums(const void *argument) {
+    const pst_cuda_adamw_sums *table = argument;
+    for (unsigned i = 0; i < table->piece_count; i++) {
+        const pst_cuda_adamw_sum *sum = &table->sum[i];
+        pst_adamw_piece piece = adamw_of(&table->piece[i]);
+        piece.source_dtype = piece.gradient_dtype;
+        piece.gradient_dtype = dtype_of(sum->rounds_to);
+        piece.sources = sum->source;
+        piece.source_count = sum->source_count;
+        piece.scale = sum->scale;
         (void)pst__host_adamw(&piece);
     }
 }
@@ -109,6 +125,7 @@ static struct CUfunc_st functions[] = {
     {"pst_adamw_prepare", sizeof(pst_cuda_adamw_steps), run_adamw_prepare},
     {"pst_adamw", sizeof(pst_cuda_adamw), run_adamw},
     {"pst_adamw_many", sizeof(pst_cuda_adamw_many), run_adamw},
+    {"pst_adamw_sums", sizeof(pst_cuda_adamw_sums), run_adamw_sums},
 };
 
 static struct CUmod_st module;
