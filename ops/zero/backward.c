@@ -34,6 +34,13 @@ static size_t limit_of(const pst_zero *engine, size_t position) {
                                plan->budget);
 }
 
+/* Is it the budget that ends them there? */
+static int is_cut(const pst_zero *engine, size_t position, size_t limit) {
+    const pst__path *path = engine->pass.backward_path;
+    return path != NULL && limit < engine->order.gathers.count &&
+           limit - position <= path->plan->ahead;
+}
+
 /* Behind how many gathers the group was reported on the last rank. */
 static size_t place_of(const pst_zero *engine, uint32_t group) {
     size_t count = engine->order.gathers.count;
@@ -246,10 +253,13 @@ pst_status pst__backward_gather(pst_zero *engine, uint32_t group) {
     engine->needed_here[group] = 1;
     if (position != PST__NO_POSITION) {
         engine->needed = larger(engine->needed, position + 1);
-        engine->wanted = larger(engine->wanted, limit_of(engine, position));
+        const size_t limit = limit_of(engine, position);
+        engine->wanted = larger(engine->wanted, limit);
         pst_status status =
             engine->one_order ? take_turns(engine, engine->needed) : gather_wanted(engine);
         if (status != PST_OK) return status;
+        if (is_cut(engine, position, limit))
+            pst__gather_refused(engine, engine->order.gathers.turns[limit].group);
     }
     return pst__gather_issue(engine, group, PST__ANYWHERE, 0);
 }

@@ -29,7 +29,7 @@ void pst__clock_end(pst__clock *clock, pst_stream *compute) {
     clock->running = (clock->running + 1) % PST__CLOCK_PASSES;
 }
 
-void pst__clock_read(pst__clock *clock) {
+void pst__clock_collect(pst__clock *clock) {
     for (size_t i = 0; i < PST__CLOCK_PASSES; i++)
         read_one(clock, clock->passes[i]);
 }

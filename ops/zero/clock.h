@@ -19,7 +19,7 @@ typedef struct pst__clock {
 void pst__clock_begin(pst__clock *clock, pst_stream *compute);
 /* The backward ends, and with it the pass, or a launch, if one has begun. */
 void pst__clock_end(pst__clock *clock, pst_stream *compute);
-/* Reads what the device has passed. */
-void pst__clock_read(pst__clock *clock);
+/* Adds up what the device has passed. */
+void pst__clock_collect(pst__clock *clock);
 
 #endif

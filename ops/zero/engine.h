@@ -42,7 +42,7 @@ typedef struct pst__agreement {
 
 typedef struct pst__group {
     char *name;
-    const char *wait_name; /* interned */
+    const char *wait_name, *full_name; /* in traces: interned */
     pst_dtype dtype, gather_dtype, reduce_dtype;
     int forward_only;
     pst__layout layout;
@@ -208,8 +208,6 @@ struct pst_zero {
     pst_zero_stats stats;
 };
 
-#define PST__NO_GROUP UINT32_MAX
-
 /* ---- zero.c ---------------------------------------------------------------------------------- */
 /* Writes the engine's figures to the runtime's page, if it has one. */
 void pst__zero_post(pst_zero *engine);
@@ -228,6 +226,8 @@ int pst__has_place(const pst__group *group);
 /* Issues the gather of a group unless it is gathered and up to date. `offset`: where a plan wants
  * it in the arena, or PST__ANYWHERE. */
 pst_status pst__gather_issue(pst_zero *engine, uint32_t group, size_t offset, int ahead);
+/* For traces: the gather of this group would go out now if prefetch_bytes had room for it. */
+void pst__gather_refused(const pst_zero *engine, uint32_t group);
 /* Takes part in a gather whose result this rank does not need. */
 pst_status pst__gather_for_others(pst_zero *engine, uint32_t group);
 /* The memory goes back, behind what compute was given so far. */

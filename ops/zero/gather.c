@@ -1,5 +1,6 @@
 #include "ops/zero/engine.h"
 
+#include "base/clock.h"
 #include "sched/runtime.h"
 
 /* ---- communication copies -------------------------------------------------------------------- */
@@ -168,6 +169,15 @@ pst_status pst__gather_issue(pst_zero *engine, uint32_t index, size_t offset, in
     engine->stats.gather_bytes += group->layout.gathered_bytes;
     engine->stats.prefetches += (uint64_t)ahead;
     return PST_OK;
+}
+
+void pst__gather_refused(const pst_zero *engine, uint32_t index) {
+    const pst__group *group = &engine->groups[index];
+    pst__trace *trace = pst__runtime_trace(engine->carrier.runtime);
+    if (!pst__trace_on(trace) || pst__gathered_is_current(&group->gathered)) return;
+    const uint64_t now = pst__now();
+    pst__trace_slice(pst__track_of_thread(trace), group->full_name, now, now, 0,
+                     group->layout.gathered_bytes);
 }
 
 /* Into memory that nobody looks at. */

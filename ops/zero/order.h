@@ -12,6 +12,8 @@ typedef struct pst__period {
     uint64_t first, last;
 } pst__period;
 
+#define PST__NO_GROUP UINT32_MAX
+
 typedef enum pst__need { PST__NEED_UNKNOWN = 0, PST__NEED_NONE, PST__NEED_SOME } pst__need;
 
 /* A group's turn to be gathered: for a period, or for some that are near each other. */

@@ -46,6 +46,7 @@ static pst_status gather_by_plan(pst_zero *engine, uint32_t group, const pst__pl
     for (size_t i = 0; status == PST_OK && i < step->issues; i++)
         status =
             pst__gather_issue(engine, issues[i].group, issues[i].offset, issues[i].group != group);
+    if (step->refused != PST__NO_GROUP) pst__gather_refused(engine, step->refused);
     return status;
 }
 

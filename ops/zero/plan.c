@@ -19,6 +19,7 @@ typedef struct simulation {
     uint64_t windows;
     uint32_t *window; /* groups that are to be gathered now, nearest use first */
     size_t window_count;
+    uint32_t refused; /* the next one, where it is the budget that ends the window */
     size_t bytes_in_use;
     pst_interval *intervals;
     size_t interval_count, interval_capacity;
@@ -98,7 +99,10 @@ static int look_at(simulation *sim, uint32_t group, size_t limit, size_t *alive)
     if (sim->uses[group] > 0 || sim->seen[group] == sim->windows) return 1;
     if (sim->window_count == limit) return 0;
     size_t more = input->bytes[group];
-    if (input->budget != 0 && (*alive > input->budget || more > input->budget - *alive)) return 0;
+    if (input->budget != 0 && (*alive > input->budget || more > input->budget - *alive)) {
+        sim->refused = group;
+        return 0;
+    }
     *alive += more;
     sim->seen[group] = sim->windows;
     sim->window[sim->window_count++] = group;
@@ -113,6 +117,7 @@ static void build_window(simulation *sim, size_t step) {
     int room = 1;
     sim->windows++;
     sim->window_count = 0;
+    sim->refused = PST__NO_GROUP;
     for (size_t i = step + 1; room && i < sim->plan->step_count; i++)
         if (sim->plan->steps[i].is_use)
             room = look_at(sim, sim->plan->steps[i].group, limit, &alive);
@@ -130,6 +135,7 @@ static pst_status simulate_use(simulation *sim, size_t index) {
     build_window(sim, index);
     for (size_t i = 0; status == PST_OK && i < sim->window_count; i++)
         status = issue(sim, step, sim->window[i], index);
+    step->refused = sim->refused;
     return status;
 }
 
@@ -259,7 +265,7 @@ static pst_status take_steps(simulation *sim) {
         if (!is_use && sim->uses[operation->group] == 0) return PST_EINVAL;
         sim->uses[operation->group] += is_use ? 1u : UINT32_MAX;
         plan->steps[plan->step_count++] =
-            (pst__plan_step){.group = operation->group, .is_use = is_use};
+            (pst__plan_step){.group = operation->group, .is_use = is_use, .refused = PST__NO_GROUP};
         plan->summary.uses += (size_t)is_use;
     }
     memset(sim->uses, 0, input->group_count * sizeof *sim->uses);

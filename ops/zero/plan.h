@@ -15,6 +15,8 @@ typedef struct pst__plan_step {
     int keep;           /* a release that leaves the group gathered: its next use is near */
     size_t first_issue; /* gathers that go out at this use: [first_issue, first_issue + issues) */
     size_t issues;
+    uint32_t refused; /* and the group that would be the next of them had the budget room for it, or
+                         PST__NO_GROUP */
 } pst__plan_step;
 
 typedef struct pst__plan_issue {

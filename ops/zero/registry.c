@@ -123,16 +123,23 @@ static pst_status check_group(pst_zero *engine, const pst_group_options *options
     return check_dtypes(engine, options);
 }
 
+/* A trace may be written when the engine is gone. */
+static const char *name_in_traces(pst_zero *engine, const char *what, const char *name) {
+    const size_t bytes = strlen(what) + strlen(name) + sizeof " ";
+    char *text = pst__heap_alloc(engine->carrier.heap, bytes);
+    if (text == NULL) return NULL;
+    (void)snprintf(text, bytes, "%s %s", what, name);
+    const char *kept = pst__trace_intern(pst__runtime_trace(engine->carrier.runtime), text);
+    pst__heap_free(engine->carrier.heap, text, bytes);
+    return kept;
+}
+
 static pst_status name_group(pst_zero *engine, pst__group *group, const char *name) {
-    size_t bytes = strlen(name) + sizeof "wait ";
-    char *wait_name = pst__heap_alloc(engine->carrier.heap, bytes);
-    if (wait_name == NULL) return PST_ENOMEM;
-    (void)snprintf(wait_name, bytes, "wait %s", name);
-    /* A trace may be written when the engine is gone. */
-    group->wait_name = pst__trace_intern(pst__runtime_trace(engine->carrier.runtime), wait_name);
-    pst__heap_free(engine->carrier.heap, wait_name, bytes);
+    group->wait_name = name_in_traces(engine, "wait", name);
+    group->full_name = name_in_traces(engine, "memory full", name);
     group->name = pst__heap_text(engine->carrier.heap, name);
-    return group->wait_name == NULL || group->name == NULL ? PST_ENOMEM : PST_OK;
+    return group->wait_name == NULL || group->full_name == NULL || group->name == NULL ? PST_ENOMEM
+                                                                                       : PST_OK;
 }
 
 static pst_status take_members(pst_zero *engine, pst__group *group,

@@ -226,8 +226,8 @@ void pst_zero_get_stats(pst_zero *engine, pst_zero_stats *given) {
     stats.device_gather_ns = waits->device_gather_ns;
     stats.device_reduce_ns = waits->device_reduce_ns;
     stats.late_launches = waits->late_launches;
-    pst__clock_read(&engine->passes);
-    pst__clock_read(&engine->graphs);
+    pst__clock_collect(&engine->passes);
+    pst__clock_collect(&engine->graphs);
     stats.passes_ns = engine->passes.total_ns;
     stats.timed_passes = engine->passes.count;
     stats.graphs_ns = engine->graphs.total_ns;

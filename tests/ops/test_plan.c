@@ -99,6 +99,22 @@ static void stays_within_the_budget(void **unused) {
     pst__plan_destroy(input.heap, plan);
 }
 
+static void what_the_budget_has_no_room_for_is_noted(void **unused) {
+    (void)unused;
+    pst__plan *plan;
+    pst__plan_input input = input_of(chain, 8, 2, 2 * 1024);
+    assert_int_equal(pst__plan_create(&input, &plan), PST_OK);
+    assert_int_equal(plan->steps[0].refused, 2);
+    assert_int_equal(plan->steps[2].refused, 3);
+    assert_int_equal(plan->steps[4].refused, 1); /* 3 fits; 1 comes in the backward */
+    pst__plan_destroy(input.heap, plan);
+    input.budget = 3 * 1024; /* as much as is wanted ahead */
+    assert_int_equal(pst__plan_create(&input, &plan), PST_OK);
+    for (size_t step = 0; step < plan->step_count; step++)
+        assert_int_equal(plan->steps[step].refused, PST__NO_GROUP);
+    pst__plan_destroy(input.heap, plan);
+}
+
 /* A head: the gather behind its backward gets its memory. */
 static void a_backward_needs_no_more_than_its_forward(void **unused) {
     (void)unused;
@@ -514,6 +530,7 @@ int main(void) {
         cmocka_unit_test(issues_the_next_groups_in_order_of_use),
         cmocka_unit_test(keeps_what_the_backward_begins_with),
         cmocka_unit_test(stays_within_the_budget),
+        cmocka_unit_test(what_the_budget_has_no_room_for_is_noted),
         cmocka_unit_test(a_backward_needs_no_more_than_its_forward),
         cmocka_unit_test(gathers_of_a_backward_wait_for_no_release_where_there_is_room),
         cmocka_unit_test(a_group_larger_than_the_budget_is_still_gathered),

@@ -1,10 +1,15 @@
-"""Traces written by hand, for the tests of the trace tool."""
+"""Traces written by hand, and by the C library, for the tests of the trace tool."""
 
 import json
+import os
+import subprocess
+from pathlib import Path
 
 import penstock.trace as tool
+import pytest
 from chrome_rules import check_file
 
+BUILD = Path(os.environ.get("PENSTOCK_BUILD", Path(__file__).resolve().parents[2] / "build"))
 BASE_NS = 1_700_000_000_123_456_789
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -87,3 +92,19 @@ def merged(tmp_path, *traces):
     out = tmp_path / "merged.json"
     tool.merge([trace.save(tmp_path) for trace in traces], out)
     return check_file(out)
+
+
+def run_built(name, *arguments, **environment):
+    """Run a program of the build's tests; skip the test where it is not built."""
+    program = BUILD / "tests" / name
+    if not program.exists():
+        pytest.skip(f"{program} is not built: run ./dev build, or set PENSTOCK_BUILD")
+    subprocess.run(
+        [program, *arguments], env=os.environ | environment, check=True, capture_output=True
+    )
+
+
+def written_by_the_library(folder):
+    """Two ranks' files, with every kind of event, by the test program of tracing."""
+    run_built("tracing_test_chrome", PST_TRACE_SAMPLES=str(folder))
+    return [folder / "rank0.json", folder / "rank1.json"]

@@ -7,12 +7,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import penstock
+import penstock.trace as tool
 import pytest
 import torch
 from chrome_rules import check_file
 from launch import EXAMPLES, forked
+from made_traces import SVG
 
 sys.path.insert(0, str(EXAMPLES))
 
@@ -56,6 +59,20 @@ def expect_an_equal_run(printed: str, trace: Path, ranks: int) -> None:
     events = check_file(trace)["traceEvents"]
     assert {event["pid"] for event in events} == set(range(1, ranks + 1))
     assert str(trace) in printed
+    expect_a_picture(trace, ranks)
+
+
+def expect_a_picture(trace: Path, ranks: int) -> None:
+    """As ./dev docs draws it."""
+    out = trace.with_suffix(".svg")
+    assert tool.main(["draw", str(trace), str(out), "--width", "900"]) == 0
+    texts = [text.text for text in ElementTree.parse(out).iter(f"{SVG}text")]
+    assert (
+        sum(re.match(r"rank \d+: .* exposed communication$", text) is not None for text in texts)
+        == ranks
+    )
+    for label in ("phase", "compute", "gather", "reduce"):
+        assert label in texts, texts
 
 
 def test_training_over_torchruns_ranks_equals_unsharded_training(tmp_path):

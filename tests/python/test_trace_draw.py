@@ -55,6 +55,19 @@ def test_bars_stay_inside_the_picture(tmp_path):
         assert x >= 0 and x + float(rect.get("width")) <= width + 0.01
 
 
+def test_a_picture_is_as_wide_as_asked_for(tmp_path):
+    path, out = a_long_step(0).save(tmp_path), tmp_path / "step.svg"
+    tool.draw(path, out, width=800)
+    root = ElementTree.parse(out).getroot()
+    assert root.get("width") == "800" and root.get("viewBox").startswith("0 0 800 ")
+    ends = [float(r.get("x", 0)) + float(r.get("width")) for r in root.iter(f"{SVG}rect")]
+    assert max(ends) == 800
+    for text in root.iter(f"{SVG}text"):  # 7.5: a letter of the title
+        assert text.get("text-anchor") or float(text.get("x")) + 7.5 * len(text.text) < 800
+    with pytest.raises(tool.TraceError, match="799 pixels has no room"):
+        tool.draw(path, out, width=799)
+
+
 def test_slices_that_share_time_do_not_cover_each_other(tmp_path):
     trace = RankTrace(0).host("outer", 0, 100).host("inner", 10, 20)
     trace.task("copy", "a", 0, 50).overlap("copy", "b", 40, 60, 1)

@@ -108,6 +108,25 @@ def test_reductions_are_named_after_what_they_carry(worlds, tmp_path):
         assert names == ["gradients head to embed (6 groups)"]
 
 
+def record_little_memory(prefetch_bytes, folder):
+    model, train = begin(prefetch_bytes=prefetch_bytes)
+    train(3)  # until they go by a plan
+    with penstock.trace(model, f"{folder}/rank{{rank}}.json") as recording:
+        train(3)
+    marks = [name for name in slices_of(recording) if name.startswith("memory full ")]
+    groups = tool.report(recording.path)["exposed"]["groups"]
+    penstock.close(model)
+    return marks, sum(row["causes"].get("memory_full", 0) for row in groups)
+
+
+def test_gathers_that_memory_holds_back_are_told_and_only_those(worlds, tmp_path):
+    for marks, waited in worlds(2).run(record_little_memory, 1, str(tmp_path)):
+        assert set(marks) == {f"memory full {name}" for name in BLOCKS}
+        assert waited > 0 or DEVICE == "cuda"  # where a gather may take no time to speak of
+    for marks, waited in worlds(2).run(record_little_memory, 1 << 30, str(tmp_path)):
+        assert marks == [] and waited == 0
+
+
 def record_some_steps(folder):
     model, train = begin()
     path = f"{folder}/rank{{rank}}.json"

@@ -196,6 +196,43 @@ def test_each_part_of_a_wait_has_its_cause(tmp_path):
     assert "late rank 0.008 ms" in told
 
 
+def full(trace, group, *times):
+    for time in times:
+        trace.host(f"memory full {group}", time, time)
+    return trace
+
+
+def causes_of_b(tmp_path, trace):
+    (row,) = reported(tmp_path, trace)["exposed"]["groups"]
+    return row["causes"]
+
+
+def test_what_memory_held_back_is_late_by_the_time_that_its_lane_was_idle(tmp_path):
+    trace = RankTrace(0).task("gather", "a", 0, 20, ticket=1).task("gather", "b", 50, 90, ticket=2)
+    full(trace.host("wait b", 40, 95), "b", 10, 30)
+    # From 20 to 50 it would have moved: of the wait's last 10 before it began, and 20 behind that.
+    assert causes_of_b(tmp_path, trace) == {"memory_full": 30, "moving": 20, "waking": 5}
+
+
+def test_memory_that_was_full_before_the_gather_before_or_for_others_does_not_count(tmp_path):
+    trace = RankTrace(0).task("gather", "b", 5, 20, ticket=1).task("gather", "b", 50, 90, ticket=2)
+    full(full(trace.host("wait b", 40, 90), "b", 2, 60), "a", 30)
+    assert causes_of_b(tmp_path, trace) == {"late_launch": 10, "moving": 40}
+
+
+def test_memory_that_was_full_while_the_lane_was_busy_cost_nothing(tmp_path):
+    trace = RankTrace(0).task("gather", "a", 0, 50, ticket=1).task("gather", "b", 50, 90, ticket=2)
+    full(trace.host("wait b", 40, 90), "b", 10)
+    assert causes_of_b(tmp_path, trace) == {"lane_busy": 10, "moving": 40}
+
+
+def test_a_hint_for_memory_that_is_full_names_the_option(tmp_path):
+    trace = RankTrace(0).host("step", 0, 100).host("wait b", 40, 90)
+    full(trace.task("gather", "b", 41, 90, ticket=1), "b", 1)
+    (hint,) = reported(tmp_path, trace)["hints"]
+    assert "raise prefetch_bytes=" in hint
+
+
 def test_what_the_optimizer_waits_is_told(tmp_path):
     trace = RankTrace(0).host("optimizer", 10, 50).host("wait gradients", 20, 30)
     trace.task("reduce", "gradients root", 5, 30, ticket=1)

@@ -14,11 +14,20 @@ from xml.etree import ElementTree
 import penstock.trace as tool
 import pytest
 from chrome_rules import check_file, violations
-from made_traces import BASE_NS, SVG, RankTrace, a_step, end_of, merged, slices_of
+from made_traces import (
+    BASE_NS,
+    SVG,
+    RankTrace,
+    a_step,
+    end_of,
+    merged,
+    run_built,
+    slices_of,
+    written_by_the_library,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "bindings" / "python" / "penstock" / "trace.py"
-BUILD = Path(os.environ.get("PENSTOCK_BUILD", ROOT / "build"))
 
 
 # ---- merge ------------------------------------------------------------------------------------
@@ -569,14 +578,7 @@ def test_the_checker_notices_each_broken_rule(change):
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
-    """Two ranks' files, written by the test program of tracing."""
-    program = BUILD / "tests" / "tracing_test_chrome"
-    if not program.exists():
-        pytest.skip(f"{program} is not built: run ./dev build, or set PENSTOCK_BUILD")
-    folder = tmp_path_factory.mktemp("samples")
-    environment = {**os.environ, "PST_TRACE_SAMPLES": str(folder)}
-    subprocess.run([program], env=environment, check=True, capture_output=True)
-    return [folder / "rank0.json", folder / "rank1.json"]
+    return written_by_the_library(tmp_path_factory.mktemp("samples"))
 
 
 def test_files_of_the_library_keep_the_rules(samples):
@@ -611,11 +613,8 @@ def test_files_of_the_library_merge_by_their_collectives(samples, tmp_path):
 
 
 def test_the_scheduler_draws_its_edges_as_arrows_between_lanes(tmp_path):
-    program = BUILD / "tests" / "example_two_lanes"
-    if not program.exists():
-        pytest.skip(f"{program} is not built: run ./dev build, or set PENSTOCK_BUILD")
     path = tmp_path / "two_lanes.json"
-    subprocess.run([program, path], check=True, capture_output=True)
+    run_built("example_two_lanes", path)
     lanes = tool.load(path).of_rank(0)
     names = {tid: track.name for (_, tid), track in tool.load(path).tracks.items()}
     arrows = [event for event in check_file(path)["traceEvents"] if event["ph"] in "sf"]

@@ -92,9 +92,9 @@ penstock_plant(links_not_freed sched/graph.c "was not freed" 5000
   "    pst__grown_free_links(graph, task);\n    ck_stack_push" "    ck_stack_push")
 penstock_plant(half_made_lane sched/place.c "was not freed" 5000
   "            pst__lane_free(lane);\n        } else {" "            (void)lane;\n        } else {")
-penstock_plant(wait_name_freed_as_more ops/zero/registry.c "was freed as" 20000
-  "pst__heap_free(engine->carrier.heap, wait_name, bytes);"
-  "pst__heap_free(engine->carrier.heap, wait_name, bytes + 64);")
+penstock_plant(traced_name_freed_as_more ops/zero/registry.c "was freed as" 20000
+  "pst__heap_free(engine->carrier.heap, text, bytes);"
+  "pst__heap_free(engine->carrier.heap, text, bytes + 64);")
 penstock_plant(open_bucket_forgotten ops/zero/pass.c "was not freed" 20000
   "if (status != PST_OK) pst__reduce_abandon(engine);" "")
 penstock_plant(refused_operation_forgotten ops/transfer/submit.c "was not freed" 20000

@@ -10,7 +10,8 @@ from html import escape
 from penstock._trace_files import Slice, printable
 from penstock._trace_kinds import COLORS, text_color
 
-_WIDTH, _LABEL, _MARGIN = 1400.0, 130.0, 30.0
+WIDTH, NARROWEST = 1400, 800  # what stands above the rows needs that
+_LABEL, _MARGIN = 130.0, 30.0
 _ROW, _BAR, _LETTER = 20.0, 17.0, 7.0  # heights of a row and a bar; a letter's width
 _HEAD = 72.0  # where the first rank begins, below title, legend and axis
 _NARROW = 0.3  # bars that are narrower are drawn once where they lie side by side
@@ -32,16 +33,18 @@ class Group:
     rows: list[Row] = field(default_factory=list)
 
 
-def picture(title: str, groups: list[Group], begin: float, end: float) -> Iterator[str]:
+def picture(
+    title: str, groups: list[Group], begin: float, end: float, width: int = WIDTH
+) -> Iterator[str]:
     """Yield the lines of a picture of what lies between two times, in microseconds."""
     height = _HEAD + sum(_ROW * (len(group.rows) + 1.5) for group in groups)
-    scale = (_WIDTH - _LABEL - _MARGIN) / max(end - begin, 0.001)
+    scale = (width - _LABEL - _MARGIN) / max(end - begin, 0.001)
     yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {_WIDTH:.0f} {height:.0f}" font-family="Helvetica, Arial, sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" '
+        f'viewBox="0 0 {width} {height:.0f}" font-family="Helvetica, Arial, sans-serif" '
         'font-size="12">'
     )
-    yield f'<rect width="{_WIDTH:.0f}" height="{height:.0f}" fill="white"/>'
+    yield f'<rect width="{width}" height="{height:.0f}" fill="white"/>'
     yield _text(_MARGIN, 22, title, 'font-size="15" font-weight="bold"')
     yield from _legend({kind for group in groups for row in group.rows for _, kind in row.bars})
     yield from _axis(end - begin, scale, height)

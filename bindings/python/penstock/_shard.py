@@ -144,7 +144,8 @@ def shard(
     prefetch_ahead : int
         How many groups are gathered ahead of their use, from the second pass on.
     prefetch_bytes : int, optional
-        At most so many bytes gathered or in flight; left out: no limit.
+        At most so many bytes gathered or in flight; left out: no limit. Traces tell what waits for
+        that.
     bucket_bytes : int
         Gradients of a rank's part that travel together.
     part_bytes : int, optional

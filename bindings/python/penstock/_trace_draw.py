@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from penstock._pictures import Group, Row, picture, time_text
-from penstock._trace_files import Interval, PathLike, Slice, Trace, Track, load_own
+from penstock._pictures import NARROWEST, WIDTH, Group, Row, picture, time_text
+from penstock._trace_files import Interval, PathLike, Slice, Trace, TraceError, Track, load_own
 from penstock._trace_kinds import kind_of
 from penstock._trace_steps import clipped, find_step, innermost, length_of, span_of, waits_of
 
@@ -14,7 +14,7 @@ _MOST_RANKS = 16
 _PHASES = ("forward", "backward", "optimizer")
 
 
-def draw(path: PathLike, out: PathLike, step: int | None = None) -> None:
+def draw(path: PathLike, out: PathLike, step: int | None = None, width: int = WIDTH) -> None:
     """Draw a step of a trace as an SVG picture: a row a thread and lane, slices over time.
 
     Threads come first, with their innermost slices, where exposed communication stands out; its
@@ -30,18 +30,24 @@ def draw(path: PathLike, out: PathLike, step: int | None = None) -> None:
     step
         Which slice named "step" of the lowest rank to show, from 0, negative from the end; None:
         the one in the middle, or all of a trace without steps.
+    width
+        Of the picture, in pixels.
 
     Raises
     ------
     TraceError
-        The file is no trace, or has no such step.
+        The file is no trace, or has no such step, or the width is below 800.
     OSError
         A file cannot be read or written.
     """
-    Path(out).write_text(drawn(load_own(path), step), encoding="utf-8")
+    if width < NARROWEST:
+        raise TraceError(f"a picture of {width} pixels has no room for its legend: {NARROWEST} do")
+    Path(out).write_text(drawn(load_own(path), step, width=width), encoding="utf-8")
 
 
-def drawn(trace: Trace, step: int | None = None, first: Iterable[Group] = ()) -> str:
+def drawn(
+    trace: Trace, step: int | None = None, first: Iterable[Group] = (), width: int = WIDTH
+) -> str:
     """Return the picture of a step of a trace that was read, below some other groups of rows."""
     number, steps = find_step(trace, step)
     begin, end = _window(trace, list(steps.values()))
@@ -51,7 +57,7 @@ def drawn(trace: Trace, step: int | None = None, first: Iterable[Group] = ()) ->
     ]
     what = f"Step {number} of " if steps else ""
     title = f"{what}{Path(trace.path).name}: {time_text(end - begin, end - begin)}"
-    return "\n".join(picture(title, [*first, *groups], begin, end))
+    return "\n".join(picture(title, [*first, *groups], begin, end, width))
 
 
 def _chosen(trace: Trace, steps: dict[int, Slice]) -> dict[int, str]:

@@ -11,6 +11,7 @@ from penstock._trace_files import Interval, Slice
 from penstock._trace_links import Rank, Task, Wait
 
 CAUSES = {
+    "memory_full": "memory had no room for it, and its lane was idle",
     "late_launch": "it was not launched, and its lane was idle",
     "lane_busy": "it was not launched, and its lane was busy with what came before it",
     "late_rank": "another rank had not come to it",
@@ -73,14 +74,26 @@ def _causes(rank: Rank, wait: Wait) -> Iterator[tuple[str, float]]:
     else:
         launched, there, ended = _times(one, task)
         busy = min(rank.busy_between(task.lane, one.begin, launched), launched - one.begin)
+        late, moving, idle = launched - one.begin - busy, ended - there, _idle(rank, task)
+        late_full = min(late, idle)
+        moving_full = min(moving, idle - late_full)  # it would have ended so much earlier
         parts = {
-            "late_launch": launched - one.begin - busy,
+            "memory_full": late_full + moving_full,
+            "late_launch": late - late_full,
             "lane_busy": busy,
             "late_rank": there - launched,
-            "reduction_tail" if wait.is_for_gradients else "moving": ended - there,
+            "reduction_tail" if wait.is_for_gradients else "moving": moving - moving_full,
             "waking": one.end - ended,
         }
         yield from ((cause, length) for cause, length in parts.items() if length > 0)
+
+
+def _idle(rank: Rank, task: Task) -> float:
+    """Return for how long its lane was idle while memory was full: by so much it is late."""
+    since, begin = rank.refused_at(task), task.one.begin
+    if since is None:
+        return 0.0
+    return max(begin - since - rank.busy_between(task.lane, since, begin), 0.0)
 
 
 def _times(wait: Slice, task: Task) -> tuple[float, float, float]:

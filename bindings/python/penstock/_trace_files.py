@@ -162,7 +162,12 @@ _HEAD: Fields = {
     "distributedInfo": _is_object,
     "penstock": _is_object,
 }
-_INFO: Fields = {"rank": _is_count, "records": _is_count, "overwritten": _is_count}
+_INFO: Fields = {
+    "rank": _is_count,
+    "world_size": _from(1, int),
+    "records": _is_count,
+    "overwritten": _is_count,
+}
 _EVENT: Fields = {
     "ph": _is_text,
     "name": _is_text,

@@ -16,10 +16,15 @@ _OPTIONS = {
     "reduce": "lower bucket_bytes= of penstock.shard, so that the last bucket is smaller, or "
     "reduce fewer bytes by reduce_dtype=",
 }
+_MEMORY = (
+    "memory had no room to gather earlier what is waited for: raise prefetch_bytes= of "
+    "penstock.shard, or leave it out and bound what is gathered ahead by memory="
+)
 _WAKING = (
     "what was waited for had ended, but the thread did not run: give each rank as many CPUs as "
     "it has threads that work"
 )
+_OF_CAUSES = {"waking": _WAKING, "memory_full": _MEMORY}
 
 
 def hints_of(result: dict[str, Any]) -> list[str]:
@@ -44,7 +49,7 @@ def _hints_of_kind(kind: str, result: dict[str, Any]) -> Iterator[str]:
     if cause == "late_rank":
         yield f"{told}, which mostly waits for {_late_rank(result)}"
     else:
-        yield f"{told}: {_WAKING if cause == 'waking' else _OPTIONS[kind]}"
+        yield f"{told}: {_OF_CAUSES.get(cause, _OPTIONS[kind])}"
 
 
 def _largest_cause(kind: str, groups: list[dict[str, Any]]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 from penstock._trace_files import Event, PathLike, Slice, Track, load_own, write
 from penstock._trace_kinds import kind_of
-from penstock._trace_links import Rank, Task
+from penstock._trace_links import Rank, Task, compute_of
 from penstock._trace_steps import steps_of
 
 _COMPUTE_STREAM = 7
@@ -66,7 +66,7 @@ def _events(number: int, tracks: list[Track]) -> Iterator[Event]:
         yield _event(number, 0, "user_annotation", named)
     rank = Rank(number, tracks)
     correlations = count(1)
-    for one in rank.computing or _between_waits(rank, steps):
+    for one in compute_of(rank, steps):
         yield from _kernel(number, _COMPUTE_STREAM, one, next(correlations))
     streams: dict[str, int] = {}
     for task in rank.tasks:
@@ -90,15 +90,3 @@ def _kernel(rank: int, stream: int, one: Slice, correlation: int) -> Iterator[Ev
 def _event(rank: int, tid: int, category: str, one: Slice) -> Event:
     event = {"ph": "X", "cat": category, "name": one.name, "pid": rank, "tid": tid}
     return event | {"ts": round(one.begin, 3), "dur": round(one.duration, 3), "args": one.args}
-
-
-def _between_waits(rank: Rank, steps: Iterable[Slice]) -> Iterator[Slice]:
-    """Yield what a GPU's compute stream does in steps, of which only its waits are known."""
-    for step in steps:
-        at = step.begin
-        for wait in rank.waits_between(step.begin, step.end):
-            if wait.one.begin > at:
-                yield Slice("compute", at, wait.one.begin, {})
-            at = max(at, wait.one.end)
-        if step.end > at:
-            yield Slice("compute", at, step.end, {})

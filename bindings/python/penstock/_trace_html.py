@@ -20,6 +20,7 @@ from penstock._trace_text import cause_name, part_name
 
 _MOST = 16  # rows of a table
 _CAUSE_COLORS = {
+    "memory_full": "#332288",  # darker than all others
     "late_rank": COLORS["exposed"],
     "moving": COLORS["gather"],
     "reduction_tail": COLORS["reduce"],

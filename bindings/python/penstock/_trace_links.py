@@ -13,6 +13,7 @@ from penstock._trace_files import Slice, Track
 from penstock._trace_kinds import kind_of
 from penstock._trace_steps import (
     COMPUTE_STREAM,
+    MEMORY_FULL,
     WAIT_GRADIENTS,
     WAITS_OF_REDUCTIONS,
     Spans,
@@ -93,6 +94,8 @@ class Rank:
         When optimizers stepped, the earliest first.
     """
 
+    _refusals: dict[str, _Refusals]  # by the names of groups
+
     def __init__(self, number: int, tracks: list[Track]) -> None:
         self.number = number
         lanes = [track for track in tracks if track.is_lane]
@@ -104,6 +107,7 @@ class Rank:
         self.computing = _computing(tracks)
         self.optimizers = [s for t in tracks if not t.is_lane for s in t.slices if _steps(s)]
         self._computing_ends = [one.end for one in self.computing]
+        self._refusals = _refusals(tracks, self.tasks)
 
     def wait_before(self, time: float) -> Wait | None:
         """Return the last wait that began before a time."""
@@ -125,6 +129,11 @@ class Rank:
             left -= length
             yield one.name, length
         yield "", max(left, 0.0)
+
+    def refused_at(self, task: Task) -> float | None:
+        """Return when a gather would have been launched if memory had not been full; None: then."""
+        found = self._refusals.get(task.one.name)
+        return None if found is None else found.first_before(task.one.begin)
 
     def busy_between(self, lane: str, begin: float, end: float) -> float:
         """Return for how long a lane had tasks between two times."""
@@ -244,6 +253,36 @@ def _names_for_waits(task: Task) -> Iterator[str]:
         yield WAIT_GRADIENTS
 
 
+# ---- memory -------------------------------------------------------------------------------------
+
+
+class _Refusals:
+    """When a group found no memory, and when its gathers began after all."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.begins: list[float] = []
+
+    def first_before(self, begin: float) -> float | None:
+        """Return the first one of a gather that began then: since the gather before it."""
+        at = bisect.bisect_left(self.begins, begin)
+        first = bisect.bisect_left(self.times, self.begins[at - 1] if at else -math.inf)
+        return next((time for time in self.times[first : first + 1] if time <= begin), None)
+
+
+def _refusals(tracks: list[Track], tasks: list[Task]) -> dict[str, _Refusals]:
+    found: dict[str, _Refusals] = {}
+    for track in tracks:
+        for one in track.slices:
+            if not track.is_lane and one.name.startswith(MEMORY_FULL):
+                name = one.name.removeprefix(MEMORY_FULL)
+                found.setdefault(name, _Refusals()).times.append(one.begin)
+    for task in sorted(tasks, key=lambda task: task.one.begin):
+        if task.one.name in found:
+            found[task.one.name].begins.append(task.one.begin)
+    return found
+
+
 # ---- compute ------------------------------------------------------------------------------------
 
 
@@ -257,3 +296,20 @@ def _computing(tracks: list[Track]) -> list[Slice]:
 
 def _steps(one: Slice) -> bool:
     return one.name == "optimizer"
+
+
+def compute_of(rank: Rank, steps: list[Slice]) -> list[Slice]:
+    """Return what compute does between its waits; of a GPU only in steps, and without names."""
+    return rank.computing or list(_between_waits(rank, steps))
+
+
+def _between_waits(rank: Rank, steps: Iterable[Slice]) -> Iterator[Slice]:
+    """Yield what a GPU's compute stream does in steps, of which only its waits are known."""
+    for step in steps:
+        at = step.begin
+        for wait in rank.waits_between(step.begin, step.end):
+            if wait.one.begin > at:
+                yield Slice("compute", at, wait.one.begin, {})
+            at = max(at, wait.one.end)
+        if step.end > at:
+            yield Slice("compute", at, step.end, {})

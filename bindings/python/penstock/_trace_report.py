@@ -53,8 +53,9 @@ def report(path: PathLike, step: int | None = None) -> dict[str, Any]:
         ``lane``, ``name`` and ``us``. ``critical_path``: their average.
 
         ``exposed``, of a rank on average: ``groups``, the longest first, for each ``group`` that
-        was waited for its ``kind`` ("gather" or "reduce"), ``us`` and ``causes`` ("late_launch",
-        "lane_busy", "late_rank", "moving", "reduction_tail", "optimizer", "waking", "unknown");
+        was waited for its ``kind`` ("gather" or "reduce"), ``us`` and ``causes`` ("memory_full",
+        "late_launch", "lane_busy", "late_rank", "moving", "reduction_tail", "optimizer", "waking",
+        "unknown");
         ``late``, for each rank how long it was waited for because it came last.
 
         ``arrivals``: of a merged trace ``lanes``, for each lane the ``count`` of collectives and,

@@ -1,4 +1,4 @@
-"""Merge, report and draw traces: ``python -m penstock.trace merge|report|draw|hang|hta``.
+"""Merge, report and draw traces: ``python -m penstock.trace merge|report|draw|hang|hta|chakra``.
 
 Works on the Chrome trace JSON that Penstock writes, with the standard library alone; the package's
 compiled extension is not needed. ``penstock.trace(path)``, which records, is another thing of the
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock._trace_chakra import write_chakra
 from penstock._trace_draw import draw
 from penstock._trace_files import TraceError, load
 from penstock._trace_hang import Hang, format_hang
@@ -36,6 +37,7 @@ __all__ = [
     "main",
     "merge",
     "report",
+    "write_chakra",
     "write_hta",
     "write_html",
 ]
@@ -89,10 +91,14 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("hta", help="files for Holistic Trace Analysis, one a rank")
     one.add_argument("trace")
     one.add_argument("folder", help="where to write them")
+    one = commands.add_parser("chakra", help="Chakra's execution traces, one a rank")
+    one.add_argument("trace")
+    one.add_argument("folder", help="where to write them")
     one = commands.add_parser("draw", help="an SVG picture of a step")
     one.add_argument("trace")
     one.add_argument("out")
     one.add_argument("--step", type=int, help="which step, from 0 (default: the middle one)")
+    one.add_argument("--width", type=int, default=1400, help="in pixels (default: %(default)s)")
     return parser
 
 
@@ -103,9 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "merge":
             print(_format_skews(merge(options.traces, options.out)), end="")
         elif options.command == "draw":
-            draw(options.trace, options.out, options.step)
+            draw(options.trace, options.out, options.step, options.width)
         elif options.command == "hta":
             write_hta(options.trace, options.folder)
+        elif options.command == "chakra":
+            write_chakra(options.trace, options.folder)
         elif options.command == "hang":
             print(_told(read_hangs(options.folder), as_json=options.json), end="")
         else:
