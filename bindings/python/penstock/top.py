@@ -132,6 +132,11 @@ class Watched:
         """Which one it is a rank of."""
         return text_of(self.head.job)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether no runtime has the page any more."""
+        return read_page(self._page) is None
+
     def look(self) -> Row:
         """Read the page; once its process has ended, or the model is closed, what was last."""
         now = time.monotonic_ns()
@@ -259,8 +264,9 @@ class Watch:
     def look(self) -> list[tuple[str, int, list[Row]]]:
         """Return each job's name, its number of ranks, and what is known of those that are seen."""
         for one in [] if self._is_whole else find_ranks():
-            if one.job in self._jobs:
-                self._ranks.setdefault(one.key, one)
+            known = self._ranks.get(one.key)  # whose number another page may have by now
+            if one.job in self._jobs and (known is None or known.is_closed):
+                self._ranks[one.key] = one
         ranks = sorted(self._ranks.values(), key=lambda one: (one.job, one.head.rank, one.pid))
         jobs = [
             (job, max(one.head.world_size for one in own), [one.look() for one in own])
