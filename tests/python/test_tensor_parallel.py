@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 from equality import assert_same_gradients, assert_same_parameters, whole
 from models import DEVICE
 from penstock import PenstockError
+from penstock._axes import Axes
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -438,6 +439,16 @@ def begin_differently():
     penstock.shard(model, mesh=mesh["dp"], broadcast=True)
     assert_same_parameters(model, make(), 0.0)
     penstock.close(model)
+
+
+def places_along_two_axes():
+    axes = Axes(square((2, 1, 2), ("pp", "dp", "tp")), ("pp", "tp"))
+    place, count = axes.own
+    return count, axes.all_gather(torch.tensor(place)).tolist()
+
+
+def test_what_is_brought_together_along_axes_stands_at_its_places(worlds):
+    assert worlds(4).run(places_along_two_axes) == [(4, [0, 1, 2, 3])] * 4
 
 
 def test_ranks_begin_with_the_same_values(worlds):
