@@ -7,18 +7,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from checkpoints import assert_same_rows, save_and_go_on
 from equality import assert_same_gradients, assert_same_parameters, whole
 from models import DEVICE
 from penstock import PenstockError
 from penstock._axes import Axes
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -139,10 +134,7 @@ def assert_equal_along(model, mesh):
     group = mesh.get_group()
     for name, parameter in model.named_parameters():
         if parameter.placements[-1].is_replicate():
-            rows = parameter.to_local().detach()
-            both = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(both, rows.contiguous(), group=group)
-            assert all(torch.equal(each, rows) for each in both), name
+            assert_same_rows(name, parameter, group)
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -327,49 +319,33 @@ def test_replicas_of_divided_models_train_alike(worlds):
 # ---- states --------------------------------------------------------------------------------------
 
 
-def state_of(model, optimizer):
-    return {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer),
-    }
+def step_alike(model, optimizer, step):
+    loss_of(model, step, 0).backward()  # the same batch everywhere: any mesh has one mean
+    step_and_forget(optimizer)
 
 
 def go_round(folder):
-    """Each loads what the one before has saved, and goes on as that does."""
-    rank = dist.get_rank()
-    makers = {
-        "2 x 2": lambda seed: ours(square(), seed),
-        "4 x 1": lambda seed: ours(square((4, 1)), seed),
-        "1 x 4": lambda seed: ours(square((1, 4)), seed),
-        "FSDP2": lambda seed: fsdp2(square(), seed),
-        "2 x 2 again": lambda seed: ours(square(), seed),
-    }
-    before = None
-    for seed, (name, maker) in enumerate(makers.items()):
-        model = maker(seed)
-        optimizer = torchs(model, foreach=False)
-        loss_of(model, seed, 0).backward()  # the same batch everywhere: any mesh has one mean
-        step_and_forget(optimizer)
-        if before is not None:
-            target = state_of(model, optimizer)
-            dcp.load(target, checkpoint_id=f"{folder}/{seed - 1}")
-            set_model_state_dict(model, target["model"])
-            set_optimizer_state_dict(model, optimizer, target["optimizer"])
-            losses = []
-            for each, its_optimizer in (before, (model, optimizer)):
-                loss_of(each, 10 + seed, 0).backward()
-                step_and_forget(its_optimizer)
-                losses.append(loss_of(each, 0, 0).item())
-            assert losses[0] == pytest.approx(losses[1], rel=1e-5), name
-            penstock.close(before[0]) if "_penstock_engine" in before[0].__dict__ else None
-        dcp.save(state_of(model, optimizer), checkpoint_id=f"{folder}/{seed}")
-        before = (model, optimizer)
+    makers = (
+        lambda: ours(square(), 0),
+        lambda: ours(square((4, 1)), 1),
+        lambda: ours(square((1, 4)), 2),
+        lambda: fsdp2(square(), 3),
+        lambda: ours(square(), 4),
+    )
+    model = save_and_go_on(
+        folder,
+        makers,
+        lambda model: torchs(model, foreach=False),
+        step_alike,
+        lambda model: loss_of(model, 0, 0),
+    )
+    loss = loss_of(model, 0, 0).item()
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     full = get_model_state_dict(model, options=options)
-    if rank == 0:
+    if dist.get_rank() == 0:
         undivided = make(9)
         undivided.load_state_dict(full)
-        assert loss_of(undivided, 0, 0).item() == pytest.approx(losses[1], rel=1e-5)
+        assert loss_of(undivided, 0, 0).item() == pytest.approx(loss, rel=1e-5)
     loaded = make(7).state_dict()
     model.load_state_dict(loaded)
     assert_same_parameters(model, make(7), 0.0)
