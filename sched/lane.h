@@ -78,6 +78,8 @@ typedef struct pst__watch {
     uint64_t ends;            /* of tasks that were in flight or pending; the lane owner's */
     uint64_t heartbeats;      /* turns and launches so far; read by the watchdog at any time */
     pst__launch_log launches; /* read by the watchdog at any time */
+    const pst_lane *latest;   /* a leader's: of the lanes with its order that of the last of these
+                                 launches, read at any time, for comparing; NULL: none */
     pst__stall task, owner;   /* the watchdog's: since when `ends` and `heartbeats` stand */
     pst__first_seen unknown;  /* of its visits: what is not known otherwise */
 } pst__watch;

@@ -38,12 +38,20 @@ static void take_oldest(pst_lane *lane, uint64_t now, pst_page_lane *taken) {
     taken->since = launched != 0 ? launched : seen;
 }
 
+/* Whether the thread that serves the lanes with this one's order has launched on this one last. */
+static int serves_this(const pst_lane *lane) {
+    /* Relaxed: pairs with log_launch (serve.c); a figure. */
+    const pst_lane *latest = pst__load_relaxed(&lane->leader->watch.latest);
+    return lane == (latest == NULL ? lane->leader : latest);
+}
+
 /* A thread serves the lane: where its heart stands still it does not come back from a task, the one
  * that was launched last. */
 static void take_served(pst_lane *lane, uint64_t now, pst_page_lane *taken) {
     pst_recent launch;
     pst__report_last_launch(lane, &launch);
     COPY(taken->name, launch.lane);
+    if (!serves_this(lane)) return;
     /* Relaxed: pairs with pst__lane_heartbeat. */
     const uint64_t beats = pst__load_relaxed(&lane->watch.heartbeats) | OF_HEARTBEATS;
     const uint64_t since = first_seen(&lane->watch.unknown, beats, now);

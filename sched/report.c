@@ -314,7 +314,8 @@ pst_status pst__report_left_behind(pst_runtime *runtime) {
     }
     return pst__runtime_fail(runtime, PST_ETIMEDOUT,
                              "the runtime is not destroyed: %s has not come back from a task, a "
-                             "callback or a hook: %s. Its threads and memory are left; destroy it "
+                             "callback or a hook%s%s. Its threads and memory are left; destroy it "
                              "again when that has ended",
-                             text[0] == '\0' ? "a thread" : "the thread of a lane", text);
+                             text[0] == '\0' ? "a thread" : "the thread of a lane",
+                             text[0] == '\0' ? "" : ": ", text);
 }

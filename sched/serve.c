@@ -248,6 +248,7 @@ static void launched_pending(pst__advance *advance, pst__node *node, uint64_t nu
 __attribute__((noinline)) static void log_launch(pst_lane *lane, const pst__node *node) {
     pst__launch_log_add(&lane->watch.launches, node->graph->id, node->detail->name,
                         pst__node_ticket(node));
+    pst__store_relaxed(&lane->leader->watch.latest, lane); /* pairs with serves_this (post.c) */
 }
 
 /* Stores only what changes: a growing graph's detail comes from the adding thread's cache and goes

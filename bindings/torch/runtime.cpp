@@ -120,8 +120,12 @@ Runtime::~Runtime() {
     } catch (pybind11::error_already_set &error) {
         error.discard_as_unraisable("penstock's log");
     }
+    if (runtime_ != nullptr) { // nor may it lose the pages: this rank's, and those it follows
+        (void)roll_.release();
+        (void)followed_.release();
+    }
     roll_ = pybind11::object();
-    followed_.clear();
+    followed_.reset();
 }
 
 void Runtime::check_process(const std::string &what) const {
@@ -144,7 +148,7 @@ void Runtime::follow(const pybind11::dict &pages) {
     for (const auto &[rank, page] : pages) {
         pybind11::buffer_info info = page.cast<pybind11::buffer>().request();
         check(pst_runtime_follow(open(), rank.cast<int>(), page_in(info)));
-        followed_.push_back(std::move(info));
+        followed_->push_back(std::move(info));
     }
 }
 

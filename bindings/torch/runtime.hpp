@@ -91,9 +91,11 @@ class Runtime {
     const Process home_;
     const int64_t pid_;
     pybind11::object roll_;
-    std::vector<pybind11::buffer_info> followed_; // that keep other ranks' pages
-    std::unique_ptr<Log> log_;                    // outlives `runtime_`
-    std::exception_ptr raised_;                   // by a signal's handler, in a wait
+    // Outlive `runtime_`, as the next one; these keep other ranks' pages.
+    std::unique_ptr<std::vector<pybind11::buffer_info>> followed_ =
+        std::make_unique<std::vector<pybind11::buffer_info>>();
+    std::unique_ptr<Log> log_;
+    std::exception_ptr raised_; // by a signal's handler, in a wait
     bool ignores_signals_ = false;
     std::string lost_; // what is known of the failure, once it was asked
 };

@@ -63,7 +63,8 @@ typedef struct pst_page_engine {
                               what reductions bring together */
 } pst_page_engine;
 
-/* A lane: what has ended on it, and its oldest task that is launched and has not. Texts are cut. */
+/* A lane: what has ended on it, as far as the flight record or a trace has it, and its oldest task
+ * that is launched and has not. Texts are cut. */
 typedef struct pst_page_lane {
     char name[32];
     char task[64];    /* "" where all has ended that was launched */

@@ -111,8 +111,7 @@ static inline void open_flat(flat_rank *rank, rank_state *state) {
         CHECK_OK(pst_flat_open_memory(rank->flat, rank->home, (all + 1) * sizeof(float)));
     float *home = rank->home;
     for (size_t p = 0; p < model->parameter_count; p++) {
-        add_flat(rank, p, p % 5 == 4 ? NULL : home);
-        CHECK_FINE();
+        DO(add_flat(rank, p, p % 5 == 4 ? NULL : home));
         home += rank->chunks[p];
     }
     write_flat(rank);
@@ -163,8 +162,7 @@ static inline void flat_use(flat_rank *rank, size_t p, pst_dtype dtype) {
     rank_state *state = rank->state;
     uint32_t copy;
     void *memory;
-    begin_flat_use(rank, p, dtype, &copy, &memory);
-    CHECK_FINE();
+    DO(begin_flat_use(rank, p, dtype, &copy, &memory));
     CHECK_OK(pst_flat_release(rank->flat, copy));
 }
 

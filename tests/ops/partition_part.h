@@ -129,8 +129,7 @@ static inline void create_part(part *part, rank_state *state) {
 }
 
 static inline void open_part(part *part, rank_state *state, float value) {
-    create_part(part, state);
-    CHECK_FINE();
+    DO(create_part(part, state));
     fresh_flat(part, value);
     bind_flat(part);
 }
@@ -187,10 +186,8 @@ static inline void end(part *part, int release) {
 
 static inline void backward_of(part *part, int is_last, uint64_t step) {
     rank_state *state = part->state;
-    begin(part, is_last);
-    CHECK_FINE();
-    give_all(part, 0, SIZES, step);
-    CHECK_FINE();
+    DO(begin(part, is_last));
+    DO(give_all(part, 0, SIZES, step));
     end(part, 1);
 }
 
@@ -245,8 +242,7 @@ static inline void check_all(const part *part, expected_value expected) {
     finish_compute(state);
     for (size_t i = 0; i < SIZES && state->failure[0] == '\0'; i++)
         check_parameter(part, i, expected);
-    finish_compute(state);
-    CHECK_FINE();
+    DO(finish_compute(state));
     check_guards(part);
 }
 

@@ -70,8 +70,13 @@ static inline void fail_at(rank_state *state, const char *file, int line, const 
         }                                                                                          \
     } while (0)
 #define CHECK_OK(call) CHECK((call) == PST_OK)
-/* After a call that may have failed inside. */
+/* After a call that may have failed inside; and with that call. */
 #define CHECK_FINE() CHECK(state->failure[0] == '\0')
+#define DO(call)                                                                                   \
+    do {                                                                                           \
+        call;                                                                                      \
+        CHECK_FINE();                                                                              \
+    } while (0)
 
 /* ---- what compute does ----------------------------------------------------------------------- */
 

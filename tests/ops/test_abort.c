@@ -109,8 +109,7 @@ static void a_communicator_that_fails_on_one_rank_ends_all(void **unused) {
 
 /* Rank 0 is stopped from outside while the others wait for its part of a gather. */
 static void stop_rank_0(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     if (state->rank == 0) {
         pst_runtime_poison(state->runtime, PST_ECANCELED, "the user has pressed a key");
         CHECK(gather_all(state) == PST_ECANCELED);
@@ -145,8 +144,7 @@ static void let_threads_come_back(pst_runtime *runtime) {
 
 /* Rank 1 stays away, rank 0's watchdog looks until it has seen enough, the others only wait. */
 static void stay_away(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     if (state->rank == 1) {
         while (state->gather->ops->status(state->gather) == PST_OK)
             (void)sched_yield();
@@ -192,8 +190,7 @@ static void die_in_mid_training(rank_state *state) {
         if (state->model->pumped) (void)pst_run_once(state->runtime, NULL);
         async_sleep(50);
     }
-    meet(&state->course->left, state->world);
-    CHECK_FINE();
+    DO(meet(&state->course->left, state->world));
     CHECK(status == PST_OK);
     if (state->rank == 1) return;
     CHECK(pst_runtime_status(state->runtime) == PST_EPEER);

@@ -28,23 +28,17 @@ static void train(rank_state *state, int steps) {
 /* ---- the host goes on ------------------------------------------------------------------------ */
 
 static void train_while_nothing_moves(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 2);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 2));
     forward(state, 0); /* recorded, too */
     CHECK_FINE();
-    finish_compute(state);
-    CHECK_FINE();
+    DO(finish_compute(state));
     pause_device(state, 1);
     for (uint64_t step = 1; step <= 2; step++) {
-        train_step(state, step);
-        CHECK_FINE();
-        check_gradients(state, step == 1 ? mean_of_step_1 : mean_of_step_2);
-        CHECK_FINE();
+        DO(train_step(state, step));
+        DO(check_gradients(state, step == 1 ? mean_of_step_1 : mean_of_step_2));
     }
-    forward(state, 0);
-    CHECK_FINE();
+    DO(forward(state, 0));
     CHECK(stats_of(state).backwards == 4);
     pause_device(state, 0);
     finish_compute(state);
@@ -52,10 +46,8 @@ static void train_while_nothing_moves(rank_state *state) {
 
 static void count_buckets(rank_state *state) {
     const size_t wanted = *(const size_t *)state->argument;
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 2);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 2));
     CHECK(stats_of(state).bucket_peak == wanted * 512); /* 128 bytes a rank */
     finish_compute(state);
 }
@@ -88,8 +80,7 @@ static void planned_steps_do_not_wait_for_the_device(void **unused) {
 }
 
 static void train_with_casts(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     train_and_check(state, 6, mean_of_step_1);
 }
 
@@ -108,22 +99,17 @@ static void slow_devices_get_the_same_values(void **unused) {
 }
 
 static void accumulate(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int i = 0; i < 5; i++) {
         fresh_targets(state);
-        forward(state, 1);
-        CHECK_FINE();
+        DO(forward(state, 1));
         CHECK_OK(pst_zero_begin_backward(state->engine, 0)); /* kept by the caller */
         for (size_t g = state->model->group_count; g-- > 0;) {
-            use(state, g);
-            CHECK_FINE();
+            DO(use(state, g));
         }
         CHECK_OK(pst_zero_end_backward(state->engine));
-        forward(state, 1);
-        CHECK_FINE();
-        end_step(state, mean_of_step_1);
-        CHECK_FINE();
+        DO(forward(state, 1));
+        DO(end_step(state, mean_of_step_1));
     }
 }
 
@@ -144,18 +130,15 @@ static void backward_of(rank_state *state, uint64_t step, unsigned reached) {
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
     for (size_t g = state->model->group_count; g-- > 0;) {
         if (!((reached >> g) & 1u)) continue;
-        backward_use(state, g);
-        CHECK_FINE();
+        DO(backward_use(state, g));
     }
     CHECK_OK(pst_zero_end_backward(state->engine));
 }
 
 static void step_of(rank_state *state, unsigned reached) {
     fresh_targets(state);
-    forward(state, 1);
-    CHECK_FINE();
-    backward_of(state, 1, reached);
-    CHECK_FINE();
+    DO(forward(state, 1));
+    DO(backward_of(state, 1, reached));
     update(state);
 }
 
@@ -164,14 +147,11 @@ static float without_group_1(const rank_state *state, size_t parameter, size_t e
 }
 
 static void miss_from_the_start(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int i = 0; i < 5; i++) {
-        step_of(state, 5);
-        CHECK_FINE();
+        DO(step_of(state, 5));
         CHECK(pst_zero_has_gradient(state->engine, 0) && !pst_zero_has_gradient(state->engine, 1));
-        check_gradients(state, without_group_1);
-        CHECK_FINE();
+        DO(check_gradients(state, without_group_1));
     }
     step_of(state, state->rank == 0 ? 7 : 5); /* the others hear of it at once */
     CHECK_FINE();
@@ -186,22 +166,17 @@ static void a_parameter_without_a_gradient_is_known_exactly(void **unused) {
 
 /* Zeros for as long as the answers lag, then exactly, and on all ranks in the same backward. */
 static void miss_later(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 3);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 3));
     int seen[8];
     for (int i = 0; i < 8; i++) {
-        step_of(state, 5);
-        CHECK_FINE();
-        check_gradients(state, without_group_1);
-        CHECK_FINE();
+        DO(step_of(state, 5));
+        DO(check_gradients(state, without_group_1));
         seen[i] = pst_zero_has_gradient(state->engine, 1);
     }
     const int expected[8] = {1, 1, 1, 1, 0, 0, 0, 0};
     CHECK(memcmp(seen, expected, sizeof seen) == 0);
-    train(state, 1);
-    CHECK_FINE();
+    DO(train(state, 1));
     CHECK(pst_zero_has_gradient(state->engine, 1));
 }
 
@@ -213,12 +188,9 @@ static void a_gradient_that_is_missing_counts_as_zeros_until_all_know(void **unu
 }
 
 static void report_twice(rank_state *state, size_t g) {
-    begin_use(state, g);
-    CHECK_FINE();
-    report(state, g);
-    CHECK_FINE();
-    end_use(state, g);
-    CHECK_FINE();
+    DO(begin_use(state, g));
+    DO(report(state, g));
+    DO(end_use(state, g));
     report(state, g);
 }
 
@@ -229,19 +201,14 @@ static float group_1_twice(const rank_state *state, size_t parameter, size_t ele
 
 static void step_that_reports_group_1_twice(rank_state *state) {
     fresh_targets(state);
-    forward(state, 1);
-    CHECK_FINE();
+    DO(forward(state, 1));
     make_gradients(state, 1);
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
-    backward_use(state, 2);
-    CHECK_FINE();
-    report_twice(state, 1);
-    CHECK_FINE();
-    backward_use(state, 0);
-    CHECK_FINE();
+    DO(backward_use(state, 2));
+    DO(report_twice(state, 1));
+    DO(backward_use(state, 0));
     CHECK_OK(pst_zero_end_backward(state->engine));
-    check_gradients(state, group_1_twice);
-    CHECK_FINE();
+    DO(check_gradients(state, group_1_twice));
     update(state);
 }
 
@@ -283,8 +250,7 @@ static void second_reports_that_nobody_expects_add(void **unused) {
 /* Rank 0 one group, the others another one. */
 static void report_other_groups_twice(rank_state *state) {
     build_engine(state);
-    train(state, 4);
-    CHECK_FINE();
+    DO(train(state, 4));
     fresh_targets(state);
     forward(state, 1);
     make_gradients(state, 1);
@@ -313,10 +279,8 @@ static void ranks_that_report_other_groups_twice_are_told(void **unused) {
 /* A group that has no place in the backward's order: its graph is of a forward before. Others have
  * no doubt of that order by then. */
 static void report_an_older_use(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 3);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 3));
     for (int step = 0; step < 12; step++) {
         const int is_older = step == 5 || step == 11;
         fresh_targets(state);
@@ -328,8 +292,7 @@ static void report_an_older_use(rank_state *state) {
         CHECK_OK(pst_zero_begin_backward(state->engine, 1));
         if (is_older) report(state, 2);
         backward_use(state, 1);
-        backward_use(state, 0);
-        CHECK_FINE();
+        DO(backward_use(state, 0));
         CHECK_OK(pst_zero_end_backward(state->engine));
         CHECK(pst_zero_has_gradient(state->engine, 2) == is_older);
         if (is_older) check_gradients(state, mean_of_step_1);
@@ -365,21 +328,15 @@ static void write_order(const rank_state *state, size_t from, char *order) {
 
 static void watch_order(rank_state *state) {
     char order[64];
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 3);
-    CHECK_FINE();
-    forward(state, 1);
-    CHECK_FINE();
-    finish_compute(state);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 3));
+    DO(forward(state, 1));
+    DO(finish_compute(state));
     meet(&state->course->arrived, state->world);
     const size_t before = state->boards[0].count;
     meet(&state->course->left, state->world);
-    backward(state, 1);
-    CHECK_FINE();
-    finish_compute(state);
-    CHECK_FINE();
+    DO(backward(state, 1));
+    DO(finish_compute(state));
     write_order(state, before, order);
     /* Two of five are kept from the forward, and one is gathered ahead. */
     CHECK(strcmp(order, "rgrgrgrr") == 0);
@@ -397,17 +354,13 @@ static void reductions_go_out_between_the_gathers(void **unused) {
 /* Each rank leaves out another group in each step, so that one's turn comes when it is needed. */
 static void skip_here_and_there(rank_state *state) {
     const unsigned all = (1u << state->model->group_count) - 1u;
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 2);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 2));
     for (unsigned i = 0; i < 10; i++) {
         unsigned left_out = (i + (unsigned)state->rank) % (unsigned)state->model->group_count;
-        step_of(state, all & ~(1u << left_out));
-        CHECK_FINE();
+        DO(step_of(state, all & ~(1u << left_out)));
     }
-    train(state, 1);
-    CHECK_FINE();
+    DO(train(state, 1));
     check_gradients(state, mean_of_step_1);
 }
 
@@ -456,8 +409,7 @@ static pst_status bare_step(rank_state *state) {
 }
 
 static void fail_after_launch(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     make_gradients(state, 1);
     pst_status status = PST_OK;
     for (int i = 0; i < 40 && status == PST_OK; i++)
@@ -490,8 +442,7 @@ static void a_collective_that_fails_after_its_launch_ends_the_training(void **un
 }
 
 static void meet_before_the_fault(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     make_gradients(state, 1);
     meet(&state->course->arrived, state->world);
 }
@@ -518,8 +469,7 @@ static void train_into_the_fault(rank_state *state) {
 }
 
 static void fail_in_a_call(rank_state *state) {
-    meet_before_the_fault(state);
-    CHECK_FINE();
+    DO(meet_before_the_fault(state));
     if (state->rank == 0)
         __atomic_store_n(&state->course->fault_in, *(const uint64_t *)state->argument,
                          __ATOMIC_RELEASE);
@@ -527,8 +477,7 @@ static void fail_in_a_call(rank_state *state) {
 }
 
 static void fail_behind_a_call(rank_state *state) {
-    meet_before_the_fault(state);
-    CHECK_FINE();
+    DO(meet_before_the_fault(state));
     if (state->rank == 0)
         __atomic_store_n(&state->course->fault_after, state->argument, __ATOMIC_RELEASE);
     train_into_the_fault(state);
@@ -554,8 +503,7 @@ static void what_runs_without_an_event_of_its_end_is_waited_for(void **unused) {
 }
 
 static void gather_alone(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     if (state->rank != 0) return;
     void *memory;
     CHECK_OK(pst_zero_begin_forward(state->engine, 1));
@@ -573,10 +521,8 @@ static void destroying_in_mid_flight_does_not_hang(void **unused) {
 }
 
 static void destroy_at_once(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 3);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 3));
     pst_zero_destroy(state->engine); /* while compute and peers still work on its memory */
     state->engine = NULL;
 }

@@ -74,8 +74,7 @@ static int is_trouble(pst_status status) {
 }
 
 static void gather_in_another_order(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     size_t first = (size_t)state->rank;
     void *memory;
     CHECK_OK(pst_zero_begin_forward(state->engine, 0));
@@ -96,10 +95,8 @@ static void another_order_of_collectives_is_named(void **unused) {
 }
 
 static void leave_in_mid_step(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    forward(state, 1);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(forward(state, 1));
     if (state->rank == 1) return; /* its engine and communicators are destroyed */
     make_gradients(state, 1);
     pst_status status = pst_zero_begin_backward(state->engine, 1);
@@ -133,8 +130,7 @@ typedef struct latch {
 /* Rank 1 stays, but takes no part: it goes when the others have given up. */
 static void stay_silent(rank_state *state) {
     latch *gone = state->argument;
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     if (state->rank == 1) {
         while (__atomic_load_n(&gone->arrived, __ATOMIC_ACQUIRE) < state->world - 1)
             (void)sched_yield();
@@ -159,8 +155,7 @@ static void a_rank_that_takes_no_part_runs_into_the_deadline(void **unused) {
 
 /* Rank 0 is destroyed with a gather in flight that rank 1 never starts. */
 static void gather_on_one_rank(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     if (state->rank != 0) return;
     CHECK_OK(pst_zero_begin_forward(state->engine, 1));
     CHECK_OK(pst_zero_gather(state->engine, state->groups[0]));
@@ -265,8 +260,7 @@ static void go_deaf(rank_state *state) {
     for (size_t g = 0; g < state->model->group_count; g++)
         CHECK_OK(add_group(state, g));
     CHECK_OK(pst_zero_seal(state->engine));
-    bind_all(state);
-    CHECK_FINE();
+    DO(bind_all(state));
     __atomic_store_n(&deaf.answer, given->answer, __ATOMIC_RELEASE);
     void *memory;
     CHECK_OK(pst_zero_begin_forward(state->engine, 0));
@@ -308,8 +302,7 @@ static void memory_of_a_failed_collective_is_freed_when_an_abort_says_so(void **
 /* ---- misuse ---------------------------------------------------------------------------------- */
 
 static void misuse(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     pst_zero *engine = state->engine;
     const void *sources[2] = {NULL, NULL};
     CHECK(pst_zero_end_forward(engine) == PST_ESTATE);
@@ -421,10 +414,8 @@ static void refuse_target(rank_state *state) {
     for (size_t g = 0; g < state->model->group_count; g++)
         CHECK_OK(add_group(state, g));
     CHECK_OK(pst_zero_seal(state->engine));
-    bind_all(state);
-    CHECK_FINE();
-    forward(state, 1);
-    CHECK_FINE();
+    DO(bind_all(state));
+    DO(forward(state, 1));
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
     CHECK(pst_zero_end_backward(state->engine) == PST_ENOMEM);
     CHECK(text_has(state, "group 'g2': gradient_target gave no memory"));

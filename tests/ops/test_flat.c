@@ -5,10 +5,8 @@ static void flat_backward(flat_rank *rank, int is_last) {
     rank_state *state = rank->state;
     CHECK_OK(pst_flat_begin_backward(rank->flat, is_last));
     for (size_t p = state->model->parameter_count; p-- > 0;) {
-        flat_use(rank, p, state->model->gather_dtype);
-        CHECK_FINE();
-        flat_report(rank, p);
-        CHECK_FINE();
+        DO(flat_use(rank, p, state->model->gather_dtype));
+        DO(flat_report(rank, p));
     }
     CHECK_OK(pst_flat_end_backward(rank->flat, 1));
 }
@@ -24,10 +22,8 @@ static void flat_forward(flat_rank *rank) {
 static void train(flat_rank *rank, int steps) {
     rank_state *state = rank->state;
     for (int step = 0; step < steps; step++) {
-        flat_forward(rank);
-        CHECK_FINE();
-        flat_backward(rank, 1);
-        CHECK_FINE();
+        DO(flat_forward(rank));
+        DO(flat_backward(rank, 1));
         flat_step(rank);
     }
 }
@@ -287,8 +283,7 @@ static void late_reader_body(rank_state *state) {
     if (state->rank == 1) async_sleep(30000);
     CHECK_OK(pst_flat_prefetch(rank.flat, &copy, 1));
     if (state->rank == 1) {
-        begin_flat_use(&rank, 1, PST_FLOAT32, &copy, &memory);
-        CHECK_FINE();
+        DO(begin_flat_use(&rank, 1, PST_FLOAT32, &copy, &memory));
         CHECK_OK(pst_flat_release(rank.flat, copy));
     }
     CHECK_OK(pst_flat_begin_backward(rank.flat, 1));
@@ -430,8 +425,7 @@ static void random_uses(flat_rank *rank, uint64_t *dice) {
         uint32_t copy;
         if (draw(dice, 10) == 0) hint(rank, dice);
         CHECK_FINE();
-        begin_flat_use(rank, p, draw_dtype(dice), &copy, &memory);
-        CHECK_FINE();
+        DO(begin_flat_use(rank, p, draw_dtype(dice), &copy, &memory));
         if (draw(dice, 30) == 0)
             CHECK_OK(pst_flat_set_resident(rank->flat, copy, (int)draw(dice, 2)));
         if (count < 4 && draw(dice, 3) == 0)
@@ -447,8 +441,7 @@ static void random_backward(flat_rank *rank, uint64_t *dice, int is_last) {
     rank_state *state = rank->state;
     CHECK_OK(pst_flat_begin_backward(rank->flat, is_last));
     for (uint64_t part = 1 + draw(dice, 2); part > 0; part--) {
-        random_uses(rank, dice);
-        CHECK_FINE();
+        DO(random_uses(rank, dice));
         for (size_t p = state->model->parameter_count; p-- > 0;) {
             if (draw(dice, 4) != 0) flat_report(rank, p);
             CHECK_FINE();

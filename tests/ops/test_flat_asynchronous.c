@@ -6,15 +6,12 @@ static void step(flat_rank *rank) {
     rank_state *state = rank->state;
     const size_t count = state->model->parameter_count;
     for (size_t p = 0; p < count; p++) {
-        flat_use(rank, p, PST_BFLOAT16);
-        CHECK_FINE();
+        DO(flat_use(rank, p, PST_BFLOAT16));
     }
     CHECK_OK(pst_flat_begin_backward(rank->flat, 1));
     for (size_t p = count; p-- > 0;) {
-        flat_use(rank, p, PST_BFLOAT16);
-        CHECK_FINE();
-        flat_report(rank, p);
-        CHECK_FINE();
+        DO(flat_use(rank, p, PST_BFLOAT16));
+        DO(flat_report(rank, p));
     }
     CHECK_OK(pst_flat_end_backward(rank->flat, 1));
     flat_step(rank);
@@ -76,8 +73,7 @@ static void report_while_a_peer_waits(rank_state *state) {
     CHECK_OK(pst_flat_begin_backward(rank.flat, 1));
     if (state->rank == 1) CHECK(goes_on());
     for (size_t p = 0; p < state->model->parameter_count; p++) {
-        flat_report(&rank, p);
-        CHECK_FINE();
+        DO(flat_report(&rank, p));
     }
     if (state->rank == 0) on_compute(state, go_on_now, &state->rank, sizeof state->rank);
     CHECK_OK(pst_flat_end_backward(rank.flat, 1));
@@ -155,8 +151,7 @@ static void count_body(rank_state *state) {
     if (state->failure[0] == '\0') step(&rank);
     read_counts(last);
     pst_flat_get_stats(rank.flat, &after);
-    close_flat(&rank);
-    CHECK_FINE();
+    DO(close_flat(&rank));
     const size_t uses = 2 * state->model->parameter_count;
     const size_t gathers = after.gathers - before.gathers, reduces = after.reduces - before.reduces;
     const size_t batches = reduces * 4; /* of a quarter of a bucket */
@@ -187,8 +182,7 @@ static void a_step_asks_little_of_the_device(void **unused) {
 static void fail_in_a_call(rank_state *state) {
     const model *model = state->model;
     flat_rank rank;
-    open_flat(&rank, state);
-    CHECK_FINE();
+    DO(open_flat(&rank, state));
     meet(&state->course->arrived, state->world);
     if (state->rank == 0)
         __atomic_store_n(&state->course->fault_in, *(const uint64_t *)state->argument,

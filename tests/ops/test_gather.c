@@ -11,13 +11,10 @@ static void on_all_worlds(const model *model, rank_body body) {
 }
 
 static void use_everything(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int pass = 0; pass < 3; pass++) {
-        forward(state, 0);
-        CHECK_FINE();
-        update(state);
-        CHECK_FINE();
+        DO(forward(state, 0));
+        DO(update(state));
     }
 }
 
@@ -53,24 +50,19 @@ static void gathers_when_pumped(void **unused) {
 }
 
 static void nest_uses(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     CHECK_OK(pst_zero_begin_forward(state->engine, 0));
-    begin_use(state, 0);
-    CHECK_FINE();
-    use(state, 0);
-    CHECK_FINE();
+    DO(begin_use(state, 0));
+    DO(use(state, 0));
     CHECK(pst_zero_uses(state->engine, state->groups[0]) == 1); /* of two, one has ended */
     void *memory;
     CHECK_OK(pst_zero_wait(state->engine, state->groups[0], &memory)); /* the outer use is open */
     CHECK(stats_of(state).gathers == 1);
-    end_use(state, 0);
-    CHECK_FINE();
+    DO(end_use(state, 0));
     CHECK(pst_zero_uses(state->engine, state->groups[0]) == 0);
     CHECK(pst_zero_wait(state->engine, state->groups[0], &memory) == PST_ESTATE);
     CHECK(pst_zero_release(state->engine, state->groups[0]) == PST_ESTATE);
-    use(state, 0);
-    CHECK_FINE();
+    DO(use(state, 0));
     CHECK(stats_of(state).gathers == 2);
     CHECK_OK(pst_zero_end_forward(state->engine));
 }
@@ -83,10 +75,8 @@ static void counts_uses_and_gathers_again_after_the_last(void **unused) {
 
 static void stay_and_refresh(rank_state *state) {
     size_t groups = state->model->group_count;
-    build_engine(state);
-    CHECK_FINE();
-    forward(state, 0);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(forward(state, 0));
     CHECK_OK(pst_zero_gather(state->engine, state->groups[1]));
     void *before, *after;
     CHECK_OK(pst_zero_wait(state->engine, state->groups[1], &before));
@@ -95,10 +85,8 @@ static void stay_and_refresh(rank_state *state) {
     forward(state, 0); /* nothing changed: nothing is gathered */
     CHECK_FINE();
     CHECK(stats_of(state).gathers == groups);
-    update(state);
-    CHECK_FINE();
-    forward(state, 0);
-    CHECK_FINE();
+    DO(update(state));
+    DO(forward(state, 0));
     CHECK(stats_of(state).gathers == 2 * groups);
     CHECK_OK(pst_zero_gather(state->engine, state->groups[1]));
     CHECK_OK(pst_zero_wait(state->engine, state->groups[1], &after));
@@ -167,11 +155,9 @@ static void trace_waits(rank_state *state) {
     int descriptor = mkstemp(path);
     CHECK(descriptor >= 0);
     (void)close(descriptor);
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     CHECK_OK(pst_trace_start(state->runtime));
-    forward(state, 0);
-    CHECK_FINE();
+    DO(forward(state, 0));
     pass_waits(state);
     for (int idle = 0; !idle;) /* a collective is recorded when it has ended */
         (void)pst_run_once(state->runtime, &idle);

@@ -30,8 +30,7 @@ static void very_many_rows_do_not_overflow(void **unused) {
 }
 
 static void look_at_layouts(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     const model *model = state->model;
     for (size_t g = 0; g < model->group_count; g++) {
         size_t shard_end = 0, gathered_end = 0, gradient_end = 0;

@@ -158,16 +158,12 @@ static void count_in_steady_state(rank_state *state) {
     CHECK_OK(pst_runtime_create(&options, &state->runtime));
     CHECK_OK(pst_local_comm_create(state->meeting, state->runtime, 0, 4, &state->gather));
     CHECK_OK(pst_local_comm_create(state->meeting, state->runtime, 0, 5, &state->reduce));
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 12; step++) {
         if (step == 6) heap->total = 0;
-        forward(state, 1);
-        CHECK_FINE();
-        backward(state, 1);
-        CHECK_FINE();
-        update(state);
-        CHECK_FINE();
+        DO(forward(state, 1));
+        DO(backward(state, 1));
+        DO(update(state));
     }
     CHECK(heap->total == 0);
 }

@@ -38,12 +38,9 @@ static void in_all_ways(rank_body body) {
 
 static void reduce_once(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
-    backward_of(&part, 1, 1);
-    CHECK_FINE();
-    check_all(&part, mean_1);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
+    DO(backward_of(&part, 1, 1));
+    DO(check_all(&part, mean_1));
     for (size_t i = 1; i < part.gradient_count; i++)
         CHECK(part.consumed[i] == 1);
     close_part(&part);
@@ -58,15 +55,11 @@ static void any_number_of_ranks_chooses_a_way_by_itself(void **unused) {
 
 static void accumulate(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
     for (int update = 0; update < 2; update++) {
-        backward_of(&part, 0, 1);
-        CHECK_FINE();
-        backward_of(&part, 1, 2);
-        CHECK_FINE();
-        check_all(&part, mean_1_and_2);
-        CHECK_FINE();
+        DO(backward_of(&part, 0, 1));
+        DO(backward_of(&part, 1, 2));
+        DO(check_all(&part, mean_1_and_2));
     }
     close_part(&part);
 }
@@ -75,59 +68,44 @@ TEST_ON_ALL_WAYS(backwards_add_up_until_the_last_one, accumulate)
 /* A parameter that several graphs use, or that a recompiled graph reports again. */
 static void report_twice(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
-    begin(&part, 1);
-    CHECK_FINE();
-    give_all(&part, 0, SIZES, 1);
-    CHECK_FINE();
-    give_all(&part, 0, SIZES, 2);
-    CHECK_FINE();
-    end(&part, 1);
-    CHECK_FINE();
-    check_all(&part, mean_1_and_2);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
+    DO(begin(&part, 1));
+    DO(give_all(&part, 0, SIZES, 1));
+    DO(give_all(&part, 0, SIZES, 2));
+    DO(end(&part, 1));
+    DO(check_all(&part, mean_1_and_2));
     close_part(&part);
 }
 TEST_ON_ALL_WAYS(two_gradients_of_a_parameter_in_one_backward_add, report_twice)
 
 static void report_twice_in_a_row(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
     begin(&part, 1);
     for (size_t i = SIZES; i-- > 0;) {
-        give(&part, i, 1);
-        CHECK_FINE();
+        DO(give(&part, i, 1));
         end(&part, 0); /* of a graph */
         CHECK_FINE();
-        give(&part, i, 2);
-        CHECK_FINE();
+        DO(give(&part, i, 2));
     }
-    end(&part, 1);
-    CHECK_FINE();
-    check_all(&part, mean_1_and_2);
-    CHECK_FINE();
+    DO(end(&part, 1));
+    DO(check_all(&part, mean_1_and_2));
     close_part(&part);
 }
 TEST_ON_ALL_WAYS(gradients_of_several_graphs_add, report_twice_in_a_row)
 
 static void leave_some_out(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 0.0f);
-    CHECK_FINE();
-    backward_of(&part, 1, 1);
-    CHECK_FINE();
+    DO(open_part(&part, state, 0.0f));
+    DO(backward_of(&part, 1, 1));
     begin(&part, 1);
     give_all(&part, 4, SIZES, 2); /* the others have none */
     CHECK_FINE();
-    end(&part, 1);
-    CHECK_FINE();
+    DO(end(&part, 1));
     finish_compute(state);
     for (size_t i = 0; i < SIZES; i++)
         check_parameter(&part, i, i < 4 ? zero : mean_2);
-    finish_compute(state);
-    CHECK_FINE();
+    DO(finish_compute(state));
     close_part(&part);
 }
 TEST_ON_ALL_WAYS(what_has_no_gradient_since_the_update_is_zero, leave_some_out)
@@ -135,16 +113,12 @@ TEST_ON_ALL_WAYS(what_has_no_gradient_since_the_update_is_zero, leave_some_out)
 /* As for stage 1: bound for a backward, and gone before the next one. */
 static void bind_anew(rank_state *state) {
     part part = {0};
-    create_part(&part, state);
-    CHECK_FINE();
+    DO(create_part(&part, state));
     for (int step = 0; step < 3; step++) {
         fresh_flat(&part, 0.0f);
-        bind_flat(&part);
-        CHECK_FINE();
-        backward_of(&part, 1, 1);
-        CHECK_FINE();
-        check_all(&part, mean_1);
-        CHECK_FINE();
+        DO(bind_flat(&part));
+        DO(backward_of(&part, 1, 1));
+        DO(check_all(&part, mean_1));
         for (size_t i = 0; i < SIZES; i++)
             CHECK_OK(pst_partition_bind(part.partition, part.ids[i], NULL, PST_FLOAT32, 0, 0));
         memset(part.flat, 0xff, (part.flat_count + 2 * GUARD) * sizeof(float));
@@ -155,15 +129,11 @@ TEST_ON_ALL_WAYS(targets_may_be_others_in_each_step, bind_anew)
 
 static void break_off(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
     begin(&part, 1);
-    give_all(&part, 5, SIZES, 2);
-    CHECK_FINE();
-    backward_of(&part, 1, 1);
-    CHECK_FINE();
-    check_all(&part, mean_1);
-    CHECK_FINE();
+    DO(give_all(&part, 5, SIZES, 2));
+    DO(backward_of(&part, 1, 1));
+    DO(check_all(&part, mean_1));
     for (size_t i = 1; i < part.gradient_count; i++)
         CHECK(part.consumed[i] == 1);
     close_part(&part);
@@ -180,14 +150,12 @@ static void a_backward_that_was_broken_off_is_forgotten(void **unused) {
 static void reduce_bf16(rank_state *state) {
     const variant *variant = state->argument;
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
     begin(&part, 1);
     for (size_t i = SIZES; i-- > 0;)
         give_as(&part, i, 1, i % 3 == 0 ? PST_FLOAT32 : PST_BFLOAT16);
     CHECK_FINE();
-    end(&part, 1);
-    CHECK_FINE();
+    DO(end(&part, 1));
     finish_compute(state);
     const float *at = part.flat + GUARD;
     for (size_t i = 0; i < SIZES; i++)
@@ -196,8 +164,7 @@ static void reduce_bf16(rank_state *state) {
             const float limit = i % 3 == 0 ? 0.0f : variant->reduce_in_fp32 ? 0.005f : 0.02f;
             CHECK(apart <= limit && -apart <= limit);
         }
-    check_guards(&part);
-    CHECK_FINE();
+    DO(check_guards(&part));
     close_part(&part);
 }
 
@@ -214,16 +181,14 @@ static void gradients_travel_in_their_dtype_or_in_fp32(void **unused) {
 /* In buckets of their own, of which neither waits for the other. */
 static void reduce_in_two_dtypes(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
     begin(&part, 1);
     for (size_t i = SIZES; i-- > 0;) {
         give_as(&part, i, 1, PST_BFLOAT16);
         give_as(&part, i, 2, PST_FLOAT32);
     }
     CHECK_FINE();
-    end(&part, 1);
-    CHECK_FINE();
+    DO(end(&part, 1));
     finish_compute(state);
     const float *at = part.flat + GUARD;
     for (size_t i = 0; i < SIZES; i++)
@@ -245,15 +210,12 @@ static void two_gradients_of_different_dtypes_add(void **unused) {
 /* All gradients in one bucket are about evenly owned, a few belong to the last rank. */
 static void choose(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
-    backward_of(&part, 1, 1);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
+    DO(backward_of(&part, 1, 1));
     CHECK(stats_now(&part).reductions == 1 && stats_now(&part).by_reduce_scatter == 1);
     begin(&part, 1);
     give(&part, SIZES - 1, 1);
-    end(&part, 1);
-    CHECK_FINE();
+    DO(end(&part, 1));
     CHECK(stats_now(&part).reductions == 2);
     CHECK(stats_now(&part).by_reduce_scatter == (state->world == 1 ? 2 : 1));
     close_part(&part);
@@ -270,23 +232,19 @@ static void even_buckets_are_scattered_and_others_all_reduced(void **unused) {
 /* Graphs that report nothing end with no buckets kept, and the last one that does releases them. */
 static void hold_and_release(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
     for (int step = 0; step < 3; step++) {
         begin(&part, 1);
         give_all(&part, 4, SIZES, 1);
-        end(&part, 0);
-        CHECK_FINE();
+        DO(end(&part, 0));
         CHECK(stats_now(&part).bucket_bytes > 0);
         give_all(&part, 0, 4, 1);
-        end(&part, 1);
-        CHECK_FINE();
+        DO(end(&part, 1));
         CHECK(stats_now(&part).bucket_bytes == 0);
         end(&part, 1); /* a graph without gradients */
         CHECK_FINE();
         CHECK(stats_now(&part).bucket_bytes == 0);
-        check_all(&part, mean_1);
-        CHECK_FINE();
+        DO(check_all(&part, mean_1));
     }
     CHECK(stats_now(&part).bucket_peak <= 2 * 1024 + 512 * (size_t)state->world);
     close_part(&part);
@@ -307,21 +265,17 @@ static void buckets_are_gone_behind_the_last_gradient(void **unused) {
 
 static void train_while_nothing_moves(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
     backward_of(&part, 1, 1); /* the ranks compare */
     CHECK_FINE();
-    finish_compute(state);
-    CHECK_FINE();
+    DO(finish_compute(state));
     async_pause(state->async, 1);
     for (int step = 0; step < 2; step++) {
         backward_of(&part, 1, 2);
         if (state->failure[0] != '\0') break;
     }
-    async_pause(state->async, 0);
-    CHECK_FINE();
-    check_all(&part, mean_2);
-    CHECK_FINE();
+    DO(async_pause(state->async, 0));
+    DO(check_all(&part, mean_2));
     close_part(&part);
 }
 

@@ -8,13 +8,11 @@ static int told; /* ranks that found it; the others hear of an abort */
 
 static void report_in_another_order(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
     begin(&part, 1);
     give(&part, 7, 1);
     give(&part, state->rank == 1 ? 2 : 0, 1); /* both take one slot */
-    give(&part, state->rank == 1 ? 0 : 2, 1);
-    CHECK_FINE();
+    DO(give(&part, state->rank == 1 ? 0 : 2, 1));
     pst_status status = pst_partition_end_backward(part.partition, 1);
     for (int i = 0; i < 5000 && status == PST_OK; i++) {
         async_sleep(1000);
@@ -44,14 +42,11 @@ static void ranks_that_report_different_gradients_are_told(void **unused) {
 static void fail_behind_a_copy(rank_state *state) {
     part part = {0};
     watch_copies(state);
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
-    backward_of(&part, 0, 1);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
+    DO(backward_of(&part, 0, 1));
     finish_compute(state);
     begin(&part, 1);
-    give_all(&part, 0, SIZES, 1);
-    CHECK_FINE();
+    DO(give_all(&part, 0, SIZES, 1));
     refuse_behind_copies();
     CHECK(pst_partition_end_backward(part.partition, 1) == PST_EDEVICE);
     CHECK(part.consumed[part.gradient_count - 1] == 1);
@@ -73,14 +68,11 @@ static void a_failure_lets_go_what_is_being_copied_only_behind_the_copy(void **u
 /* Rank 0 binds nothing of what it has of parameter 1. */
 static void bind_too_little(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
     part.count[1] -= state->rank == 0;
-    bind_flat(&part);
-    CHECK_FINE();
+    DO(bind_flat(&part));
     begin(&part, 1);
-    give_all(&part, 0, SIZES, 1);
-    CHECK_FINE();
+    DO(give_all(&part, 0, SIZES, 1));
     CHECK(pst_partition_end_backward(part.partition, 1) == PST_EMISMATCH);
     CHECK(text_has(state, "parameter 'p1' of 300 elements: the ranks have bound 299"));
     close_part(&part);
@@ -95,8 +87,7 @@ static void elements_that_nobody_owns_are_named(void **unused) {
 
 static void bind_wrongly(rank_state *state) {
     part part = {0};
-    open_part(&part, state, 7.0f);
-    CHECK_FINE();
+    DO(open_part(&part, state, 7.0f));
     float *target = part.flat + GUARD;
     CHECK(pst_partition_bind(part.partition, part.ids[1], target, PST_FLOAT32, 299, 2) ==
           PST_EINVAL);
@@ -104,8 +95,7 @@ static void bind_wrongly(rank_state *state) {
     CHECK(pst_partition_bind(part.partition, SIZES, target, PST_FLOAT32, 0, 1) == PST_EINVAL);
     CHECK(pst_partition_reduce(part.partition, SIZES, target, PST_FLOAT32, NULL) == PST_EINVAL);
     CHECK(pst_partition_reduce(part.partition, part.ids[1], NULL, PST_FLOAT32, NULL) == PST_EINVAL);
-    backward_of(&part, 1, 1);
-    CHECK_FINE();
+    DO(backward_of(&part, 1, 1));
     CHECK(pst_partition_bind(part.partition, part.ids[7], target, PST_FLOAT32, 1, 3) == PST_EINVAL);
     CHECK(text_has(state, "the ranks have agreed"));
     uint32_t lonely;

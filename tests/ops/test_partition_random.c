@@ -133,12 +133,10 @@ static void do_backward(program *program) {
         for (uint64_t count = draw(program, 2 * SIZES); count > 0; count--) {
             if (program->is_whole && draw(program, 30) == 0) do_bind(program);
             CHECK_FINE();
-            do_report(program);
-            CHECK_FINE();
+            DO(do_report(program));
         }
         if (program->is_whole && draw(program, 5) == 0) return; /* broken off */
-        do_end(program);
-        CHECK_FINE();
+        DO(do_end(program));
     }
     if (draw(program, 6) == 0) do_bind(program);
 }

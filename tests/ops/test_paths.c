@@ -47,11 +47,9 @@ static void check_replayed_soon(rank_state *state, unsigned path) {
 
 static void take_turns(rank_state *state) {
     const unsigned *paths = state->argument;
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 10; step++) {
-        take(state, paths[step % 2]);
-        CHECK_FINE();
+        DO(take(state, paths[step % 2]));
     }
     const pst_zero_stats stats = stats_of(state);
     CHECK(stats.planned_passes == 8);
@@ -60,8 +58,7 @@ static void take_turns(rank_state *state) {
     CHECK(stats.deviations == 2); /* the first pass of the second path, and one that expects it */
     pst_zero_reset_stats(state->engine);
     take(state, paths[0]);
-    take(state, paths[1]);
-    CHECK_FINE();
+    DO(take(state, paths[1]));
     CHECK(stats_of(state).prefetches > 0 && stats_of(state).deviations == 0);
 }
 
@@ -79,8 +76,7 @@ static void two_paths_in_turn_are_planned_from_their_second_round_on(void **unus
 /* On an asynchronous device the host waits for no step that is planned, whichever of two paths it
  * takes. */
 static void take_turns_ahead(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 6; step++)
         take(state, step % 2 == 0 ? 0x3f : 0x37);
     CHECK_FINE();
@@ -110,17 +106,14 @@ static void on_all(const model *given, rank_body body) {
 
 /* Eagerly, by plan and noted, replayed. */
 static void take_one_path(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     CHECK(replayed_by(state, 0x3f) == 0);
     CHECK(replayed_by(state, 0x3f) == 0);
-    check_replayed_soon(state, 0x3f);
-    CHECK_FINE();
+    DO(check_replayed_soon(state, 0x3f));
     pst_zero_set_replay(state->engine, 0);
     CHECK(replayed_by(state, 0x3f) == 0);
     pst_zero_set_replay(state->engine, 1);
-    check_replayed_soon(state, 0x3f);
-    CHECK_FINE();
+    DO(check_replayed_soon(state, 0x3f));
 }
 
 static void planned_passes_are_replayed(void **unused) {
@@ -134,16 +127,13 @@ static void planned_passes_are_replayed(void **unused) {
 
 /* Each of them leaves the path behind another of its steps; then that is replayed again. */
 static void leave_the_path(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    check_replayed_soon(state, 0x3f);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(check_replayed_soon(state, 0x3f));
     for (size_t g = 0; g < GROUPS; g += 2) {
         (void)replayed_by(state, 0x3fu & ~(1u << g));
         CHECK_FINE();
         CHECK(stats_of(state).deviations > g / 2);
-        check_replayed_soon(state, 0x3f);
-        CHECK_FINE();
+        DO(check_replayed_soon(state, 0x3f));
     }
 }
 
@@ -156,10 +146,8 @@ static void a_pass_that_leaves_its_path_leaves_its_program(void **unused) {
 }
 
 static void break_off(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    check_replayed_soon(state, 0x3f);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(check_replayed_soon(state, 0x3f));
     CHECK_OK(pst_zero_begin_forward(state->engine, 1));
     use(state, 0);
     (void)replayed_by(state, 0x3f);
@@ -167,8 +155,7 @@ static void break_off(rank_state *state) {
     forward(state, 1);
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
     make_gradients(state, 2);
-    backward_use(state, GROUPS - 1);
-    CHECK_FINE();
+    DO(backward_use(state, GROUPS - 1));
     (void)replayed_by(state, 0x3f);
     CHECK_FINE();
     forward(state, 1);
@@ -185,11 +172,9 @@ static void a_pass_that_is_broken_off_leaves_its_program(void **unused) {
 
 /* Without an update there is nothing to gather, in stages 1 and 2: another program on one path. */
 static void change_what_is_submitted(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 12; step++) {
-        forward(state, 0);
-        CHECK_FINE();
+        DO(forward(state, 0));
         if (step % 3 == 0) forward(state, 0);
         CHECK_FINE();
         (void)replayed_by(state, 0x3f);
@@ -208,18 +193,14 @@ static void what_a_path_submits_may_change(void **unused) {
 
 /* A rank whose program is in flight still goes on without: the others replay. */
 static void be_late(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    check_replayed_soon(state, 0x3f);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(check_replayed_soon(state, 0x3f));
     const uint64_t before = stats_of(state).replayed_passes;
     if (state->rank == 0) pause_device(state, 1);
     for (int step = 0; step < 2; step++) {
         fresh_targets(state);
-        forward(state, 1);
-        CHECK_FINE();
-        backward(state, 1);
-        CHECK_FINE();
+        DO(forward(state, 1));
+        DO(backward(state, 1));
         update(state);
     }
     CHECK(state->rank != 0 || stats_of(state).replayed_passes < before + 4);
@@ -241,14 +222,12 @@ static void ranks_need_not_replay_alike(void **unused) {
 /* More than are kept. */
 static void take_any(rank_state *state) {
     uint64_t dice = *(const uint64_t *)state->argument;
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 40; step++) {
         dice = mix(dice + 1);
         const unsigned path = (unsigned)(dice % 12) * 5 + 3;
         if (dice >> 40 & 1u) forward(state, 0);
-        take(state, path);
-        CHECK_FINE();
+        DO(take(state, path));
     }
     CHECK(stats_of(state).planned_passes > 0 && stats_of(state).replayed_passes > 0);
 }

@@ -23,8 +23,7 @@ static void *place_of(rank_state *state, size_t g) {
 /* ---- where they are -------------------------------------------------------------------------- */
 
 static void look_for_places(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     const pst_zero_stats stats = stats_of(state);
     size_t all = 0;
     for (size_t g = 0; g < state->model->group_count; g++) {
@@ -47,8 +46,7 @@ static void places_are_where_peers_read_memory_that_was_opened(void **unused) {
 
 static void bind_askew(rank_state *state) {
     char text[1024] = "";
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     char *place = place_of(state, 1);
     if (place == NULL) return;
     CHECK(pst_zero_bind_shard(state->engine, state->groups[1], place + 8) == PST_EINVAL);
@@ -66,22 +64,16 @@ static void a_shard_in_a_part_of_its_place_is_refused(void **unused) {
 /* ---- readers and writers --------------------------------------------------------------------- */
 
 static void change_after_every_pass(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (uint64_t step = 1; step <= 6; step++) {
         fresh_targets(state);
-        forward(state, 1);
-        CHECK_FINE();
+        DO(forward(state, 1));
         update(state); /* no backward comes between */
-        forward(state, 0);
-        CHECK_FINE();
+        DO(forward(state, 0));
         update(state);
-        forward(state, 1);
-        CHECK_FINE();
-        backward(state, step);
-        CHECK_FINE();
-        update(state);
-        CHECK_FINE();
+        DO(forward(state, 1));
+        DO(backward(state, step));
+        DO(update(state));
     }
 }
 
@@ -101,31 +93,25 @@ static void shards_may_change_after_any_pass(void **unused) {
 
 /* Stages 1 and 2 gather all groups, also such as nobody uses. */
 static void change_what_is_not_used(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 6; step++) {
         CHECK_OK(pst_zero_begin_forward(state->engine, 1));
-        use(state, 0);
-        CHECK_FINE();
+        DO(use(state, 0));
         CHECK_OK(pst_zero_end_forward(state->engine));
-        update(state);
-        CHECK_FINE();
+        DO(update(state));
     }
 }
 
 /* Of a forward that was broken off gathers are on their way that nobody has waited for. */
 static void change_in_mid_forward(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 3; step++) {
         CHECK_OK(pst_zero_begin_forward(state->engine, 1));
         for (size_t g = 0; g + 1 < state->model->group_count; g++)
             CHECK_OK(pst_zero_gather(state->engine, state->groups[g]));
         CHECK_OK(pst_zero_updated(state->engine)); /* casts the last one's shard */
-        forward(state, 1);
-        CHECK_FINE();
-        finish_compute(state);
-        CHECK_FINE();
+        DO(forward(state, 1));
+        DO(finish_compute(state));
     }
 }
 

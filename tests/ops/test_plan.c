@@ -195,34 +195,27 @@ static void an_outer_group_comes_first_in_the_backward_and_lives_longest(void **
 
 static void train(rank_state *state, int passes) {
     for (int pass = 0; pass < passes; pass++) {
-        forward(state, 1);
-        CHECK_FINE();
-        backward(state, 1);
-        CHECK_FINE();
-        update(state);
-        CHECK_FINE();
+        DO(forward(state, 1));
+        DO(backward(state, 1));
+        DO(update(state));
     }
 }
 
 static void look_ahead(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 1);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 1));
     CHECK(stats_of(state).prefetches == 0 && stats_of(state).planned_passes == 0);
     CHECK(stats_of(state).gathers == 12);
     pst_zero_reset_stats(state->engine);
     uint64_t expected[] = {3, 4, 5, 6, 6, 6}; /* the window of two slides to the end */
     CHECK_OK(pst_zero_begin_forward(state->engine, 1));
     for (size_t g = 0; g < 6; g++) {
-        use(state, g);
-        CHECK_FINE();
+        DO(use(state, g));
         CHECK(stats_of(state).gathers == expected[g]);
     }
     CHECK_OK(pst_zero_end_forward(state->engine));
     CHECK(stats_of(state).planned_passes == 1);
-    backward(state, 1);
-    CHECK_FINE();
+    DO(backward(state, 1));
     CHECK(stats_of(state).gathers == 9); /* 5, 4 and 3 were kept for the backward */
     pst_zero_stats stats = stats_of(state);
     CHECK(stats.prefetches > 0 && stats.deviations == 0);
@@ -241,15 +234,12 @@ static void gathers_ahead_from_the_second_pass_on(void **unused) {
 
 /* The first group is the last one of the backward. */
 static void go_without_values(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int pass = 0; pass < 3; pass++) {
         pst_zero_reset_stats(state->engine);
         fresh_targets(state);
-        train(state, 1);
-        CHECK_FINE();
-        check_gradients(state, mean_of_step_1);
-        CHECK_FINE();
+        DO(train(state, 1));
+        DO(check_gradients(state, mean_of_step_1));
         const pst_zero_stats stats = stats_of(state);
         CHECK(stats.gathers == (pass == 0 ? 11 : 8)); /* with a plan 5, 4 and 3 are kept */
         CHECK(stats.deviations == 0);
@@ -260,8 +250,7 @@ static void go_without_values(rank_state *state) {
     CHECK_FINE();
     CHECK_OK(pst_zero_end_forward(state->engine));
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
-    use(state, 0);
-    CHECK_FINE();
+    DO(use(state, 0));
     CHECK_OK(pst_zero_end_backward(state->engine));
 }
 
@@ -276,8 +265,7 @@ static void a_backward_does_not_gather_what_is_needed_in_forwards_only(void **un
 /* The first group is around the others, so its backward comes first. Mostly rank 0 has that one
  * alone, and rank 1 the others. */
 static void share_the_groups(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (uint64_t step = 1; step <= 8; step++) {
         fresh_targets(state);
         CHECK_OK(pst_zero_begin_forward(state->engine, 1));
@@ -294,8 +282,7 @@ static void share_the_groups(rank_state *state) {
             if (step % 4 == 0 || state->rank == 1) backward_use(state, g);
         CHECK_FINE();
         CHECK_OK(pst_zero_end_backward(state->engine));
-        update(state);
-        CHECK_FINE();
+        DO(update(state));
     }
 }
 
@@ -307,18 +294,15 @@ static void gradients_of_what_is_not_gathered_wait_for_what_others_need(void **u
 }
 
 static void watch_bytes(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 4);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 4));
     pst_zero_stats stats = stats_of(state);
     CHECK(stats.prefetches > 0);
     pst_zero_reset_stats(state->engine);
     forward(state, 1); /* here nothing lags: never more than the budget */
     CHECK_FINE();
     CHECK(stats_of(state).arena_peak <= state->model->prefetch_bytes);
-    backward(state, 1);
-    CHECK_FINE();
+    DO(backward(state, 1));
     CHECK(stats_of(state).arena_peak <= stats_of(state).plan_peak);
 }
 
@@ -331,29 +315,24 @@ static void gathered_bytes_stay_within_the_budget(void **unused) {
 }
 
 static void go_backwards_once(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 2);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 2));
     CHECK_OK(pst_zero_begin_forward(state->engine, 1));
     for (size_t g = 6; g-- > 0;) {
-        use(state, g);
-        CHECK_FINE();
+        DO(use(state, g));
     }
     CHECK_OK(pst_zero_end_forward(state->engine));
     CHECK(stats_of(state).deviations == 1);
     make_gradients(state, 1);
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
     for (size_t g = 0; g < 6; g++) {
-        backward_use(state, g);
-        CHECK_FINE();
+        DO(backward_use(state, g));
     }
     CHECK_OK(pst_zero_end_backward(state->engine));
     pst_zero_reset_stats(state->engine);
     CHECK_OK(pst_zero_begin_forward(state->engine, 1)); /* the new path is planned now */
     for (size_t g = 6; g-- > 0;) {
-        use(state, g);
-        CHECK_FINE();
+        DO(use(state, g));
     }
     CHECK_OK(pst_zero_end_forward(state->engine));
     CHECK(stats_of(state).deviations == 0 && stats_of(state).planned_passes == 1);
@@ -370,19 +349,15 @@ static void another_path_is_noticed_and_recorded_anew(void **unused) {
 }
 
 static void stop_early(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 2);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 2));
     CHECK_OK(pst_zero_begin_forward(state->engine, 1));
-    use(state, 0);
-    CHECK_FINE();
+    DO(use(state, 0));
     CHECK_OK(pst_zero_end_forward(state->engine)); /* two groups are in flight for nothing */
     CHECK(stats_of(state).deviations == 1);
     make_gradients(state, 1);
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
-    backward_use(state, 0);
-    CHECK_FINE();
+    DO(backward_use(state, 0));
     CHECK_OK(pst_zero_end_backward(state->engine));
     CHECK_OK(pst_zero_begin_forward(state->engine, 1)); /* broken off at once */
     train(state, 2);
@@ -395,24 +370,16 @@ static void prefetched_groups_that_nobody_uses_come_back(void **unused) {
 }
 
 static void mix_passes(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int pass = 0; pass < 3; pass++) {
         fresh_targets(state);
-        forward(state, 1);
-        CHECK_FINE();
-        forward(state, 1);
-        CHECK_FINE();
-        forward(state, 0);
-        CHECK_FINE();
-        backward(state, 1);
-        CHECK_FINE();
-        check_gradients(state, mean_of_step_1);
-        CHECK_FINE();
-        forward(state, 0);
-        CHECK_FINE();
-        update(state);
-        CHECK_FINE();
+        DO(forward(state, 1));
+        DO(forward(state, 1));
+        DO(forward(state, 0));
+        DO(backward(state, 1));
+        DO(check_gradients(state, mean_of_step_1));
+        DO(forward(state, 0));
+        DO(update(state));
     }
     CHECK(stats_of(state).deviations == 0);
     CHECK(stats_of(state).forwards == 12 && stats_of(state).backwards == 3);
@@ -429,17 +396,13 @@ static void several_forwards_and_evaluations_around_one_backward(void **unused) 
 }
 
 static void turn_replay_off(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 1);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 1));
     pst_zero_set_replay(state->engine, 0);
-    train(state, 2);
-    CHECK_FINE();
+    DO(train(state, 2));
     CHECK(stats_of(state).prefetches == 0 && stats_of(state).planned_passes == 0);
     pst_zero_set_replay(state->engine, 1);
-    train(state, 1);
-    CHECK_FINE();
+    DO(train(state, 1));
     CHECK(stats_of(state).prefetches > 0 && stats_of(state).planned_passes == 1);
 }
 
@@ -461,10 +424,8 @@ static pst_status compile(rank_state *state, const pst_zero_op *operations, size
 }
 
 static void compile_it_oneself(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 1);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 1));
     pst_zero_op operations[64];
     size_t count;
     pst_zero_plan plan;
@@ -479,10 +440,8 @@ static void compile_it_oneself(rank_state *state) {
     CHECK_OK(compile(state, operations, count, 0, &plan));
     CHECK(plan.groups == 4 && plan.uses == 4 && plan.peak_bytes >= plan.lower_bound_bytes);
     pst_zero_reset_stats(state->engine);
-    forward(state, 1);
-    CHECK_FINE();
-    backward(state, 1);
-    CHECK_FINE();
+    DO(forward(state, 1));
+    DO(backward(state, 1));
     CHECK(stats_of(state).prefetches == 0 && stats_of(state).planned_passes == 1);
     CHECK(compile(state, &operations[1], 1, 0, &plan) == PST_EINVAL);
 }
@@ -495,8 +454,7 @@ static void a_recording_is_compiled_on_request(void **unused) {
 }
 
 static void compile_differently(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     const pst_zero_op one[] = {USE(0), RELEASE(0)}, other[] = {USE(1), RELEASE(1)};
     pst_zero_plan plan;
     CHECK(compile(state, state->rank == 0 ? one : other, 2, 1, &plan) == PST_EMISMATCH);
@@ -510,10 +468,8 @@ static void ranks_that_compile_different_plans_are_told(void **unused) {
 }
 
 static void stage_2_reports_its_plan(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 2);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 2));
     pst_zero_stats stats = stats_of(state);
     CHECK(stats.plan_peak == stats.arena_peak && stats.plan_lower_bound == stats.plan_peak);
     CHECK(stats.planned_passes == 1);

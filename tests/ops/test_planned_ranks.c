@@ -22,15 +22,12 @@ static pst_zero_forecast forecast_of(const rank_state *state) {
 
 /* The window of two keeps 5, 4 and 3; of the others two fit. */
 static void keep_two(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     pst_zero_plan_with(state->engine, 2, 2 * CHAIN_BYTES);
-    train(state, 1);
-    CHECK_FINE();
+    DO(train(state, 1));
     for (int pass = 0; pass < 4; pass++) {
         pst_zero_reset_stats(state->engine);
-        train(state, 1);
-        CHECK_FINE();
+        DO(train(state, 1));
         pst_zero_stats stats = stats_of(state);
         CHECK(stats.gathers == 6 + 1 && stats.deviations == 0 && stats.planned_passes == 1);
         CHECK(stats.arena_peak <= stats.plan_peak);
@@ -49,11 +46,9 @@ static void a_kept_group_is_not_gathered_by_the_backward(void **unused) {
 /* All ranks go by the one that has the least. The window of two leaves three groups to choose. */
 static void keep_what_the_smallest_has(rank_state *state) {
     const size_t least = (size_t)(5 - (state->world - 1));
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     pst_zero_plan_with(state->engine, 2, (size_t)(5 - state->rank) * CHAIN_BYTES);
-    train(state, 2);
-    CHECK_FINE();
+    DO(train(state, 2));
     CHECK(forecast_of(state).keep_bytes == least * CHAIN_BYTES);
     CHECK(forecast_of(state).kept_groups == (least < 3 ? least : 3));
     CHECK(stats_of(state).deviations == 0);
@@ -67,22 +62,16 @@ static void the_smallest_of_all_ranks_is_kept(void **unused) {
 /* Everything stays gathered: several forwards, evaluations between, backwards that do not reduce,
  * paths that are left. */
 static void keep_all_in_odd_loops(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     pst_zero_plan_with(state->engine, 2, SIZE_MAX);
     for (int pass = 0; pass < 4; pass++) {
         fresh_targets(state);
-        forward(state, 1);
-        CHECK_FINE();
-        forward(state, 1);
-        CHECK_FINE();
-        forward(state, 0);
-        CHECK_FINE();
-        end_step(state, mean_of_step_1);
-        CHECK_FINE();
+        DO(forward(state, 1));
+        DO(forward(state, 1));
+        DO(forward(state, 0));
+        DO(end_step(state, mean_of_step_1));
         CHECK_OK(pst_zero_begin_forward(state->engine, 1)); /* is broken off */
-        use(state, pass % 2 == 0 ? 0 : 1);
-        CHECK_FINE();
+        DO(use(state, pass % 2 == 0 ? 0 : 1));
         train(state, 1); /* peers may read shards until then: nothing has updated them */
         CHECK_FINE();
     }
@@ -119,24 +108,18 @@ static void compile_keeping(rank_state *state, const recording *taken, size_t ke
                                                           .count = taken->count,
                                                           .keep_bytes = keep_bytes},
                               NULL));
-    train(state, 1);
-    CHECK_FINE();
+    DO(train(state, 1));
     CHECK(stats_of(state).arena_reserved == stats_of(state).plan_peak);
 }
 
 static void keep_less_again(rank_state *state) {
     recording *taken = state->own = calloc(1, sizeof *taken);
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 1);
-    CHECK_FINE();
-    take_recording(state, taken);
-    CHECK_FINE();
-    compile_keeping(state, taken, SIZE_MAX);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 1));
+    DO(take_recording(state, taken));
+    DO(compile_keeping(state, taken, SIZE_MAX));
     CHECK(stats_of(state).plan_peak == 6 * CHAIN_BYTES);
-    compile_keeping(state, taken, 0);
-    CHECK_FINE();
+    DO(compile_keeping(state, taken, 0));
     CHECK(stats_of(state).plan_peak < 6 * CHAIN_BYTES);
 }
 
@@ -184,12 +167,9 @@ static void compile_by_own_times(rank_state *state) {
     seen *all = state->argument;
     recording *taken = state->own = calloc(1, sizeof *taken);
     pst_zero_plan plan;
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 1);
-    CHECK_FINE();
-    take_recording(state, taken);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 1));
+    DO(take_recording(state, taken));
     jitter(state, taken, all->seed);
     const pst_zero_compile_options options = {.size = sizeof options,
                                               .grad = 1,
@@ -262,16 +242,13 @@ static void check_times(rank_state *state, const recording *taken, int by_plan) 
 static void record_times(rank_state *state) {
     recording *taken = state->own = calloc(1, sizeof *taken);
     size_t timed;
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     pst_zero_set_replay(state->engine, 0);
     CHECK_OK(pst_zero_recorded_times(state->engine, 1, NULL, 0, &timed));
     CHECK(timed == 0);
     for (int pass = 0; pass < 3; pass++) {
-        train(state, 1);
-        CHECK_FINE();
-        take_recording(state, taken);
-        CHECK_FINE();
+        DO(train(state, 1));
+        DO(take_recording(state, taken));
         if (!is_on_host(state)) CHECK(drain_compute(state));
         CHECK_OK(pst_zero_recorded_times(state->engine, 1, taken->times, MOST_OPERATIONS, &timed));
         CHECK(timed == (has_clock(state) ? taken->count : 0));
@@ -281,17 +258,14 @@ static void record_times(rank_state *state) {
         CHECK_FINE();
     }
     pst_zero_set_replay(state->engine, 1);
-    train(state, 2);
-    CHECK_FINE();
+    DO(train(state, 2));
     CHECK_OK(pst_zero_recorded_times(state->engine, 1, taken->times, MOST_OPERATIONS, &timed));
     CHECK(timed == 0 || stats_of(state).planned_passes == 0); /* a planned pass has none */
     pst_zero_set_timing(state->engine, 1);                    /* unless it is to */
     pst_zero_reset_stats(state->engine);
-    train(state, 2);
-    CHECK_FINE();
+    DO(train(state, 2));
     CHECK(stats_of(state).planned_passes == 2 && stats_of(state).replayed_passes == 0);
-    take_recording(state, taken);
-    CHECK_FINE();
+    DO(take_recording(state, taken));
     if (!is_on_host(state)) CHECK(drain_compute(state));
     CHECK_OK(pst_zero_recorded_times(state->engine, 1, taken->times, MOST_OPERATIONS, &timed));
     CHECK(timed == (has_clock(state) ? taken->count : 0));
@@ -311,11 +285,9 @@ static void an_eager_pass_is_recorded_with_times(void **unused) {
 static void forecast_too_early(rank_state *state) {
     pst_zero_forecast forecast = {.size = sizeof forecast};
     pst_zero_group_forecast group = {.size = sizeof group};
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     CHECK(pst_zero_get_forecast(state->engine, 1, &forecast) == PST_ESTATE);
-    train(state, 2);
-    CHECK_FINE();
+    DO(train(state, 2));
     CHECK_OK(pst_zero_get_forecast(state->engine, 1, &forecast));
     CHECK(forecast.step_ns > forecast.exposed_ns);
     CHECK_OK(pst_zero_get_group_forecast(state->engine, 1, 0, &group));

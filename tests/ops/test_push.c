@@ -17,8 +17,7 @@ static model model_of_both(int stage) {
 static void begin(rank_state *state) {
     fresh_targets(state);
     forward(state, 1);
-    make_gradients(state, 1);
-    CHECK_FINE();
+    DO(make_gradients(state, 1));
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
 }
 
@@ -30,12 +29,10 @@ static void reduce_groups(rank_state *state, size_t last) {
 
 static void count_reductions(rank_state *state) {
     const int pushes = state->model->device == ON_ONE_SIDED || state->model->device == ON_CE;
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     begin(state);
     reduce_groups(state, 0);
-    check_gradients(state, mean_of_step_1);
-    CHECK_FINE();
+    DO(check_gradients(state, mean_of_step_1));
     CHECK(stats_of(state).reduces == (pushes ? 5 : 1)); /* all that is small in one bucket */
     CHECK(stats_of(state).reduce_bytes == 4 * (8 * 16 + 2 * 8) * sizeof(float));
 }
@@ -80,8 +77,7 @@ static void leave_a_group_out_on_rank_1(rank_state *state) {
     build_engine(state);
     for (int pass = 0; pass < 3 && state->failure[0] == '\0'; pass++) {
         begin(state);
-        reduce_groups(state, state->rank == 1 ? 1 : 0);
-        CHECK_FINE();
+        DO(reduce_groups(state, state->rank == 1 ? 1 : 0));
         check_gradients(state, without_rank_1);
     }
 }

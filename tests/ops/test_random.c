@@ -63,8 +63,7 @@ static void run_forward(program *program, int grad) {
     if (nested) begin_use(state, program->uses[0]);
     CHECK_FINE();
     for (size_t i = 0; i < program->use_count; i++) {
-        use(state, program->uses[i]);
-        CHECK_FINE();
+        DO(use(state, program->uses[i]));
     }
     if (nested) end_use(state, program->uses[0]);
     CHECK_FINE();
@@ -123,8 +122,7 @@ static void run_backward(program *program, uint64_t step) {
     for (size_t i = 0; i < count; i++) {
         size_t g = order[i];
         if (!((program->have[g] >> state->rank) & 1u)) continue;
-        backward_use(state, g);
-        CHECK_FINE();
+        DO(backward_use(state, g));
     }
     CHECK_OK(pst_zero_end_backward(state->engine));
 }
@@ -161,8 +159,7 @@ static int equal(const model *model, float found, float expected) {
 static void compare(program *program) {
     rank_state *state = program->state;
     const model *model = state->model;
-    finish_compute(state);
-    CHECK_FINE();
+    DO(finish_compute(state));
     for (size_t g = 0; g < model->group_count; g++)
         for (size_t p = model->first[g]; program->any[g] && p < model->first[g + 1]; p++) {
             pst_parameter_layout layout;
@@ -197,8 +194,7 @@ static void run_step(program *program, uint64_t step) {
 static void run_program(rank_state *state) {
     uint64_t seed = *(const uint64_t *)state->argument;
     program program = {.state = state, .dice = seed, .own_dice = seed + (uint64_t)state->rank + 1};
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (size_t p = 0; p < state->model->parameter_count; p++)
         program.expected[p] = calloc(elements_of(&state->model->shapes[p]) + 1, sizeof(float));
     draw_uses(&program);

@@ -26,22 +26,19 @@ static float nothing(const rank_state *state, size_t parameter, size_t element) 
 /* ---- parts of a step; their callers go on with CHECK_FINE ------------------------------------ */
 
 static void forward_and_backward(rank_state *state, uint64_t step) {
-    forward(state, 1);
-    CHECK_FINE();
+    DO(forward(state, 1));
     backward(state, step);
 }
 
 /* A forward, then the begin of a backward whose gradients are there and not reported yet. */
 static void begin_backward(rank_state *state) {
-    forward(state, 1);
-    CHECK_FINE();
+    DO(forward(state, 1));
     make_gradients(state, 1);
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
 }
 
 static void build_and_begin_backward(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     begin_backward(state);
 }
 
@@ -54,16 +51,12 @@ static void check_who_has_gradients(rank_state *state) {
 /* ---- values ---------------------------------------------------------------------------------- */
 
 static void train_twice(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int pass = 0; pass < 3; pass++) {
-        forward_and_backward(state, 1);
-        CHECK_FINE();
-        check_gradients(state, mean_of_step_1);
-        CHECK_FINE();
+        DO(forward_and_backward(state, 1));
+        DO(check_gradients(state, mean_of_step_1));
         fresh_targets(state);
-        update(state);
-        CHECK_FINE();
+        DO(update(state));
     }
     check_who_has_gradients(state);
 }
@@ -101,12 +94,9 @@ static void a_large_group_travels_in_parts(void **unused) {
 }
 
 static void count_parts(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    forward_and_backward(state, 1);
-    CHECK_FINE();
-    check_gradients(state, mean_of_step_1);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(forward_and_backward(state, 1));
+    DO(check_gradients(state, mean_of_step_1));
     CHECK(stats_of(state).reduces == 12 + 10);
 }
 
@@ -120,11 +110,9 @@ static void a_group_that_is_larger_than_most_travels_in_parts_of_their_size(void
 }
 
 static void accumulate(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (uint64_t step = 1; step <= 2; step++) {
-        forward_and_backward(state, step);
-        CHECK_FINE();
+        DO(forward_and_backward(state, step));
     }
     check_gradients(state, mean_of_steps_1_and_2);
 }
@@ -136,12 +124,9 @@ static void accumulates_over_two_backwards(void **unused) {
 }
 
 static void reduce_in_bf16(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    forward_and_backward(state, 1);
-    CHECK_FINE();
-    check_who_has_gradients(state);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(forward_and_backward(state, 1));
+    DO(check_who_has_gradients(state));
     for (size_t g = 0; g < state->model->group_count; g++)
         for (size_t p = state->model->first[g]; p < state->model->first[g + 1]; p++) {
             pst_parameter_layout layout;
@@ -149,8 +134,7 @@ static void reduce_in_bf16(rank_state *state) {
                                                state->parameters[p], &layout));
             if (!state->model->shapes[p].trainable) continue;
             size_t width = state->model->shapes[p].row_elements;
-            finish_compute(state);
-            CHECK_FINE();
+            DO(finish_compute(state));
             for (size_t i = 0; i < layout.shard_rows * width; i++) {
                 float exact = mean_of_step_1(state, p, layout.first_row * width + i);
                 float found = state->targets[g][layout.gradient_offset / sizeof(float) + i];
@@ -181,12 +165,10 @@ static float what_each_rank_has(const rank_state *state, size_t parameter, size_
 }
 
 static void reduce_equal_gradients(rank_state *state) {
-    build_and_begin_backward(state);
-    CHECK_FINE();
+    DO(build_and_begin_backward(state));
     on_compute(state, make_equal_gradients_now, &state, sizeof state);
     for (size_t g = state->model->group_count; g-- > 0;) {
-        backward_use(state, g);
-        CHECK_FINE();
+        DO(backward_use(state, g));
     }
     CHECK_OK(pst_zero_end_backward(state->engine));
     check_gradients(state, what_each_rank_has);
@@ -211,20 +193,16 @@ static float without_the_last_rank(const rank_state *state, size_t parameter, si
 }
 
 static void skip_on_the_last_rank(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int pass = 0; pass < 3; pass++) {
         fresh_targets(state);
-        begin_backward(state);
-        CHECK_FINE();
+        DO(begin_backward(state));
         for (size_t g = state->model->group_count; g-- > 0;) {
             if (g == 0 && state->rank == state->world - 1) continue; /* never reached here */
-            backward_use(state, g);
-            CHECK_FINE();
+            DO(backward_use(state, g));
         }
         CHECK_OK(pst_zero_end_backward(state->engine));
-        check_gradients(state, without_the_last_rank);
-        CHECK_FINE();
+        DO(check_gradients(state, without_the_last_rank));
         CHECK(pst_zero_has_gradient(state->engine, state->parameters[0]) == (state->world > 1));
     }
 }
@@ -236,21 +214,16 @@ static void a_rank_that_never_reaches_a_group_sends_zeros(void **unused) {
 }
 
 static void skip_everywhere(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int pass = 0; pass < 3; pass++) {
         fresh_targets(state);
-        begin_backward(state);
-        CHECK_FINE();
-        backward_use(state, 2);
-        CHECK_FINE();
+        DO(begin_backward(state));
+        DO(backward_use(state, 2));
         CHECK_OK(pst_zero_end_backward(state->engine));
         CHECK(!pst_zero_has_gradient(state->engine, state->parameters[0]));
         CHECK(pst_zero_has_gradient(state->engine, state->parameters[5]));
-        check_gradient(state, 0, 0, nothing);
-        CHECK_FINE();
-        check_gradient(state, 2, 5, mean_of_step_1);
-        CHECK_FINE();
+        DO(check_gradient(state, 0, 0, nothing));
+        DO(check_gradient(state, 2, 5, mean_of_step_1));
     }
 }
 
@@ -262,30 +235,24 @@ static void no_rank_has_a_gradient(void **unused) {
 
 /* After the first backward the ranks agree that nobody needs the frozen groups 0 and 1 there. */
 static void skip_the_frozen(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     const uint64_t expected[] = {6, 3, 3}; /* eager; then group 2 is kept for the backward */
     for (int pass = 0; pass < 3; pass++) {
         uint64_t before = stats_of(state).gathers;
-        begin_backward(state);
-        CHECK_FINE();
-        backward_use(state, 2);
-        CHECK_FINE();
+        DO(begin_backward(state));
+        DO(backward_use(state, 2));
         CHECK_OK(pst_zero_end_backward(state->engine));
         CHECK(stats_of(state).gathers - before == expected[pass]);
     }
 }
 
 static void need_a_frozen_group_after_all(rank_state *state) {
-    skip_the_frozen(state);
-    CHECK_FINE();
+    DO(skip_the_frozen(state));
     for (int pass = 0; pass < 2; pass++) {
-        forward(state, 1);
-        CHECK_FINE();
+        DO(forward(state, 1));
         CHECK_OK(pst_zero_begin_backward(state->engine, 1));
         for (size_t g = 3; g-- > 0;) {
-            backward_use(state, g);
-            CHECK_FINE();
+            DO(backward_use(state, g));
         }
         CHECK_OK(pst_zero_end_backward(state->engine));
     }
@@ -319,10 +286,8 @@ static void frozen_groups_may_come_back_into_the_backward(void **unused) {
 static void keep_what_is_reported(rank_state *state) {
     const int is_alone = state->world == 1;
     state->keeps = 1;
-    build_engine(state);
-    CHECK_FINE();
-    forward_and_backward(state, 1);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(forward_and_backward(state, 1));
     for (size_t g = 0; g < state->model->group_count; g++) {
         CHECK(state->kept[g] == is_alone && state->has_target[g] == !is_alone);
         CHECK(state->consumed[g] == !is_alone);
@@ -343,8 +308,7 @@ static void one_rank_keeps_what_it_reports(void **unused) {
 static void keep_nothing_that_is_missing(rank_state *state) {
     const void *none[MOST_PARAMETERS] = {NULL};
     state->keeps = 1;
-    build_and_begin_backward(state);
-    CHECK_FINE();
+    DO(build_and_begin_backward(state));
     CHECK_OK(pst_zero_gradients(state->engine, state->groups[0], none, PST_FLOAT32));
     CHECK_OK(pst_zero_end_backward(state->engine));
     for (size_t g = 0; g < state->model->group_count; g++)
@@ -358,28 +322,23 @@ static void what_lacks_a_gradient_is_not_kept(void **unused) {
 }
 
 static void report_in_another_order(rank_state *state) {
-    build_and_begin_backward(state);
-    CHECK_FINE();
+    DO(build_and_begin_backward(state));
     size_t groups = state->model->group_count;
     size_t shift = (size_t)state->rank; /* every rank another one */
     for (size_t i = 0; i < groups; i++) {
-        backward_use(state, (i + shift) % groups);
-        CHECK_FINE();
+        DO(backward_use(state, (i + shift) % groups));
     }
     CHECK_OK(pst_zero_end_backward(state->engine));
-    check_gradients(state, mean_of_step_1);
-    CHECK_FINE();
+    DO(check_gradients(state, mean_of_step_1));
     for (size_t g = 0; g < groups; g++)
         CHECK(state->consumed[g] == 1);
 }
 
 static void overwrite_what_is_consumed(rank_state *state) {
-    build_and_begin_backward(state);
-    CHECK_FINE();
+    DO(build_and_begin_backward(state));
     state->spoils_consumed = 1;
     for (size_t g = state->model->group_count; g-- > 0;) {
-        backward_use(state, g);
-        CHECK_FINE();
+        DO(backward_use(state, g));
     }
     CHECK_OK(pst_zero_end_backward(state->engine));
     state->spoils_consumed = 0;
@@ -394,15 +353,12 @@ static void consumed_gradients_may_be_overwritten(void **unused) {
 
 static void take_planned_steps(rank_state *state) {
     const int steps = 4;
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < steps; step++) {
         fresh_targets(state);
-        forward_and_backward(state, 1);
-        CHECK_FINE();
+        DO(forward_and_backward(state, 1));
     }
-    check_gradients(state, mean_of_step_1);
-    CHECK_FINE();
+    DO(check_gradients(state, mean_of_step_1));
     for (size_t g = 0; g < state->model->group_count; g++)
         CHECK(state->consumed[g] == steps);
 }
@@ -427,17 +383,14 @@ static void ranks_may_report_in_different_orders(void **unused) {
 }
 
 static void hold_back(rank_state *state) {
-    build_and_begin_backward(state);
-    CHECK_FINE();
+    DO(build_and_begin_backward(state));
     report(state, 0); /* its turn is last */
     CHECK_FINE();
     CHECK(state->consumed[0] == 0);
-    report(state, 2);
-    CHECK_FINE();
+    DO(report(state, 2));
     const int at_once = is_on_host(state); /* elsewhere the last ones are being copied */
     CHECK(state->consumed[2] == at_once && state->consumed[0] == 0);
-    report(state, 1);
-    CHECK_FINE();
+    DO(report(state, 1));
     CHECK(state->consumed[2] == 1 && state->consumed[1] == 1 && state->consumed[0] == at_once);
     CHECK_OK(pst_zero_end_backward(state->engine));
     CHECK(state->consumed[0] == 1);
@@ -457,17 +410,14 @@ static float twice_on_even_ranks(const rank_state *state, size_t parameter, size
 }
 
 static void report_late(rank_state *state) {
-    build_and_begin_backward(state);
-    CHECK_FINE();
+    DO(build_and_begin_backward(state));
     for (size_t g = 3; g-- > 0;) {
-        report(state, g);
-        CHECK_FINE();
+        DO(report(state, g));
     }
     if (state->rank % 2 == 0) report(state, 2);
     CHECK_FINE();
     CHECK_OK(pst_zero_end_backward(state->engine));
-    check_gradients(state, twice_on_even_ranks);
-    CHECK_FINE();
+    DO(check_gradients(state, twice_on_even_ranks));
     CHECK(state->consumed[2] == (state->rank % 2 == 0 ? 2 : 1));
 }
 
@@ -478,12 +428,9 @@ static void a_second_report_adds_even_if_one_rank_has_none(void **unused) {
 }
 
 static void backward_twice(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    forward_and_backward(state, 1);
-    CHECK_FINE();
-    backward(state, 1);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(forward_and_backward(state, 1));
+    DO(backward(state, 1));
     check_gradients(state, twice_step_1);
 }
 
@@ -494,32 +441,25 @@ static void a_second_backward_after_one_forward_adds(void **unused) {
 }
 
 static void accumulate_locally(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     CHECK_OK(pst_zero_begin_forward(state->engine, 1));
-    use(state, 0);
-    CHECK_FINE();
-    use(state, 1);
-    CHECK_FINE();
+    DO(use(state, 0));
+    DO(use(state, 1));
     CHECK_OK(pst_zero_end_forward(state->engine));
     CHECK_OK(pst_zero_begin_backward(state->engine, 0));
-    use(state, 1);
-    CHECK_FINE();
+    DO(use(state, 1));
     make_gradients(state, 1);
     const void *sources[2] = {NULL, NULL};
     CHECK(pst_zero_gradients(state->engine, state->groups[0], sources, PST_FLOAT32) == PST_ESTATE);
-    use(state, 0);
-    CHECK_FINE();
+    DO(use(state, 0));
     CHECK_OK(pst_zero_end_backward(state->engine));
     CHECK(stats_of(state).reduces == 0);
     CHECK_OK(pst_zero_begin_forward(state->engine, 1));
-    use(state, 2);
-    CHECK_FINE();
+    DO(use(state, 2));
     CHECK_OK(pst_zero_end_forward(state->engine));
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
     for (size_t g = 3; g-- > 0;) { /* 0 and 1 were used in the forward before only */
-        report(state, g);
-        CHECK_FINE();
+        DO(report(state, g));
     }
     CHECK_OK(pst_zero_end_backward(state->engine));
     check_gradients(state, mean_of_step_1);
@@ -532,18 +472,15 @@ static void accumulates_without_communication(void **unused) {
 }
 
 static void break_off(rank_state *state) {
-    build_and_begin_backward(state);
-    CHECK_FINE();
+    DO(build_and_begin_backward(state));
     report(state, 2); /* in a bucket, not flushed */
     CHECK_FINE();
     report(state, 0); /* waits for its turn */
     CHECK_FINE();
     fresh_targets(state);
-    forward(state, 1);
-    CHECK_FINE();
+    DO(forward(state, 1));
     CHECK(state->consumed[2] == 1 && state->consumed[0] == 1);
-    backward(state, 1);
-    CHECK_FINE();
+    DO(backward(state, 1));
     check_gradients(state, mean_of_step_1);
 }
 
@@ -565,30 +502,23 @@ static float mean_over_who_has_it(const rank_state *state, size_t parameter, siz
 }
 
 static void report_a_kept_graph(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int pass = 0; pass < 2; pass++) {
-        begin_backward(state);
-        CHECK_FINE();
-        backward_use(state, 2);
-        CHECK_FINE();
+        DO(begin_backward(state));
+        DO(backward_use(state, 2));
         CHECK_OK(pst_zero_end_backward(state->engine));
         fresh_targets(state);
         CHECK_OK(pst_zero_begin_forward(state->engine, 1));
-        use(state, 2);
-        CHECK_FINE();
+        DO(use(state, 2));
         CHECK_OK(pst_zero_end_forward(state->engine));
         CHECK_OK(pst_zero_begin_backward(state->engine, 1));
         for (size_t g = 3; g-- > 0;) {
             if (g < 2 && !has_kept_graph(state)) continue;
-            report(state, g);
-            CHECK_FINE();
+            DO(report(state, g));
         }
         CHECK_OK(pst_zero_end_backward(state->engine));
-        check_gradients(state, mean_over_who_has_it);
-        CHECK_FINE();
-        check_who_has_gradients(state);
-        CHECK_FINE();
+        DO(check_gradients(state, mean_over_who_has_it));
+        DO(check_who_has_gradients(state));
     }
 }
 
@@ -603,22 +533,18 @@ static void a_graph_that_was_kept_over_another_pass_is_reduced(void **unused) {
 
 static void see_what_is_written(rank_state *state) {
     const int goes_out_at_once = state->model->bucket_bytes != 0 || state->world == 1;
-    build_and_begin_backward(state);
-    CHECK_FINE();
+    DO(build_and_begin_backward(state));
     CHECK(!pst_zero_has_written(state->engine, state->groups[2]));
-    report(state, 2);
-    CHECK_FINE();
+    DO(report(state, 2));
     report(state, 0); /* waits for its turn */
     CHECK_FINE();
     CHECK(pst_zero_has_written(state->engine, state->groups[2]) == goes_out_at_once);
     CHECK(!pst_zero_has_written(state->engine, state->groups[0]));
-    report(state, 1);
-    CHECK_FINE();
+    DO(report(state, 1));
     CHECK_OK(pst_zero_end_backward(state->engine));
     for (size_t g = 0; g < 3; g++)
         CHECK(pst_zero_has_written(state->engine, state->groups[g]));
-    begin_backward(state);
-    CHECK_FINE();
+    DO(begin_backward(state));
     for (size_t g = 0; g < 3; g++)
         CHECK(!pst_zero_has_written(state->engine, state->groups[g]));
     CHECK_OK(pst_zero_end_backward(state->engine));
@@ -635,12 +561,9 @@ static void a_target_is_written_from_when_its_bucket_goes_out(void **unused) {
 /* ---- buckets --------------------------------------------------------------------------------- */
 
 static void count_reduces(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    forward_and_backward(state, 1);
-    CHECK_FINE();
-    check_gradients(state, mean_of_step_1);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(forward_and_backward(state, 1));
+    DO(check_gradients(state, mean_of_step_1));
     CHECK(stats_of(state).reduces == *(const uint64_t *)state->argument);
     CHECK(stats_of(state).reduce_bytes == 4 * 8 * 16 * sizeof(float));
 }

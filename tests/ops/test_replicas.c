@@ -37,10 +37,8 @@ static void train(rank_state *state, int steps) {
 /* ---- sums ------------------------------------------------------------------------------------ */
 
 static void train_and_replay(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
-    train(state, 5);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(train(state, 5));
     const pst_zero_stats stats = stats_of(state);
     CHECK(stats.deviations == 0 && stats.replayed_passes > 0);
     CHECK(stats.all_reduces == stats.reduces && stats.all_reduces >= 5);
@@ -78,18 +76,14 @@ static void replicas_of_one_rank_reduce_between_them_alone(void **unused) {
 
 /* The second backward adds to what the first one has left. */
 static void add_up_two_backwards(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 3; step++) {
         fresh_targets(state);
         for (int i = 0; i < 2; i++) {
-            forward(state, 1);
-            CHECK_FINE();
-            backward(state, 1);
-            CHECK_FINE();
+            DO(forward(state, 1));
+            DO(backward(state, 1));
         }
-        check_gradients(state, twice_the_mean);
-        CHECK_FINE();
+        DO(check_gradients(state, twice_the_mean));
     }
 }
 
@@ -102,8 +96,7 @@ static void backwards_add_to_what_is_there(void **unused) {
 static void update_behind_both(rank_state *state) {
     trainer *it = open_trainer(state);
     CHECK_FINE();
-    trainer_steps(it, 4, 1);
-    CHECK_FINE();
+    DO(trainer_steps(it, 4, 1));
     CHECK(it->updated == all_groups(it));
 }
 
@@ -121,21 +114,17 @@ static void updates_come_behind_both_reductions(void **unused) {
 /* ---- what they decide alike ------------------------------------------------------------------ */
 
 static void have_one_gradient(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 4; step++) {
         const void *sources[MOST_PARAMETERS] = {NULL};
         make_gradients(state, 1);
         fresh_targets(state);
-        forward(state, 1);
-        CHECK_FINE();
+        DO(forward(state, 1));
         CHECK_OK(pst_zero_begin_backward(state->engine, 1));
-        begin_use(state, 0);
-        CHECK_FINE();
+        DO(begin_use(state, 0));
         if (state->rank == state->world - 1) sources[0] = state->gradients[0];
         CHECK_OK(pst_zero_gradients(state->engine, state->groups[0], sources, PST_FLOAT32));
-        end_use(state, 0);
-        CHECK_FINE();
+        DO(end_use(state, 0));
         CHECK_OK(pst_zero_end_backward(state->engine));
         CHECK(pst_zero_has_gradient(state->engine, state->parameters[0]));
         CHECK(!pst_zero_has_gradient(state->engine, state->parameters[1]));
@@ -150,12 +139,10 @@ static void a_gradient_of_any_replica_is_known_to_all(void **unused) {
 
 /* The last rank of the last replica has the least, and all go by it. */
 static void keep_what_the_smallest_has(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     const size_t each = state->layouts[0].gathered_bytes;
     pst_zero_plan_with(state->engine, 2, (size_t)(5 - state->rank) * each);
-    train(state, 2);
-    CHECK_FINE();
+    DO(train(state, 2));
     pst_zero_forecast forecast = {.size = sizeof forecast};
     CHECK_OK(pst_zero_get_forecast(state->engine, 1, &forecast));
     CHECK(forecast.keep_bytes == (size_t)(5 - (state->world - 1)) * each);
@@ -188,8 +175,7 @@ static void replicas_that_differ_are_told_so(void **unused) {
 /* ---- failures -------------------------------------------------------------------------------- */
 
 static void train_until_it_fails(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 20 && state->failure[0] == '\0'; step++)
         train(state, 1);
     CHECK(pst_runtime_status(state->runtime) < 0);

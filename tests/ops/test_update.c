@@ -31,14 +31,11 @@ static model model_in_parts(int stage) {
 static void train_with_and_without(rank_state *state) {
     trainer *it = open_trainer(state);
     CHECK_FINE();
-    trainer_steps(it, 4, 1);
-    CHECK_FINE();
+    DO(trainer_steps(it, 4, 1));
     CHECK(it->updated == all_groups(it));
-    trainer_steps(it, 1, 0);
-    CHECK_FINE();
+    DO(trainer_steps(it, 1, 0));
     CHECK(it->updated == 0);
-    trainer_steps(it, 2, 1);
-    CHECK_FINE();
+    DO(trainer_steps(it, 2, 1));
     CHECK(it->updated == all_groups(it));
 }
 
@@ -101,13 +98,11 @@ static void copy_engines_go_on_from_sums_to_updates(void **unused) {
 static void train_while_nothing_moves(rank_state *state) {
     trainer *it = open_trainer(state);
     CHECK_FINE();
-    trainer_steps(it, 3, 1);
-    CHECK_FINE();
+    DO(trainer_steps(it, 3, 1));
     CHECK_OK(pst_zero_drain(state->engine)); /* what the ranks had, too, which the host asks for */
     pause_device(state, 1);
     trainer_steps(it, 2, 1);
-    pause_device(state, 0);
-    CHECK_FINE();
+    DO(pause_device(state, 0));
     CHECK(it->updated == all_groups(it));
 }
 
@@ -145,8 +140,7 @@ static void leave_groups_out(rank_state *state) {
     trainer_steps(it, 3, 1);
     for (unsigned left_out = 1; left_out <= all_groups(it); left_out++) {
         it->left_out = left_out;
-        trainer_steps(it, 1, 1);
-        CHECK_FINE();
+        DO(trainer_steps(it, 1, 1));
         CHECK(it->updated == (all_groups(it) & ~left_out));
     }
 }
@@ -165,11 +159,9 @@ static void a_group_that_lacks_a_piece_goes_to_its_target(void **unused) {
 static void miss_a_gradient(rank_state *state) {
     trainer *it = open_trainer(state);
     CHECK_FINE();
-    trainer_steps(it, 3, 1);
-    CHECK_FINE();
+    DO(trainer_steps(it, 3, 1));
     it->missing = 1;
-    trainer_steps(it, 1, 1);
-    CHECK_FINE();
+    DO(trainer_steps(it, 1, 1));
     CHECK(it->updated == all_groups(it));
     it->missing = NO_PARAMETER;
     trainer_steps(it, 4, 1);
@@ -190,8 +182,7 @@ static void use_the_first_group_again(trainer *it, int early) {
         trainer_use(it, i % state->model->group_count);
     CHECK_FINE();
     CHECK_OK(pst_zero_end_forward(state->engine));
-    trainer_begin_backward(it, 1);
-    CHECK_FINE();
+    DO(trainer_begin_backward(it, 1));
     (early ? trainer_backward_use : trainer_use)(it, 0);
     for (size_t g = state->model->group_count; g-- > 1 && state->failure[0] == '\0';)
         trainer_backward_use(it, g);
@@ -208,8 +199,7 @@ static void use_a_group_twice(rank_state *state) {
     trainer *it = open_trainer(state);
     CHECK_FINE();
     for (int i = 0; i < 7; i++) {
-        use_the_first_group_again(it, early);
-        CHECK_FINE();
+        DO(use_the_first_group_again(it, early));
     }
     CHECK(it->updated == (stays ? all_groups(it) & ~1u : all_groups(it)));
 }
@@ -239,18 +229,14 @@ static void be_too_early(rank_state *state) {
     trainer *it = open_trainer(state);
     CHECK_FINE();
     CHECK(!may_update(state) && give_pieces(it) == PST_ESTATE);
-    trainer_forward(it);
-    CHECK_FINE();
+    DO(trainer_forward(it));
     CHECK(!may_update(state) && give_pieces(it) == PST_ESTATE);
-    trainer_begin_backward(it, 1);
-    CHECK_FINE();
+    DO(trainer_begin_backward(it, 1));
     CHECK(!may_update(state) && give_pieces(it) == PST_ESTATE);
     CHECK(text_has(state, "pst_zero_may_update"));
-    trainer_finish_backward(it, state->model->group_count);
-    CHECK_FINE();
+    DO(trainer_finish_backward(it, state->model->group_count));
     CHECK(it->updated == 0);
-    trainer_steps(it, 2, 1);
-    CHECK_FINE();
+    DO(trainer_steps(it, 2, 1));
     CHECK(it->updated == all_groups(it));
     CHECK(!may_update(state) && give_pieces(it) == PST_ESTATE);
 }
@@ -266,8 +252,7 @@ static void accumulate(rank_state *state) {
     trainer *it = open_trainer(state);
     CHECK_FINE();
     trainer_steps(it, 4, 1);
-    trainer_forward(it);
-    CHECK_FINE();
+    DO(trainer_forward(it));
     CHECK_OK(pst_zero_begin_backward(state->engine, 0));
     CHECK(!may_update(state) && give_pieces(it) == PST_ESTATE);
     for (size_t g = state->model->group_count; g-- > 0 && state->failure[0] == '\0';)
@@ -275,8 +260,7 @@ static void accumulate(rank_state *state) {
     CHECK_OK(pst_zero_end_backward(state->engine));
     for (size_t g = 0; g < state->model->group_count; g++)
         CHECK(!pst_zero_is_updated(state->engine, state->groups[g]));
-    trainer_steps(it, 3, 1);
-    CHECK_FINE();
+    DO(trainer_steps(it, 3, 1));
     CHECK(it->updated == all_groups(it));
 }
 
@@ -293,8 +277,7 @@ static void train_on_the_host(rank_state *state) {
     for (int i = 0; i < 3; i++) {
         CHECK_FINE();
         memset(state->has_target, 0, sizeof state->has_target);
-        forward(state, 1);
-        CHECK_FINE();
+        DO(forward(state, 1));
         make_gradients(state, 1);
         CHECK_OK(pst_zero_begin_backward(state->engine, 1));
         CHECK(!may_update(state));
@@ -341,19 +324,14 @@ static void be_refused(rank_state *state) {
     trainer *it = open_trainer(state);
     CHECK_FINE();
     trainer_steps(it, 3, 1);
-    trainer_forward(it);
-    CHECK_FINE();
-    trainer_begin_backward(it, 1);
-    CHECK_FINE();
-    check_refusals(it);
-    CHECK_FINE();
+    DO(trainer_forward(it));
+    DO(trainer_begin_backward(it, 1));
+    DO(check_refusals(it));
     CHECK_OK(give_pieces(it));
-    trainer_backward_use(it, state->model->group_count - 1);
-    CHECK_FINE();
+    DO(trainer_backward_use(it, state->model->group_count - 1));
     CHECK(!may_update(state));
     CHECK(give_pieces(it) == PST_ESTATE); /* too late */
-    trainer_finish_backward(it, state->model->group_count - 1);
-    CHECK_FINE();
+    DO(trainer_finish_backward(it, state->model->group_count - 1));
     CHECK(it->updated == all_groups(it));
 }
 
@@ -367,15 +345,12 @@ static void do_without_adamw(rank_state *state) {
     trainer *it = open_trainer(state);
     CHECK_FINE();
     trainer_steps(it, 3, 1);
-    trainer_forward(it);
-    CHECK_FINE();
-    trainer_begin_backward(it, 0);
-    CHECK_FINE();
+    DO(trainer_forward(it));
+    DO(trainer_begin_backward(it, 0));
     state->async->ops.adamw = NULL;
     CHECK(may_update(state) && give_pieces(it) == PST_EUNSUPPORTED);
     CHECK(text_has(state, "async"));
-    trainer_finish_backward(it, state->model->group_count);
-    CHECK_FINE();
+    DO(trainer_finish_backward(it, state->model->group_count));
     CHECK(it->updated == 0);
 }
 
@@ -399,8 +374,7 @@ static void break_off(trainer *it, size_t count) {
     rank_state *state = it->state;
     const unsigned expected =
         state->world == 1 || state->model->bucket_bytes <= 128 ? last_groups(it, count) : 0;
-    trainer_forward(it);
-    CHECK_FINE();
+    DO(trainer_forward(it));
     trainer_begin_backward(it, 1);
     for (size_t i = 0; i < count && state->failure[0] == '\0'; i++)
         trainer_backward_use(it, state->model->group_count - 1 - i);
@@ -421,8 +395,7 @@ static void break_off_and_train(rank_state *state) {
     trainer_steps(it, 3, 1);
     for (size_t count = 0; count <= state->model->group_count; count++) {
         CHECK_FINE();
-        break_off(it, count);
-        CHECK_FINE();
+        DO(break_off(it, count));
         trainer_steps(it, 4, 1); /* the first backward behind it is one of two forwards */
         CHECK_FINE();
         CHECK(it->updated == all_groups(it));
@@ -446,8 +419,7 @@ static void what_a_broken_backward_had_not_reduced_is_not_updated(void **unused)
 static void train_for_long(rank_state *state) {
     trainer *it = open_trainer(state);
     CHECK_FINE();
-    trainer_steps(it, 4, 1);
-    CHECK_FINE();
+    DO(trainer_steps(it, 4, 1));
     CHECK_OK(pst_zero_drain(state->engine));
     const pst_zero_stats before = stats_of(state);
     for (int i = 0; i < 60 && state->failure[0] == '\0'; i++) {
@@ -547,8 +519,7 @@ static void train_at_random(rank_state *state) {
     for (int i = 0; i < 10; i++) {
         const int updates = drawn(&dice, 4) > 0;
         it->left_out = (unsigned)drawn(&own, 4) == 0 ? (unsigned)drawn(&own, 32) : 0;
-        trainer_steps(it, 1, updates);
-        CHECK_FINE();
+        DO(trainer_steps(it, 1, updates));
         CHECK((it->updated & it->left_out) == 0);
     }
     CHECK(stats_of(state).updates > 0);

@@ -28,8 +28,7 @@ static void begin_after(rank_state *state, int forwards) {
 
 static void end(rank_state *state, expected_gradient expected) {
     CHECK_OK(pst_zero_end_backward(state->engine));
-    check_gradients(state, expected);
-    CHECK_FINE();
+    DO(check_gradients(state, expected));
     update(state);
 }
 
@@ -38,8 +37,7 @@ static void end(rank_state *state, expected_gradient expected) {
 /* Through both forwards: on rank 0 the groups are held until the first one is through, too. */
 static void reach_both(rank_state *state) {
     const size_t groups = state->model->group_count;
-    begin_after(state, 2);
-    CHECK_FINE();
+    DO(begin_after(state, 2));
     for (size_t i = 2 * groups; i-- > 0;) {
         const size_t g = i % groups;
         const int is_second = i < groups;
@@ -56,27 +54,21 @@ static void reach_both(rank_state *state) {
 /* Rank 0 goes through both, the other one through none of them. */
 static void reach_on_one_rank(rank_state *state) {
     const size_t groups = state->model->group_count;
-    begin_after(state, 2);
-    CHECK_FINE();
+    DO(begin_after(state, 2));
     for (size_t i = 2 * groups; i-- > 0 && state->rank == 0;) {
-        begin_use(state, i % groups);
-        CHECK_FINE();
+        DO(begin_use(state, i % groups));
         if (i < groups) report(state, i);
         CHECK_FINE();
-        end_use(state, i % groups);
-        CHECK_FINE();
+        DO(end_use(state, i % groups));
     }
     end(state, half_of_step_1);
 }
 
 static void reach_several_forwards(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 3; step++) {
-        reach_both(state);
-        CHECK_FINE();
-        reach_on_one_rank(state);
-        CHECK_FINE();
+        DO(reach_both(state));
+        DO(reach_on_one_rank(state));
     }
 }
 
@@ -94,21 +86,18 @@ static void ranks_get_through_several_forwards_each_in_its_way(void **unused) {
 /* Nothing is gathered for them in the backward, and they are forgotten. */
 static void forward_in_vain(rank_state *state) {
     uint64_t gathers[2];
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     pst_zero_set_replay(state->engine, 0);
     for (int i = 0; i < 2; i++) {
         for (int vain = 0; vain < 100 * i; vain++)
             forward(state, 1);
         CHECK_FINE();
-        begin_after(state, 1);
-        CHECK_FINE();
+        DO(begin_after(state, 1));
         pst_zero_reset_stats(state->engine);
         for (size_t g = state->model->group_count; g-- > 0;)
             backward_use(state, g);
         CHECK_FINE();
-        end(state, mean_of_step_1);
-        CHECK_FINE();
+        DO(end(state, mean_of_step_1));
         gathers[i] = stats_of(state).gathers;
     }
     CHECK(gathers[0] == gathers[1] && gathers[0] == state->model->group_count);
@@ -125,11 +114,9 @@ static void forwards_without_a_backward_cost_the_next_one_no_gathers(void **unus
 /* Its second use has a gradient on one rank only, in turn. */
 static void use_twice(rank_state *state) {
     static const size_t path[] = {0, 1, 2, 0, 3};
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 6; step++) {
-        forward_over(state, path, 5);
-        CHECK_FINE();
+        DO(forward_over(state, path, 5));
         begin(state);
         for (size_t i = 5; i-- > 0;) {
             if (i != 3)
@@ -138,8 +125,7 @@ static void use_twice(rank_state *state) {
                 use(state, path[i]);
             CHECK_FINE();
         }
-        end(state, mean_of_step_1);
-        CHECK_FINE();
+        DO(end(state, mean_of_step_1));
     }
 }
 
@@ -155,8 +141,7 @@ static void a_use_of_a_group_may_have_a_gradient_on_one_rank_only(void **unused)
 /* ---- broken off ------------------------------------------------------------------------------ */
 
 static void break_off_behind(rank_state *state, size_t count) {
-    begin_after(state, 1);
-    CHECK_FINE();
+    DO(begin_after(state, 1));
     const size_t groups = state->model->group_count;
     for (size_t i = 0; i < count; i++)
         backward_use(state, groups - 1 - i);
@@ -164,18 +149,14 @@ static void break_off_behind(rank_state *state, size_t count) {
 
 /* Each rank behind another group: in buckets of its size they have gone out. */
 static void break_off(rank_state *state) {
-    build_engine(state);
-    CHECK_FINE();
+    DO(build_engine(state));
     for (int step = 0; step < 4; step++) {
-        break_off_behind(state, (size_t)(state->rank + step) % 4);
-        CHECK_FINE();
-        begin_after(state, 1);
-        CHECK_FINE();
+        DO(break_off_behind(state, (size_t)(state->rank + step) % 4));
+        DO(begin_after(state, 1));
         for (size_t g = state->model->group_count; g-- > 0;)
             backward_use(state, g);
         CHECK_FINE();
-        end(state, mean_of_step_1);
-        CHECK_FINE();
+        DO(end(state, mean_of_step_1));
     }
 }
 
@@ -191,10 +172,8 @@ static void ranks_may_break_a_backward_off_at_different_places(void **unused) {
 
 static void break_off_alone(rank_state *state) {
     char text[512];
-    build_engine(state);
-    CHECK_FINE();
-    break_off_behind(state, state->rank == 0 ? 1 : 4);
-    CHECK_FINE();
+    DO(build_engine(state));
+    DO(break_off_behind(state, state->rank == 0 ? 1 : 4));
     if (state->rank == 0) {
         (void)pst_zero_begin_forward(state->engine, 1);
         return;

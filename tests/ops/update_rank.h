@@ -314,8 +314,7 @@ static inline void trainer_begin_use(trainer *it, size_t g) {
 
 static inline void trainer_use(trainer *it, size_t g) {
     rank_state *state = it->state;
-    trainer_begin_use(it, g);
-    CHECK_FINE();
+    DO(trainer_begin_use(it, g));
     end_use(state, g);
 }
 
@@ -323,8 +322,7 @@ static inline void trainer_forward(trainer *it) {
     rank_state *state = it->state;
     CHECK_OK(pst_zero_begin_forward(state->engine, 1));
     for (size_t g = 0; g < state->model->group_count; g++) {
-        trainer_use(it, g);
-        CHECK_FINE();
+        DO(trainer_use(it, g));
     }
     CHECK_OK(pst_zero_end_forward(state->engine));
 }
@@ -342,10 +340,8 @@ static inline void trainer_report(trainer *it, size_t g) {
 
 static inline void trainer_backward_use(trainer *it, size_t g) {
     rank_state *state = it->state;
-    trainer_begin_use(it, g);
-    CHECK_FINE();
-    trainer_report(it, g);
-    CHECK_FINE();
+    DO(trainer_begin_use(it, g));
+    DO(trainer_report(it, g));
     end_use(state, g);
 }
 
@@ -428,8 +424,7 @@ static inline void check_groups(trainer *it) {
 static inline void trainer_end_backward(trainer *it) {
     rank_state *state = it->state;
     CHECK_OK(pst_zero_end_backward(state->engine));
-    check_groups(it);
-    CHECK_FINE();
+    DO(check_groups(it));
     const trainer_job job = {.it = it, .groups = all_groups(it) & ~it->updated};
     on_compute(state, update_by_targets_now, &job, sizeof job);
     expect_step(it, all_groups(it));
@@ -440,18 +435,15 @@ static inline void trainer_end_backward(trainer *it) {
 static inline void trainer_finish_backward(trainer *it, size_t count) {
     rank_state *state = it->state;
     for (size_t g = count; g-- > 0;) {
-        trainer_backward_use(it, g);
-        CHECK_FINE();
+        DO(trainer_backward_use(it, g));
     }
     trainer_end_backward(it);
 }
 
 static inline void trainer_step(trainer *it, int updates) {
     rank_state *state = it->state;
-    trainer_forward(it);
-    CHECK_FINE();
-    trainer_begin_backward(it, updates);
-    CHECK_FINE();
+    DO(trainer_forward(it));
+    DO(trainer_begin_backward(it, updates));
     trainer_finish_backward(it, state->model->group_count);
 }
 

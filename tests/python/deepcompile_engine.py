@@ -198,7 +198,7 @@ class Engine:
         prefetch: int = 0,
         bucket_elements: int = 64,
         lr: float = 0.1,
-        profile: bool = True,
+        profile: bool = False,
         **config: Any,
     ) -> None:
         self.module = module

@@ -99,6 +99,12 @@ class Twins:
         for name, value in self.engine.values().items():
             assert_close(name, value, self.reference.get_parameter(name).detach(), self.tolerance)
 
+    def accumulate(self, sizes: tuple[int, ...]) -> None:
+        """Go on with steps of other micro-batches."""
+        self.sizes = sizes
+        self.engine.accumulation = len(sizes)
+        self.engine.micro_step = self.done = 0
+
     def close(self) -> None:
         self.engine.destroy()
 
@@ -108,10 +114,21 @@ def train_both(kind: Callable[[], nn.Module], **options: Any) -> None:
     trained(kind, **options)
 
 
-def trained(kind: Callable[[], nn.Module], *, steps: int = 3, **options: Any) -> Any:
-    """As `train_both`; returns the engine."""
-    twins = Twins(kind, **options)
+def trained(
+    kind: Callable[[], nn.Module],
+    *,
+    steps: int = 3,
+    then: tuple[int, ...] = (),
+    twins: type[Twins] = Twins,
+    **options: Any,
+) -> Any:
+    """As `train_both`; returns the engine. `then`: sizes of more such steps of the same graphs."""
+    both = twins(kind, **options)
     for _ in range(steps):
-        twins.step()
-    twins.close()
-    return twins.engine
+        both.step()
+    if then:
+        both.accumulate(then)
+        for _ in range(steps):
+            both.step()
+    both.close()
+    return both.engine

@@ -9,14 +9,11 @@ import penstock
 import pytest
 import torch
 from equality import train_both, whole, world
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from models import WIDTH, Block, Net, batch, make
 from penstock import PenstockError, _activations, _budget, _keeping
 from penstock._budget import Offer, choose
 from penstock._engine import engine_of
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 on_gpus = pytest.mark.skipif(
     models.DEVICE != "cuda", reason="nobody counts memory on CPUs: PENSTOCK_TEST_DEVICE=cuda"
@@ -112,40 +109,6 @@ def assert_same(found, want):
     assert len(found) == len(want)
     for one, other in zip(found, want, strict=True):
         assert torch.equal(one, other)
-
-
-def products_of_backwards(model, steps):
-    """Compile the blocks, train, and return how many products the backward of each has at last."""
-    counts = []
-
-    def note(graph, _):
-        counts.append(sum(node.target is torch.ops.aten.mm.default for node in graph.graph.nodes))
-        return make_boxed_func(graph.forward)
-
-    backend = aot_autograd(
-        fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
-        bw_compiler=note,
-        partition_fn=min_cut_rematerialization_partition,
-    )
-    torch._dynamo.reset()
-    for block in model.blocks:
-        block.compile(backend=backend)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(steps):
-        model(batch(step, 0), 0).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return counts[-len(model.blocks) :]
-
-
-@pytest.mark.parametrize("options", [{"checkpoint": Block}, {"checkpoint": "auto", "memory": 1}])
-def test_compiled_blocks_recompute_what_gradients_need_and_no_more(options):
-    by_hand = make(Net)
-    by_hand.blocks = nn.ModuleList(checkpoint_wrapper(block) for block in by_hand.blocks)
-    wanted = products_of_backwards(by_hand, 1)
-    model = penstock.shard(make(Net), **options)
-    assert products_of_backwards(model, STEPS) == wanted
-    penstock.close(model)
 
 
 # ---- what is trained is the same -----------------------------------------------------------------

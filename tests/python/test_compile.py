@@ -4,8 +4,12 @@ import penstock
 import pytest
 import torch
 from equality import train_both
-from models import DEVICE, CheckpointedInside, Net, make
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from models import DEVICE, Block, CheckpointedInside, Net, batch, make
 from penstock._compile import not_compiled
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 
 class CompiledBlocks(Net):
@@ -142,3 +146,72 @@ def test_neither_a_hook_nor_what_it_calls_is_compiled():
 
     torch.compile(lambda x: hook(x.exp()).cos(), backend=backend)(torch.ones(2))
     assert names == ["exp", "cos"]
+
+
+# ---- checkpoints of compiled blocks -----------------------------------------------------------
+
+
+def products_of_backwards(model, steps):
+    """Compile the blocks, train, and return how many products the backward of each has at last."""
+    counts = []
+
+    def note(graph, _):
+        counts.append(sum(node.target is torch.ops.aten.mm.default for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(
+        fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+        bw_compiler=note,
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    torch._dynamo.reset()
+    for block in model.blocks:
+        block.compile(backend=backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        model(batch(step, 0), 0).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return counts[-len(model.blocks) :]
+
+
+@pytest.mark.parametrize("options", [{"checkpoint": Block}, {"checkpoint": "auto", "memory": 1}])
+def test_compiled_blocks_recompute_what_gradients_need_and_no_more(options):
+    by_hand = make(Net)
+    by_hand.blocks = nn.ModuleList(checkpoint_wrapper(block) for block in by_hand.blocks)
+    wanted = products_of_backwards(by_hand, 1)
+    model = penstock.shard(make(Net), **options)
+    assert products_of_backwards(model, 6) == wanted
+    penstock.close(model)
+
+
+class Scaled(nn.Module):
+    """A block with an argument that torch's checkpoint has, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+
+    def forward(self, x, *, debug):
+        return torch.tanh(self.linear(x)) * debug
+
+
+class Scaling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Scaled()
+
+    def forward(self, x):
+        return self.block(x, debug=x[:, :1])
+
+
+def test_a_compiled_block_may_have_arguments_of_any_name():
+    torch._dynamo.reset()
+    reference, model = make(Scaling), make(Scaling)
+    model.block.compile(backend="eager")
+    penstock.shard(model, blocks=[model.block], checkpoint=Scaled)
+    for each in (reference, model):
+        each(batch(0, 0)).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, reference.get_parameter(name).grad)
+    penstock.close(model)

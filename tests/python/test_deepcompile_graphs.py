@@ -11,13 +11,8 @@ STAGES = pytest.mark.parametrize("stage", [1, 2, 3])
 
 @STAGES
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_steps_equal_unsharded(worlds, stage, ranks):
-    worlds(ranks).run(train_both, Net, stage=stage)
-
-
-@STAGES
-def test_accumulated_gradients_equal_unsharded(worlds, stage):
-    worlds(2).run(train_both, Net, stage=stage, sizes=(4, 4, 4), steps=2)
+def test_steps_equal_unsharded_and_so_do_accumulated_gradients(worlds, stage, ranks):
+    worlds(ranks).run(train_both, Net, stage=stage, then=(4, 4, 4), profile=True)
 
 
 class Broken(Net):
@@ -31,15 +26,14 @@ class Broken(Net):
         return self.blocks[2](x)
 
 
-def train_broken(stage, sizes):
-    engine = trained(Broken, stage=stage, sizes=sizes)
+def train_broken(stage):
+    engine = trained(Broken, stage=stage, then=(4, 4), profile=True)
     assert sum(each.needs_backward for each in engine.order) >= 3
 
 
 @STAGES
-@pytest.mark.parametrize("sizes", [(4,), (4, 4)], ids=["one", "accumulated"])
-def test_graph_breaks_equal_unsharded(worlds, stage, sizes):
-    worlds(2).run(train_broken, stage, sizes)
+def test_graph_breaks_equal_unsharded(worlds, stage):
+    worlds(2).run(train_broken, stage)
 
 
 class TiedOverBreak(Tied):
@@ -51,16 +45,15 @@ class TiedOverBreak(Tied):
         return self.blocks[2](self.blocks[1](x))
 
 
-def train_tied(stage, sizes):
-    engine = trained(TiedOverBreak, stage=stage, sizes=sizes)
+def train_tied(stage):
+    engine = trained(TiedOverBreak, stage=stage, then=(4, 4))
     ids = [ds_id for each in engine.order for ds_id in each.ids.values()]
     assert len(ids) - len(set(ids)) == 2
 
 
 @STAGES
-@pytest.mark.parametrize("sizes", [(4,), (4, 4)], ids=["one", "accumulated"])
-def test_a_parameter_of_two_graphs_gets_both_gradients(worlds, stage, sizes):
-    worlds(2).run(train_tied, stage, sizes)
+def test_a_parameter_of_two_graphs_gets_both_gradients(worlds, stage):
+    worlds(2).run(train_tied, stage)
 
 
 class WithoutReductions(nn.Module):
@@ -96,9 +89,10 @@ def test_a_recompile_between_micro_batches_keeps_what_was_accumulated(worlds, st
 
 def recompile_between_steps(stage):
     twins = Twins(Broken, stage=stage, sizes=(4, 4))
-    for _ in range(3):
+    twins.step()
+    twins.engine.recompile()
+    for _ in range(2):
         twins.step()
-        twins.engine.recompile()
     twins.close()
 
 
@@ -124,17 +118,9 @@ class OverTwo(Twins):
         return super().forward(size) + super().forward(size + 1)
 
 
-def go_back_over_two_forwards(stage, sizes):
-    twins = OverTwo(Net, stage=stage, sizes=sizes)
-    for _ in range(3):
-        twins.step()
-    twins.close()
-
-
-@pytest.mark.parametrize("sizes", [(4,), (4, 4)], ids=str)
 @STAGES
-def test_backwards_over_two_forwards_equal_unsharded(worlds, stage, sizes):
-    worlds(2).run(go_back_over_two_forwards, stage, sizes)
+def test_backwards_over_two_forwards_equal_unsharded(worlds, stage):
+    worlds(2).run(train_both, Net, stage=stage, then=(4, 4), twins=OverTwo)
 
 
 def evaluate_between(stage):
@@ -208,13 +194,15 @@ def test_gathers_in_the_dtype_of_a_cast_equal_unsharded(worlds, prefetch, persis
         steps=2,
         prefetch=prefetch,
         persistent=persistent,
+        profile=True,
         tolerance=5e-2,
     )
 
 
-def side_by_side(stages, **options):
+def side_by_side():
     """Parameters' numbers of stages 1 and 2 are unique in one engine only."""
-    twins = [Twins(Net, stage=stage, **options) for stage in stages]
+    stages = (1, 1, 2, 2, 3, 3)
+    twins = [Twins(Net, stage=stage) for stage in stages]
     for _ in range(3):
         losses = [(each, each.forward(size)) for each in twins for size in each.sizes[:1]]
         for each, loss in reversed(losses):
@@ -222,25 +210,22 @@ def side_by_side(stages, **options):
         for each in twins:
             each.update()
             each.done += 1
-    twins[0].close()
-    twins[1].step()
-    twins[1].close()
+    for leaves, stays in zip(twins[::2], twins[1::2], strict=True):
+        leaves.close()
+        stays.step()
+    for each in twins[1::2]:
+        each.close()
 
 
-@pytest.mark.parametrize("stages", [(1, 1), (2, 2), (3, 3), (1, 2), (2, 3), (3, 1)], ids=str)
-def test_two_engines_side_by_side_equal_unsharded(worlds, stages):
-    worlds(2).run(side_by_side, stages)
+def test_engines_of_all_stages_side_by_side_equal_unsharded(worlds):
+    worlds(2).run(side_by_side)
 
 
+WAITS = ("sync_before_allgather", "sync_after_allgather", "sync_before_reduce", "sync_after_reduce")
+SWITCHED = {"one buffer": {"double_buffer": False}, "waits": dict.fromkeys(WAITS, True)}
+
+
+@pytest.mark.parametrize("switched", SWITCHED.values(), ids=SWITCHED)
 @STAGES
-def test_one_engine_after_another_equals_unsharded(worlds, stage):
-    for _ in range(2):
-        worlds(2).run(train_both, Net, stage=stage, steps=2)
-
-
-@pytest.mark.parametrize("switch", ["double_buffer", "sync_before_reduce", "sync_after_allgather"])
-@STAGES
-def test_a_switched_configuration_equals_unsharded(worlds, stage, switch):
-    worlds(2).run(
-        train_both, Net, stage=stage, sizes=(4, 4), steps=2, **{switch: switch != "double_buffer"}
-    )
+def test_a_switched_configuration_equals_unsharded(worlds, stage, switched):
+    worlds(2).run(train_both, Net, stage=stage, sizes=(4, 4), steps=2, **switched)

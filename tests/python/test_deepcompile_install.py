@@ -126,6 +126,17 @@ def test_a_function_that_is_missing_is_an_error_at_install(put):
         penstock.deepspeed.install()
 
 
+def test_an_entry_point_that_is_missing_leaves_nothing_in_place(put, monkeypatch):
+    deepspeed = put()
+    engine = deepspeed.runtime.engine.DeepSpeedEngine
+    forward = engine.forward
+    monkeypatch.delattr(deepspeed.runtime.engine, "deepcompile_backward_prologue")
+    for _ in range(2):
+        with pytest.raises(PenstockError, match="no 'deepcompile_backward_prologue' in this Deep"):
+            penstock.deepspeed.install()
+        assert deepspeed.compile.util.dc_handle is None and engine.forward is forward
+
+
 def test_operators_that_cannot_be_compared_are_warned_of(put):
     put(source=None)
     with pytest.warns(UserWarning, match=r"init\.cpp is not there"):

@@ -9,7 +9,7 @@ import penstock
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from checkpoints import assert_same_rows, save_and_go_on
 from equality import (
     accumulate_reference,
     assert_same_gradients,
@@ -20,12 +20,6 @@ from equality import (
 from models import DEVICE, Net, loss_of, make
 from penstock import PenstockError
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -49,10 +43,7 @@ def assert_equal_replicas(model, mesh):
     for name, parameter in model.named_parameters():
         for tensor in (parameter, parameter.grad):
             if tensor is not None:
-                rows = tensor.to_local().detach()
-                both = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
-                dist.all_gather(both, rows.contiguous(), group=group)
-                assert all(torch.equal(each, rows) for each in both), name
+                assert_same_rows(name, tensor, group)
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -205,13 +196,6 @@ def by_fsdp2():
     return model
 
 
-def state_of(model, optimizer):
-    return {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer),
-    }
-
-
 def step_once(model, optimizer, step):
     loss_of(model, step, world()[0]).backward()
     optimizer.step()
@@ -219,29 +203,11 @@ def step_once(model, optimizer, step):
 
 
 def go_round(folder):
-    """Each loads what the one before has saved, and goes on as that does."""
     rank, _ = world()
     makers = (on_square, over_all, on_square, by_fsdp2, on_square)
-    before = None
-    for place, maker in enumerate(makers):
-        model = maker()
-        optimizer = adamw(model)
-        step_once(model, optimizer, place)
-        if before is not None:
-            target = state_of(model, optimizer)
-            dcp.load(target, checkpoint_id=f"{folder}/{place - 1}")
-            set_model_state_dict(model, target["model"])
-            set_optimizer_state_dict(model, optimizer, target["optimizer"])
-            losses = []
-            for each, its_optimizer in (before, (model, optimizer)):
-                step_once(each, its_optimizer, 10 + place)
-                losses.append(loss_of(each, 0, rank).item())
-            assert losses[0] == pytest.approx(losses[1], rel=1e-5), place
-            if before[0].__dict__.get("_penstock_engine") is not None:
-                penstock.close(before[0])
-        dcp.save(state_of(model, optimizer), checkpoint_id=f"{folder}/{place}")
-        before = (model, optimizer)
-    penstock.close(model)
+    penstock.close(
+        save_and_go_on(folder, makers, adamw, step_once, lambda model: loss_of(model, 0, rank))
+    )
 
 
 def test_checkpoints_go_to_other_meshes_and_to_fsdp2_and_back(worlds, tmp_path):

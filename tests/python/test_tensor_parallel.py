@@ -1,23 +1,20 @@
 """Models that parallelize_module has divided over an axis of a mesh are sharded over others."""
 
 import os
+from functools import partial
 
 import penstock
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from checkpoints import assert_same_rows, save_and_go_on
 from equality import assert_same_gradients, assert_same_parameters, whole
 from models import DEVICE
 from penstock import PenstockError
+from penstock._axes import Axes
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -151,10 +148,7 @@ def assert_equal_along(model, mesh):
     group, (axis,) = mesh.get_group(), mesh.mesh_dim_names
     for name, parameter in model.named_parameters():
         if parameter.placements[parameter.device_mesh.mesh_dim_names.index(axis)].is_replicate():
-            rows = parameter.to_local().detach()
-            both = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(both, rows.contiguous(), group=group)
-            assert all(torch.equal(each, rows) for each in both), name
+            assert_same_rows(name, parameter, group)
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -350,42 +344,31 @@ def test_replicas_of_divided_models_train_alike(worlds):
 # ---- states --------------------------------------------------------------------------------------
 
 
-def state_of(model, optimizer):
-    return {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer),
-    }
+def make_one(seed, shard, mesh_of, *shape):
+    return shard(mesh_of(*shape), seed)
+
+
+def step_alike(model, optimizer, step):
+    loss_of(model, step, 0).backward()  # the same batch everywhere: any mesh has one mean
+    step_and_forget(optimizer)
 
 
 def go_round(folder, *makers):
     """Each loads what the one before has saved, and goes on as that does."""
-    rank = dist.get_rank()
-    before = None
-    for seed, (shard, mesh_of, *shape) in enumerate(makers):
-        model = shard(mesh_of(*shape), seed)
-        optimizer = torchs(model, foreach=False)
-        loss_of(model, seed, 0).backward()  # the same batch everywhere: any mesh has one mean
-        step_and_forget(optimizer)
-        if before is not None:
-            target = state_of(model, optimizer)
-            dcp.load(target, checkpoint_id=f"{folder}/{seed - 1}")
-            set_model_state_dict(model, target["model"])
-            set_optimizer_state_dict(model, optimizer, target["optimizer"])
-            losses = []
-            for each, its_optimizer in (before, (model, optimizer)):
-                loss_of(each, 10 + seed, 0).backward()
-                step_and_forget(its_optimizer)
-                losses.append(loss_of(each, 0, 0).item())
-            assert losses[0] == pytest.approx(losses[1], rel=1e-5), seed
-            penstock.close(before[0]) if "_penstock_engine" in before[0].__dict__ else None
-        dcp.save(state_of(model, optimizer), checkpoint_id=f"{folder}/{seed}")
-        before = (model, optimizer)
+    model = save_and_go_on(
+        folder,
+        [partial(make_one, seed, *maker) for seed, maker in enumerate(makers)],
+        lambda model: torchs(model, foreach=False),
+        step_alike,
+        lambda model: loss_of(model, 0, 0),
+    )
+    loss = loss_of(model, 0, 0).item()
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     full = get_model_state_dict(model, options=options)
-    if rank == 0:
+    if dist.get_rank() == 0:
         undivided = make(9)
         undivided.load_state_dict(full)
-        assert loss_of(undivided, 0, 0).item() == pytest.approx(losses[1], rel=1e-5)
+        assert loss_of(undivided, 0, 0).item() == pytest.approx(loss, rel=1e-5)
     loaded = make(7).state_dict()
     model.load_state_dict(loaded)
     assert_same_parameters(model, make(7), 0.0)
@@ -461,6 +444,16 @@ def begin_differently():
     penstock.shard(model, mesh=mesh["dp"], broadcast=True)
     assert_same_parameters(model, make(), 0.0)
     penstock.close(model)
+
+
+def places_along_two_axes():
+    axes = Axes(square((2, 1, 2), ("pp", "dp", "tp")), ("pp", "tp"))
+    place, count = axes.own
+    return count, axes.all_gather(torch.tensor(place)).tolist()
+
+
+def test_what_is_brought_together_along_axes_stands_at_its_places(worlds):
+    assert worlds(4).run(places_along_two_axes) == [(4, [0, 1, 2, 3])] * 4
 
 
 def test_ranks_begin_with_the_same_values(worlds):

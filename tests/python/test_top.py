@@ -1,5 +1,6 @@
 """What `python -m penstock.top` finds of jobs that train, hang, stop and end."""
 
+import ctypes
 import gc
 import json
 import os
@@ -9,9 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import penstock
 import pytest
+import torch
+import torch.distributed as dist
 from equality import world
 from models import DEVICE, Net, make
 from penstock import _C, top
@@ -128,6 +133,26 @@ def read_a_page():
     del page, seen
     gc.collect()
     return found, names, mode, sorted(os.listdir("/proc/self/fd")) == before
+
+
+def leave_a_thread_behind():
+    """A thread of the library stays in a signal's handler; the model is closed, and goes."""
+    dist.destroy_process_group()  # whose threads are not the library's
+    libc, pid = ctypes.CDLL(None), os.getpid()
+    before = {*os.listdir("/proc/self/task")}
+    model = penstock.shard(make(Net), timeout=0.5)
+    libc.signal(signal.SIGFPE, ctypes.cast(libc.pause, ctypes.c_void_p))
+    for thread in {*os.listdir("/proc/self/task")} - before:
+        libc.tgkill(pid, int(thread), signal.SIGFPE)
+    with pytest.raises(penstock.PenstockError, match="is not destroyed"):
+        penstock.close(model)
+    del model
+    gc.collect()
+    return "/memfd:penstock" in Path("/proc/self/maps").read_text()
+
+
+def test_a_page_stays_where_a_thread_that_writes_it_does_not_end(fresh_world):
+    assert fresh_world(1).run(leave_a_thread_behind) == [True]
 
 
 def test_a_page_shows_what_is_written_later_is_its_owners_and_leaves_nothing():
@@ -290,6 +315,23 @@ def test_without_a_job_it_says_so_and_several_are_listed():
         assert [rank.job, "1", "of", "1", "0", str(os.getpid())] in lines
     for model in models:
         penstock.close(model)
+
+
+def open_runtime():
+    """Open one with a page of its own, as a program in C does."""
+    roll = SimpleNamespace(page=_C.Page())
+    return _C.Runtime("epochs", 0, 1, 60.0, torch.device("cpu"), 0, roll)
+
+
+def test_a_job_that_opens_another_runtime_goes_on():
+    runtime = open_runtime()
+    watch = Watch([one for one in find_ranks() if one.job == "epochs"])
+    runtime.destroy()
+    assert [row.state for _, _, rows in watch.look() for row in rows] == ["has closed its model"]
+    del runtime  # and its descriptor, which the next one gets
+    runtime = open_runtime()
+    assert [row.state for _, _, rows in watch.look() for row in rows] == [""]
+    runtime.destroy()
 
 
 # ---- in words -----------------------------------------------------------------------------------

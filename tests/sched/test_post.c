@@ -10,13 +10,20 @@ typedef struct posted {
     pst_runtime *runtime;
 } posted;
 
-static posted open_posted(void) {
+static posted open_posted_by(uint64_t watchdog_ns, size_t flight_records) {
     posted posted = {NULL, NULL};
     assert_ok(pst_page_create(&posted.page));
-    const pst_runtime_options options = {
-        .size = sizeof options, .spin = 50, .watchdog_ns = WATCHDOG_NS, .page = posted.page};
+    const pst_runtime_options options = {.size = sizeof options,
+                                         .spin = 50,
+                                         .watchdog_ns = watchdog_ns,
+                                         .flight_records = flight_records,
+                                         .page = posted.page};
     assert_ok(pst_runtime_create(&options, &posted.runtime));
     return posted;
+}
+
+static posted open_posted(void) {
+    return open_posted_by(WATCHDOG_NS, 0);
 }
 
 static void close_posted(posted *posted) {
@@ -68,6 +75,21 @@ static void add_moving(pst_graph *graph, pst_lane *lane, step *self, uint64_t by
     assert_ok(pst_graph_add(graph, &options, NULL));
 }
 
+/* A lane "gather", and this task on it. */
+static pst_graph *begin_moving(const posted *posted, step *self) {
+    pst_lane *lane = open_lane(posted->runtime, "gather", PST_LANE_PUMPED);
+    pst_graph *graph = open_graph(posted->runtime, PST_GRAPH_GROWING, "g");
+    add_moving(graph, lane, self, 1000);
+    return graph;
+}
+
+static void end_moving(posted *posted, pst_graph *graph, step *self) {
+    __atomic_store_n(&self->asks, 0, __ATOMIC_RELEASE);
+    pump(posted->runtime);
+    assert_ok(pst_graph_destroy(graph));
+    close_posted(posted);
+}
+
 static void the_oldest_unfinished_task_is_there_until_it_ends(void **state) {
     (void)state;
     posted posted = open_posted();
@@ -100,25 +122,13 @@ static void the_oldest_unfinished_task_is_there_until_it_ends(void **state) {
 
 static void without_a_record_a_task_is_as_old_as_it_was_seen(void **state) {
     (void)state;
-    pst_page *page;
-    assert_ok(pst_page_create(&page));
-    const pst_runtime_options options = {.size = sizeof options,
-                                         .flight_records = PST_NO_FLIGHT_RECORD,
-                                         .watchdog_ns = WATCHDOG_NS,
-                                         .page = page};
-    posted posted = {page, NULL};
-    assert_ok(pst_runtime_create(&options, &posted.runtime));
-    pst_lane *lane = open_lane(posted.runtime, "gather", PST_LANE_PUMPED);
-    pst_graph *graph = open_graph(posted.runtime, PST_GRAPH_GROWING, "g");
+    posted posted = open_posted_by(WATCHDOG_NS, PST_NO_FLIGHT_RECORD);
     step a = {.name = "layer 7", .asks = -1};
-    add_moving(graph, lane, &a, 1000);
+    pst_graph *graph = begin_moving(&posted, &a);
     const uint64_t since = await_post(&posted).lanes[0].since;
     assert_true(since != 0);
     assert_int_equal(await_post(&posted).lanes[0].since, since);
-    __atomic_store_n(&a.asks, 0, __ATOMIC_RELEASE);
-    pump(posted.runtime);
-    assert_ok(pst_graph_destroy(graph));
-    close_posted(&posted);
+    end_moving(&posted, graph, &a);
 }
 
 static pst_status block(void *argument, pst_stream *stream) {
@@ -128,31 +138,48 @@ static pst_status block(void *argument, pst_stream *stream) {
     return PST_OK;
 }
 
-/* A thread of the runtime's own posts, and finds the worker in a task. */
+static const pst_page_lane *lane_called(const seen *seen, const char *name) {
+    for (size_t i = 0; i < seen->count; i++)
+        if (strcmp(seen->lanes[i].name, name) == 0) return &seen->lanes[i];
+    fail_msg("lane %s is not posted", name);
+    return NULL;
+}
+
+/* A thread of the runtime's own posts, and finds the worker of two lanes in a task of one. */
 static void a_task_that_blocks_its_worker_is_named(void **state) {
     (void)state;
     posted posted = open_posted();
-    pst_lane *lane = open_lane(posted.runtime, "reduce", PST_LANE_WORKER);
+    pst_lane *gather = open_lane_in_order(posted.runtime, "gather", PST_LANE_WORKER), *reduce;
+    const pst_lane_options with_it = {.size = sizeof with_it,
+                                      .name = "reduce",
+                                      .order = PST_LANE_BY_SUBMISSION,
+                                      .order_with = gather};
+    assert_ok(pst_lane_create(posted.runtime, &with_it, &reduce));
     pst_graph *graph = open_graph(posted.runtime, PST_GRAPH_GROWING, "g");
+    step before = {.name = "layer 7"};
+    pst_task_release(add_with_ticket(graph, gather, &before, 8, NO_TASK));
     int may_end = 0;
     pst_task task;
     const pst_task_options options = {.size = sizeof options,
                                       .name = "stuck",
                                       .ticket = 9,
-                                      .lane = lane,
+                                      .lane = reduce,
                                       .work = {block, NULL, &may_end}};
     assert_ok(pst_graph_add(graph, &options, &task));
-    const uint64_t *since = &posted.page->lanes[0].since;
-    while (word(since) == 0)
-        (void)sched_yield();
-    const seen found = look(&posted);
-    assert_string_equal(found.lanes[0].name, "reduce");
-    assert_string_equal(found.lanes[0].task, "stuck");
-    assert_int_equal(found.lanes[0].ticket, 9);
+    seen found;
+    do
+        found = await_post(&posted);
+    while (found.count < 2 || lane_called(&found, "reduce")->since == 0);
+    found = await_post(&posted);
+    assert_string_equal(lane_called(&found, "reduce")->task, "stuck");
+    assert_int_equal(lane_called(&found, "reduce")->ticket, 9);
+    assert_string_equal(lane_called(&found, "gather")->task, ""); /* that has ended */
+    assert_int_equal(lane_called(&found, "gather")->since, 0);
     __atomic_store_n(&may_end, 1, __ATOMIC_RELEASE);
     assert_ok(pst_task_wait((pst_launch){graph, 0}, task, NULL));
-    while (word(since) != 0)
-        (void)sched_yield();
+    do
+        found = await_post(&posted);
+    while (lane_called(&found, "reduce")->since != 0);
     pst_task_release(task);
     assert_ok(pst_graph_destroy(graph));
     close_posted(&posted);
@@ -176,24 +203,14 @@ static void lanes_that_have_gone_are_not_there(void **state) {
 
 static void a_page_does_not_make_the_watchdog_impatient(void **state) {
     (void)state;
-    pst_page *page;
-    assert_ok(pst_page_create(&page));
-    const pst_runtime_options options = {
-        .size = sizeof options, .watchdog_ns = UINT64_C(3600000000000), .page = page};
-    posted posted = {page, NULL};
-    assert_ok(pst_runtime_create(&options, &posted.runtime));
-    pst_lane *lane = open_lane(posted.runtime, "gather", PST_LANE_PUMPED);
-    pst_graph *graph = open_graph(posted.runtime, PST_GRAPH_GROWING, "g");
+    posted posted = open_posted_by(UINT64_C(3600000000000), 0);
     step a = {.name = "layer 7", .asks = -1};
-    add_moving(graph, lane, &a, 1000);
+    pst_graph *graph = begin_moving(&posted, &a);
     (void)await_post(&posted);
     pst_runtime_stats stats = {.size = sizeof stats};
     pst_runtime_get_stats(posted.runtime, &stats);
     assert_int_equal(stats.watchdog_reports, 0);
-    __atomic_store_n(&a.asks, 0, __ATOMIC_RELEASE);
-    pump(posted.runtime);
-    assert_ok(pst_graph_destroy(graph));
-    close_posted(&posted);
+    end_moving(&posted, graph, &a);
 }
 
 int main(void) {

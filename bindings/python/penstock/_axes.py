@@ -91,12 +91,12 @@ class Axes:
         return place, count
 
     def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
-        """Bring together what the ranks along the axes have, each at a place in a new dimension.
+        """Bring together what the ranks along the axes have, at their places in a new dimension.
 
         All of them call this alike, with tensors of one shape and dtype.
         """
         found = mine.unsqueeze(0).to(self.mesh.device_type)
-        for name in self.names:
+        for name in reversed(self.names):
             group = self.mesh.get_group(name)
             everyones = found.new_empty(dist.get_world_size(group) * len(found), *mine.shape)
             dist.all_gather_into_tensor(everyones, found, group=group)

@@ -126,7 +126,9 @@ def _derive(kind: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not self.__dict__[_WITHIN]:
             return kind.forward(self, *args, **kwargs)
-        return checkpoint(kind.forward, self, *args, use_reentrant=False, **kwargs)
+        # By names of its own, which may be those of torch's options.
+        run = partial(kind.forward, **kwargs) if kwargs else kind.forward
+        return checkpoint(run, self, *args, use_reentrant=False)
 
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     names |= {"__call__": call, "forward": forward}

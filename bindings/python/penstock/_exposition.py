@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from penstock._page import Head, Lane, text_of
@@ -15,63 +14,40 @@ Sample = tuple[Labels, float]
 Figures = Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Family:
-    """Samples of one name.
-
-    Attributes
-    ----------
-    name : str
-        Without the prefix ``penstock_``; one that ends in ``_total`` is a counter, else it is a
-        gauge.
-    text : str
-        What it is.
-    kinds : dict
-        Fields of `Stats` by the label ``kind``; an empty one: there is no such label.
-    """
-
-    name: str
-    text: str
-    kinds: dict[str, str]
-
-    def samples(self, figures: Figures) -> Iterator[Sample]:
-        scale = _NANOSECONDS if "_seconds" in self.name else 1
-        for kind, field in self.kinds.items():
-            yield {"kind": kind} if kind else {}, figures[field] * scale
-
-
-_FAMILIES = (
-    _Family(
+# Names without the prefix penstock_: what ends in _total is a counter, else a gauge. Then what it
+# is, and fields of `Stats` by the label "kind"; an empty one: there is no such label.
+_FAMILIES: tuple[tuple[str, str, dict[str, str]], ...] = (
+    (
         "collectives_total",
         "Collectives issued.",
         {"gather": "gathers", "reduce": "reduces", "all_reduce": "all_reduces"},
     ),
-    _Family(
+    (
         "collective_bytes_total",
         "Bytes of gathered groups, of whole gradients, and of this rank's sums between replicas.",
         {"gather": "gather_bytes", "reduce": "reduce_bytes", "all_reduce": "all_reduce_bytes"},
     ),
-    _Family(
+    (
         "exposed_seconds_total",
         "Time in which the training thread waited for communication; on GPUs for launches alone.",
         {"gather": "exposed_gather_ns", "reduce": "exposed_reduce_ns"},
     ),
-    _Family(
+    (
         "stalled_seconds_total",
         "Time in which the compute stream waited for communication, by the GPU's clock.",
         {"gather": "device_gather_ns", "reduce": "device_reduce_ns"},
     ),
-    _Family(
+    (
         "stream_waits_total",
         "Waits of the compute stream that were timed, and that could not be.",
         {"timed": "timed_waits", "untimed": "untimed_waits"},
     ),
-    _Family(
+    (
         "late_launches_total",
         "Waits for a collective that was not launched by then.",
         {"": "late_launches"},
     ),
-    _Family(
+    (
         "passes_total",
         "Passes: forwards, backwards, those that failed, that followed a plan to their end, that "
         "were launched as one graph, and passes with a backward whose time is known.",
@@ -84,30 +60,30 @@ _FAMILIES = (
             "timed": "timed_passes",
         },
     ),
-    _Family(
+    (
         "timed_passes_seconds_total",
         "Time of the timed passes, from the forward's beginning to the backward's end.",
         {"": "passes_ns"},
     ),
-    _Family(
+    (
         "timed_graphs_total",
         "Launches of captured steps whose time is known.",
         {"": "timed_graphs"},
     ),
-    _Family(
+    (
         "graphs_seconds_total",
         "Time of these launches, by the device's clock.",
         {"": "graphs_ns"},
     ),
-    _Family("deviations_total", "Passes that left the path that was expected.", {"": "deviations"}),
-    _Family("prefetches_total", "Groups gathered ahead.", {"": "prefetches"}),
-    _Family("updates_total", "Groups updated behind their reductions.", {"": "updates"}),
-    _Family(
+    ("deviations_total", "Passes that left the path that was expected.", {"": "deviations"}),
+    ("prefetches_total", "Groups gathered ahead.", {"": "prefetches"}),
+    ("updates_total", "Groups updated behind their reductions.", {"": "updates"}),
+    (
         "predicted_pass_seconds",
         "A training pass as its plan predicts it: all, and what compute waits in it.",
         {"pass": "predicted_pass_ns", "exposed": "predicted_exposed_ns"},
     ),
-    _Family(
+    (
         "memory_bytes",
         "Memory reserved: for gathered groups, shards that peers read, copies of shards and "
         "buckets, and what reductions bring together.",
@@ -118,28 +94,28 @@ _FAMILIES = (
             "staging": "staging_reserved",
         },
     ),
-    _Family(
+    (
         "memory_peak_bytes",
         "The most memory that was used at once: by gathered groups, by buckets.",
         {"gathers": "arena_peak", "buckets": "bucket_peak"},
     ),
-    _Family(
+    (
         "plan_bytes",
         "What the training plan needs, and the least that any plan could need.",
         {"peak": "plan_peak", "lower_bound": "plan_lower_bound"},
     ),
-    _Family(
+    (
         "checkpointed_blocks",
         "Blocks that keep their activations among those that might recompute them, and that "
         "recompute them.",
         {"kept": "kept_blocks", "recomputed": "recomputed_blocks"},
     ),
-    _Family(
+    (
         "kept_activations_bytes",
         "Activations that blocks keep which might recompute them.",
         {"": "kept_activations_bytes"},
     ),
-    _Family(
+    (
         "saved_recomputing_seconds",
         "What a pass saves by kept activations, as measured.",
         {"": "saved_recomputing_ns"},
@@ -167,8 +143,9 @@ def expose(figures: Figures, head: Head) -> str:
             lines.append(f"penstock_{name}{{{told}}} {value!r}")
 
     add("info", "What moves the data.", [({"communicator": figures["communicator"]}, 1)])
-    for family in _FAMILIES:
-        add(family.name, family.text, family.samples(figures))
+    for name, text, kinds in _FAMILIES:
+        scale = _NANOSECONDS if "_seconds" in name else 1
+        add(name, text, [({"kind": k} if k else {}, figures[f] * scale) for k, f in kinds.items()])
     _add_page(head, add)
     return "\n".join(lines) + "\n"
 

@@ -19,7 +19,7 @@ _VERSION = 1
 _LANES = 16
 _LINK = "/memfd:penstock"
 _TRIES = 100  # to read lanes that are not being written
-_PHASES = ("", "forward", "recompute", "backward", "optimizer", "captured step")
+PHASES = ("", "forward", "recompute", "backward", "optimizer", "captured step")  # by pst_phase
 
 
 def _words(names: str) -> list[tuple[str, type]]:
@@ -84,16 +84,22 @@ def open_page(pid: int, descriptor: int) -> mmap.mmap | None:
 
 def read_page(page: mmap.mmap) -> Head | None:
     """Copy what a page says; None: no runtime has it, or it has another layout."""
+    head = copy_head(page)
+    is_known = head.version == _VERSION and head.head_bytes == ctypes.sizeof(Head)
+    return head if head.magic == _MAGIC and is_known else None
+
+
+def copy_head(page: mmap.mmap | memoryview) -> Head:
+    """Copy a page whose layout is known; lanes of one moment."""
     for _ in range(_TRIES):  # an odd number that stays: its process was stopped as it wrote
         before = _sequence_of(page)
         head = Head.from_buffer_copy(page)
         if before % 2 == 0 and _sequence_of(page) == before:
             break
-    is_known = head.version == _VERSION and head.head_bytes == ctypes.sizeof(Head)
-    return head if head.magic == _MAGIC and is_known else None
+    return head
 
 
-def _sequence_of(page: mmap.mmap) -> int:
+def _sequence_of(page: mmap.mmap | memoryview) -> int:
     at = Head.sequence.offset
     return int.from_bytes(page[at : at + 8], "little")
 
@@ -127,7 +133,7 @@ class Position:
     def __init__(self, place: int, names: list[str]) -> None:
         unit, phase = place >> 8 & 0xFFFFFF, place >> 1 & 0x7F
         self.step = place >> 32
-        self.phase = _PHASES[phase] if phase < len(_PHASES) else ""
+        self.phase = PHASES[phase] if phase < len(PHASES) else ""
         self.unit = names[unit] if 0 < unit < len(names) else ""
         self.is_behind = bool(place & 1)
 

@@ -8,10 +8,10 @@ from time import monotonic_ns
 import torch
 
 from penstock import _C
+from penstock._page import PHASES
 from penstock._units import Unit
 
-_KINDS = ("", "forward", "recompute", "backward", "optimizer", "captured step")  # by pst_phase
-_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+_NUMBERS = {kind: number for number, kind in enumerate(PHASES)}
 
 
 class Phases:

@@ -12,7 +12,7 @@ from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
 from penstock._exposition import expose
 from penstock._keeping import Figures
-from penstock._page import Head
+from penstock._page import copy_head
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def stats(
     )
     told: Stats | str = figures
     if format is not None:
-        told = expose(asdict(figures), Head.from_buffer_copy(engine.world.roll.page))
+        told = expose(asdict(figures), copy_head(memoryview(engine.world.roll.page)))
     if reset:
         engine.native.reset_stats()
         engine.broken_backwards = 0

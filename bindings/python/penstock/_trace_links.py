@@ -105,7 +105,9 @@ class Rank:
         self._waiting = Spans([(wait.one.begin, wait.one.end) for wait in self.waits])
         self._wait_begins = [wait.one.begin for wait in self.waits]
         self.computing = _computing(tracks)
-        self.optimizers = [s for t in tracks if not t.is_lane for s in t.slices if _steps(s)]
+        self.optimizers = [
+            s for t in tracks if not t.is_lane for s in t.slices if s.name == "optimizer"
+        ]
         self._computing_ends = [one.end for one in self.computing]
         self._refusals = _refusals(tracks, self.tasks)
 
@@ -292,10 +294,6 @@ def _computing(tracks: list[Track]) -> list[Slice]:
     if not training or any(track.name == COMPUTE_STREAM for track in tracks):
         return []
     return [one for one in innermost(training[0].slices) if not is_wait(one.name)]
-
-
-def _steps(one: Slice) -> bool:
-    return one.name == "optimizer"
 
 
 def compute_of(rank: Rank, steps: list[Slice]) -> list[Slice]:

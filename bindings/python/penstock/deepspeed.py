@@ -58,8 +58,8 @@ def install() -> None:
     _deepspeed.warn_of_other_version(deepspeed.__version__)
     native = _operators.load()
     _check_source(places.source(), native)
+    _deepspeed.replace(_wrappers(native))  # or raises, before anything is in place
     places.put(native)
-    _deepspeed.replace(_wrappers(native))
 
 
 def uninstall() -> None:

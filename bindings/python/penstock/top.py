@@ -23,7 +23,6 @@ from itertools import groupby
 from penstock._page import Head, Position, find_pages, read_page, state_of, text_of, unit_names
 
 _CLEAR = "\x1b[H\x1b[J"  # the cursor to the top, and everything away
-_KINDS = ("shards", "gathers", "buckets", "pinned")
 
 
 @dataclass
@@ -132,6 +131,11 @@ class Watched:
         """Which one it is a rank of."""
         return text_of(self.head.job)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether no runtime has the page any more."""
+        return read_page(self._page) is None
+
     def look(self) -> Row:
         """Read the page; once its process has ended, or the model is closed, what was last."""
         now = time.monotonic_ns()
@@ -168,18 +172,12 @@ class Watched:
             exposed_share=_share(sums.exposed_ns - before.exposed_ns, trained),
             idle_share=_share(sums.stalled_ns - before.stalled_ns, trained) if is_timed else None,
             bandwidths=_bandwidths(sums, before),
-            memory=dict(
-                zip(
-                    _KINDS,
-                    (
-                        engine.shard_bytes,
-                        engine.gathered_bytes,
-                        engine.bucket_bytes,
-                        head.pinned_bytes,
-                    ),
-                    strict=True,
-                )
-            ),
+            memory={
+                "shards": engine.shard_bytes,
+                "gathers": engine.gathered_bytes,
+                "buckets": engine.bucket_bytes,
+                "pinned": head.pinned_bytes,
+            },
             oldest=_oldest(head, now),
         )
 
@@ -259,8 +257,9 @@ class Watch:
     def look(self) -> list[tuple[str, int, list[Row]]]:
         """Return each job's name, its number of ranks, and what is known of those that are seen."""
         for one in [] if self._is_whole else find_ranks():
-            if one.job in self._jobs:
-                self._ranks.setdefault(one.key, one)
+            known = self._ranks.get(one.key)  # whose number another page may have by now
+            if one.job in self._jobs and (known is None or known.is_closed):
+                self._ranks[one.key] = one
         ranks = sorted(self._ranks.values(), key=lambda one: (one.job, one.head.rank, one.pid))
         jobs = [
             (job, max(one.head.world_size for one in own), [one.look() for one in own])
@@ -300,7 +299,7 @@ def format_job(job: str, size: int, rows: list[Row]) -> str:
     if unseen:
         head += f"; not seen, as on other machines or ended: {_ranges(unseen)}"
     lanes = sorted({name for row in rows for name in row.bandwidths})
-    kinds = [kind for kind in _KINDS if any(row.memory[kind] for row in rows)]
+    kinds = [kind for kind in rows[0].memory if any(row.memory[kind] for row in rows)]
     figures = [["rank", "process", "step", "step time", "exposed", "idle", *lanes, *kinds]]
     figures += [_figures(row, lanes, kinds) for row in rows]
     places = [["rank", "is", "since", "oldest unfinished task", "age"]]
