@@ -18,8 +18,9 @@ and parameter and 12 a layer, pair of tokens and element of attention's width. W
 more steps are profiled: how long no work ran on the device, and none on the stream with the most
 kernel time, and what worked how long on one rank; the profiler slows the host, so their time stands
 beside. With `--time-waits` penstock's own figures show how long its compute waited, which costs a
-little. `--checkpoint auto` is penstock's, within `--memory`, beside others that checkpoint every
-layer, or one of `--every`.
+little. With `--offload` shards, gradients and optimizer lie on the host: by CPUOffloadPolicy with
+FSDP2, by offload="optimizer" with penstock. `--checkpoint auto` is penstock's, within `--memory`,
+beside others that checkpoint every layer, or one of `--every`.
 """
 
 from __future__ import annotations
@@ -294,6 +295,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--priority", type=int, default=0, help="of the stream to compute on")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="torch", help="AdamW by whom")
     parser.add_argument("--shards", choices=SHARDS, default="bfloat16", help="their dtype")
+    parser.add_argument(
+        "--offload",
+        action="store_true",
+        help="penstock's offload='optimizer' beside FSDP2's CPUOffloadPolicy",
+    )
     parser.add_argument("--no-optimizer", action="store_true", help="forward and backward alone")
     parser.add_argument("--no-compile", action="store_true", help="layers run as they are")
     parser.add_argument("--tiny", action="store_true", help="a tiny built-in model: does it run?")
@@ -309,6 +315,8 @@ def parse() -> argparse.Namespace:
         parser.error(
             "--shards float32: a model that is not sharded would compute in it; name --ways"
         )
+    if given.offload and not {"fsdp2", "penstock"}.issuperset(given.ways):
+        parser.error("--offload: the others train on the device; name --ways fsdp2 penstock")
     if given.checkpoint == "auto" and given.no_optimizer:
         parser.error("--checkpoint auto measures steps of an optimizer: leave out --no-optimizer")
     return given
@@ -359,7 +367,8 @@ def main() -> int:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, device_id=device if cuda else None)
     say(f"{' '.join(sys.argv)}, {dist.get_world_size()} ranks")
     if dist.get_rank() == 0:
         logging.basicConfig(format="%(message)s")

@@ -12,7 +12,12 @@ from model import Model
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 WAYS = ("compute", "compute-captured", "fsdp2", "penstock", "captured")
 USUAL_WAYS = ("compute", "fsdp2", "penstock", "captured")  # one model that is not sharded
@@ -24,18 +29,20 @@ Shard = Callable[[Model, argparse.Namespace], object]  # in place
 Step = Callable[[torch.Tensor], torch.Tensor]
 
 
-def torch_adamw(model: Model, cuda: bool, capturable: bool) -> torch.optim.Optimizer:
-    """Return torch's, fused on GPUs."""
-    return torch.optim.AdamW(model.parameters(), lr=1e-5, fused=cuda, capturable=capturable)
+def torch_adamw(model: Model, fused: bool, capturable: bool) -> torch.optim.Optimizer:
+    """Return torch's, which is fused on GPUs."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-5, fused=fused, capturable=capturable)
 
 
-def penstock_adamw(model: Model, cuda: bool, capturable: bool) -> torch.optim.Optimizer:
+def penstock_adamw(model: Model, fused: bool, capturable: bool) -> torch.optim.Optimizer:
     """Return Penstock's, whose moments are of the parameters' own dtype, as torch's are."""
     moments = next(model.parameters()).dtype
     return library.AdamW(model, lr=1e-5, moments=moments, capturable=capturable)
 
 
-def penstock_adamw_in_backward(model: Model, cuda: bool, capturable: bool) -> torch.optim.Optimizer:
+def penstock_adamw_in_backward(
+    model: Model, fused: bool, capturable: bool
+) -> torch.optim.Optimizer:
     """Return the same, which updates beside the backward."""
     moments = next(model.parameters()).dtype
     return library.AdamW(model, lr=1e-5, moments=moments, in_backward=True)
@@ -58,7 +65,8 @@ class Implementation:
         self.micro_batches = given.micro_batches
         cuda = next(model.parameters()).is_cuda
         is_compute_captured = cuda and name == "compute-captured"
-        self.optimizer = OPTIMIZERS[given.optimizer](model, cuda, is_compute_captured)
+        is_fused = cuda or given.offload
+        self.optimizer = OPTIMIZERS[given.optimizer](model, is_fused, is_compute_captured)
         self.is_penstock = name.startswith(("penstock", "captured"))
         self.is_captured = name.startswith("captured") or is_compute_captured
         self.parameters = sum(p.numel() for p in model.parameters())  # of all ranks together
@@ -145,8 +153,15 @@ def fsdp2(model: Model, given: argparse.Namespace) -> None:
     """Shard as FSDP2's users do: by layers, the embedding, and the head with its norm."""
     groups = [*([block] for block in model.blocks()), *model.beside()]
     policy = MixedPrecisionPolicy(param_dtype=COMPUTE)
+    is_pinned = torch.cuda.is_available()
+    offload = CPUOffloadPolicy(pin_memory=is_pinned) if given.offload else OffloadPolicy()
     for group in [*groups, model]:
-        fully_shard(group, reshard_after_forward=not given.keep, mp_policy=policy)
+        fully_shard(
+            group,
+            reshard_after_forward=not given.keep,
+            mp_policy=policy,
+            offload_policy=offload,
+        )
 
 
 def penstock(model: Model, given: argparse.Namespace, part_mib: int) -> None:
@@ -162,6 +177,7 @@ def penstock(model: Model, given: argparse.Namespace, part_mib: int) -> None:
         time_waits=given.time_waits,
         checkpoint={"none": None, "all": "*", "auto": "auto"}[given.checkpoint],
         memory=given.memory,
+        offload="optimizer" if given.offload else None,
     )
 
 

@@ -13,7 +13,7 @@ Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
                const std::optional<ProcessGroup> &gather, const std::optional<ProcessGroup> &reduce,
                const std::optional<Nodes> &nodes, const std::optional<ProcessGroup> &replicas,
                SegmentMaker segments)
-    : runtime_(std::move(runtime)), name_(options.name),
+    : runtime_(std::move(runtime)), name_(options.name), shards_on_host_(options.shards_on_host),
       segments_(std::make_unique<Segments>(std::move(segments))) {
     if (gather) held_.insert(held_.end(), {*gather, *reduce});
     if (nodes) held_.insert(held_.end(), {nodes->first, nodes->second});
@@ -44,6 +44,7 @@ Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
         zero.gradients_consumed = gradients_consumed;
         zero.callback_context = this;
         zero.time_waits = options.time_waits;
+        zero.shards_on_host = options.shards_on_host;
         check(pst_zero_create(runtime_->get(), &zero, &engine_));
     } catch (...) {
         destroy();
@@ -132,17 +133,25 @@ pst_parameter_layout Engine::parameter_layout(uint32_t group, uint32_t parameter
     return layout;
 }
 
+at::Tensor Engine::make_rows(size_t bytes, at::ScalarType dtype) const {
+    const at::Device where = runtime_->where();
+    const auto count = static_cast<int64_t>(bytes / c10::elementSize(dtype));
+    const at::TensorOptions options = at::TensorOptions(shards_on_host_ ? at::kCPU : where);
+    return at::empty({count},
+                     options.dtype(dtype).pinned_memory(shards_on_host_ && where.is_cuda()));
+}
+
 at::Tensor Engine::make_shard(uint32_t index) {
     const c10::ScalarType dtype = groups_.at(index).dtype;
-    const auto bytes = static_cast<int64_t>(group_layout(index).shard_bytes);
-    const auto count = bytes / static_cast<int64_t>(c10::elementSize(dtype));
-    const at::TensorOptions options = at::TensorOptions(runtime_->where()).dtype(dtype);
+    const size_t bytes = group_layout(index).shard_bytes;
     void *place = nullptr;
     check(pst_zero_shard_place(engine(), index, &place));
     at::Tensor segment = segments_->find(place);
-    if (!segment.defined()) return at::empty({count}, options);
+    if (!segment.defined()) return make_rows(bytes, dtype);
     // A storage of its own: saving a shard does not save the whole segment.
     const auto keep = [segment](void *) {};
+    const auto count = static_cast<int64_t>(bytes / c10::elementSize(dtype));
+    const at::TensorOptions options = at::TensorOptions(runtime_->where()).dtype(dtype);
     return at::from_blob(place, {count}, keep, options, runtime_->where());
 }
 
@@ -331,9 +340,8 @@ pst_status Engine::gradient_target(void *context, uint32_t index, void **memory,
     const RealTensors real_tensors;
     try {
         if (!group.gradient.defined()) {
-            const auto bytes = static_cast<int64_t>(self.group_layout(index).gradient_bytes);
-            const auto count = bytes / static_cast<int64_t>(c10::elementSize(group.dtype));
-            group.gradient = at::empty({count}, group.shard.options()); // all of it is written
+            const size_t bytes = self.group_layout(index).gradient_bytes;
+            group.gradient = self.make_rows(bytes, group.dtype); // all of it is written
             self.flatten_kept(index);
         }
         *memory = group.gradient.mutable_data_ptr();

@@ -29,6 +29,7 @@ struct EngineOptions {
     size_t prefetch_bytes = 0, bucket_bytes = 0, part_bytes = 0;
     bool verify = true;
     bool time_waits = false;
+    bool shards_on_host = false;
 };
 
 // Kind, group, in backward, bytes; nanoseconds: reached, waited, collective.
@@ -94,8 +95,8 @@ class Engine {
                        at::ScalarType reduce_dtype, bool forward_only);
     pst_group_layout group_layout(uint32_t group) const;
     pst_parameter_layout parameter_layout(uint32_t group, uint32_t parameter) const;
-    // Memory for a flat shard of this group, not written yet: where peers read it, if there is such
-    // a place. It outlives the engine.
+    // Memory for a flat shard of this group, not written yet: on the host, if it is to be there; or
+    // where peers read it, if there is such a place. It outlives the engine.
     at::Tensor make_shard(uint32_t group);
     void bind_shard(uint32_t group, const at::Tensor &shard);
     // The tensors (one for each of the group's parameters, made by make_released_tensor) that show
@@ -172,6 +173,8 @@ class Engine {
     void check(pst_status status) const {
         runtime_->check(status);
     }
+    // On the host, pinned where the device is a GPU, or on the device: as shards_on_host says.
+    at::Tensor make_rows(size_t bytes, at::ScalarType dtype) const;
     static int64_t version_of(const Group &group);
     void bind(Group &group, void *memory);
     void unbind(Unit &unit);
@@ -184,6 +187,7 @@ class Engine {
 
     std::shared_ptr<Runtime> runtime_;
     const std::string name_;
+    const bool shards_on_host_;
     std::vector<ProcessGroup> held_; // in a child of fork, too, where their ends would wait
     std::unique_ptr<Comms> comms_;
     std::unique_ptr<Segments> segments_;

@@ -16,9 +16,10 @@
  *     pst_zero_updated                                     after the optimizer changed the shards
  *
  * One thread at a time calls an engine (which one may change). Only wait, end_backward and seal
- * block; a binding drops its interpreter's lock around them. Every choice of a collective depends
- * on the order of these calls and on sizes, and a plan's also on times and budgets that the ranks
- * have agreed on, never on a rank's own, so that it is the same on all of them.
+ * block, and end_forward where shards are on the host; a binding drops its interpreter's lock
+ * around them. Every choice of a collective depends on the order of these calls and on sizes, and a
+ * plan's also on times and budgets that the ranks have agreed on, never on a rank's own, so that it
+ * is the same on all of them.
  *
  * On an asynchronous device all of this is in the order of the compute stream: what a call says of
  * memory holds for what the stream is given after it. There `wait` and a backward block until
@@ -96,6 +97,12 @@ typedef struct pst_zero_options {
      * rows all ranks share evenly, with at least so many bytes a rank, go out from where they lie,
      * and are consumed when they have been added up; 0: 1 MiB; SIZE_MAX: none. */
     size_t push_bytes;
+    /* 1: shards, and what gradient_target gives, are pinned memory of the host, for an optimizer
+     * that works there. The device has a copy of each shard, in gather_dtype, which comes up when a
+     * forward begins behind an update, beside the groups before; reduced gradients go down behind
+     * their reductions. end_forward blocks until shards may be written, end_backward until the
+     * gradients are there. Nothing is updated in backwards. Alike on all ranks. */
+    int shards_on_host;
 } pst_zero_options;
 
 PST_API pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *options,
@@ -162,8 +169,8 @@ PST_API pst_status pst_zero_parameter_layout(const pst_zero *engine, uint32_t gr
 /* Where the shard of a group is best bound: device memory of layout.shard_bytes, not cleared, from
  * where peers read it. It is the engine's, and freed with it, by segment_free if that is set. The
  * engine copies a shard that lies elsewhere to this place after each update. *memory is NULL where
- * shards have no such place: if the communicator reads any memory, and of a group that is gathered
- * in another dtype. PST_ESTATE before seal. */
+ * shards have no such place: if the communicator reads any memory, of a group that is gathered in
+ * another dtype, and if they are on the host. PST_ESTATE before seal. */
 PST_API pst_status pst_zero_shard_place(pst_zero *engine, uint32_t group, void **memory);
 
 /* The flat shard of a group: layout.shard_bytes of zero-padded device memory, its place or owned by
@@ -245,7 +252,8 @@ PST_API pst_status pst_zero_update(pst_zero *engine, const pst_adamw_piece *piec
 PST_API int pst_zero_is_updated(const pst_zero *engine, uint32_t group);
 
 /* Groups that were not reported count as having no gradient here; the compute lane waits for all
- * reductions, and for peers that still read shards. Gradients are means over ranks. */
+ * reductions (the calling thread, where options.shards_on_host is set), and for peers that still
+ * read shards. Gradients are means over ranks. */
 PST_API pst_status pst_zero_end_backward(pst_zero *engine);
 
 /* Whether any rank had a gradient for this parameter in the last backward that reduced. Where that
@@ -286,9 +294,9 @@ PST_API int pst_zero_is_steady(const pst_zero *engine);
 PST_API pst_status pst_zero_drain(pst_zero *engine);
 
 /* `stream` is a native stream under capture, in a mode that lets this thread allocate: compute's
- * until end_capture. PST_EUNSUPPORTED: the device captures nothing; PST_EBUSY: another engine is
- * captured on it; PST_ESTATE: within a pass. A call within the capture that the host would have to
- * wait in, as without a plan, is PST_ESTATE. */
+ * until end_capture. PST_EUNSUPPORTED: the device captures nothing, or shards are on the host;
+ * PST_EBUSY: another engine is captured on it; PST_ESTATE: within a pass. A call within the capture
+ * that the host would have to wait in, as without a plan, is PST_ESTATE. */
 PST_API pst_status pst_zero_begin_capture(pst_zero *engine, void *stream);
 
 /* Before the caller ends its capture, successful or not. PST_ESTATE: within a pass, which then is

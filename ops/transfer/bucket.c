@@ -242,7 +242,8 @@ void pst__bucket_deliver_nothing(pst__carrier *carrier) {
     for (int dtype = 0; dtype < PST_DTYPE_COUNT; dtype++) {
         pst__operation *operation = carrier->open[dtype].operation;
         if (operation != NULL)
-            operation->work.collective.piece_count = operation->updates.count = 0;
+            operation->work.collective.piece_count = operation->updates.count =
+                operation->copies.count = 0;
     }
 }
 

@@ -144,6 +144,8 @@ int pst__carrier_close(pst__carrier *carrier);
 #define PST__PATIENCE_NS 2000000000u /* with what should end by itself, and with an abort */
 /* Blocks until compute has done what it was given so far; 0: not within `patience_ns`. */
 int pst__carrier_wait_compute(pst__carrier *carrier, uint64_t patience_ns);
+/* The same of another stream. */
+int pst__carrier_wait_stream(const pst__carrier *carrier, pst_stream *stream, uint64_t patience_ns);
 /* Compute's position now. */
 pst_status pst__carrier_record(pst__carrier *carrier, pst_event *event);
 /* A failure that leaves the ranks with different sequences: nothing may go on, here and elsewhere.

@@ -279,18 +279,19 @@ static int all_ended(pst__carrier *carrier) {
     return 1;
 }
 
-/* 1: all that `stream` was given so far is done. */
-static int wait_stream(const pst__carrier *carrier, pst_stream *stream, uint64_t patience_ns) {
+int pst__carrier_wait_stream(const pst__carrier *carrier, pst_stream *stream,
+                             uint64_t patience_ns) {
     return pst__device_wait_stream(carrier->device, stream, carrier->reached,
                                    pst__now() + patience_ns);
 }
 
 int pst__carrier_wait_compute(pst__carrier *carrier, uint64_t patience_ns) {
-    return !carrier->asynchronous || wait_stream(carrier, carrier->compute, patience_ns);
+    return !carrier->asynchronous ||
+           pst__carrier_wait_stream(carrier, carrier->compute, patience_ns);
 }
 
 static int wait_lane(const pst__carrier *carrier, const pst_lane *lane, uint64_t patience_ns) {
-    return lane == NULL || wait_stream(carrier, pst_lane_stream(lane), patience_ns);
+    return lane == NULL || pst__carrier_wait_stream(carrier, pst_lane_stream(lane), patience_ns);
 }
 
 /* A task that has failed may still run on the device, if it is its event that has failed: its
@@ -305,7 +306,8 @@ static int wait_streams(pst__carrier *carrier, uint64_t patience_ns) {
                wait_lane(carrier, queue->then_lane, patience_ns);
     }
     const pst__filling *filling = &carrier->filling;
-    return done && (filling->own == NULL || wait_stream(carrier, filling->own, patience_ns));
+    return done &&
+           (filling->own == NULL || pst__carrier_wait_stream(carrier, filling->own, patience_ns));
 }
 
 /* Compute uses the executor's memory, and so may peers that read for themselves: until here. */

@@ -35,6 +35,7 @@ static void operation_free(pst__carrier *carrier, pst__operation *operation) {
                    operation->piece_capacity * sizeof *operation->pieces);
     pst__casts_free(carrier->heap, &operation->casts);
     pst__updates_free(carrier->heap, &operation->updates);
+    pst__copies_free(carrier->heap, &operation->copies);
     pst__heap_free(carrier->heap, operation->segments,
                    operation->segment_capacity * sizeof *operation->segments);
     pst__heap_free(carrier->heap, operation, sizeof *operation);
@@ -57,6 +58,7 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     operation->done = NULL;
     operation->casts.count = 0;
     operation->updates.count = 0;
+    operation->copies.count = 0;
     operation->is_waited = 0;
     operation->owner = NULL;
     operation->wait_name = NULL;
@@ -350,6 +352,20 @@ pst_status pst__operation_wait_end(const pst__operation *operation, const char *
     if (begin != 0) trace_wait(operation, name, begin, pst__now());
     if (status == PST_OK) return pst_runtime_status(carrier->runtime);
     return lost(carrier, status);
+}
+
+static pst_status wait_reduced(const pst__queue *queue) {
+    pst_status status = PST_OK;
+    for (const pst__operation *operation = queue->oldest; status == PST_OK && operation != NULL;
+         operation = operation->next)
+        if (is_reduction(operation))
+            status = pst__operation_wait_end(operation, operation->wait_name);
+    return status;
+}
+
+pst_status pst__operation_wait_reduced(pst__carrier *carrier) {
+    const pst_status status = wait_reduced(pst__queue_of(carrier, PST__REDUCE_LANE));
+    return status == PST_OK ? wait_reduced(&carrier->queues[PST__REPLICA_LANE]) : status;
 }
 
 pst_status pst__operation_wait_launch(pst__operation *operation) {

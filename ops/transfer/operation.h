@@ -11,11 +11,12 @@
 #include "base/atomic.h"
 #include "ops/transfer/carrier.h"
 #include "ops/transfer/casts.h"
+#include "ops/transfer/copies.h"
 #include "ops/transfer/timings.h"
 #include "ops/transfer/updates.h"
 
-/* A memory's earlier use that a task waits for, and compute's writes, at most. */
-#define PST__MOST_AFTER (3 * PST_LEASE_EVENTS + 2)
+/* A memory's earlier use that a task waits for, compute's writes and an upload, at most. */
+#define PST__MOST_AFTER (3 * PST_LEASE_EVENTS + 3)
 
 struct pst__operation {
     pst_collective_work work;
@@ -56,6 +57,7 @@ struct pst__operation {
     size_t piece_capacity;
     pst__casts casts;      /* of the second part */
     pst__updates updates;  /* the same */
+    pst__copies copies;    /* the same */
     pst_segment *segments; /* of a gather, where its owner has none that lasts */
     size_t segment_capacity;
     struct pst__operation *next;
@@ -87,6 +89,8 @@ void pst__operation_end_captured(pst__carrier *carrier);
 pst_status pst__operation_wait(pst__operation *operation);
 /* Compute waits for all reductions of gradients. */
 pst_status pst__operation_wait_reductions(pst__carrier *carrier);
+/* Blocks until they have ended, so that the host can read what they wrote. */
+pst_status pst__operation_wait_reduced(pst__carrier *carrier);
 /* The same, where they were submitted a while ago: rather than until they have ended, the host
  * waits until they are launched. */
 pst_status pst__operation_follow_reductions(pst__carrier *carrier);

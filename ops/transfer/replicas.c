@@ -9,6 +9,8 @@ static size_t place_of(const pst__operation *across, size_t offset, pst_dtype tr
 static pst_status deliver(pst__operation *across, pst_stream *stream) {
     const pst_status status = pst__operation_deliver(across, across->delivery_count, stream);
     if (status != PST_OK) return status;
+    if (across->copies.count > 0)
+        return pst__copies_launch(across->carrier->device, stream, &across->copies);
     return pst__updates_launch(across->carrier->device, stream, &across->updates);
 }
 
@@ -27,6 +29,9 @@ static void move_deliveries(pst__operation *within, pst__operation *across) {
     const pst__updates updates = across->updates;
     across->updates = within->updates;
     within->updates = updates;
+    const pst__copies copies = across->copies;
+    across->copies = within->copies;
+    within->copies = copies;
     across->sums = within->sums;
     within->sums = (pst_lease){0};
     across->then = deliver;

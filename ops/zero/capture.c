@@ -33,6 +33,9 @@ pst_status pst_zero_begin_capture(pst_zero *engine, void *stream) {
                               !engine->sealed                   ? "before seal"
                               : engine->carrier.outside != NULL ? "within a capture"
                                                                 : "within a pass");
+    if (engine->options.shards_on_host)
+        return pst__zero_fail(engine, PST_EUNSUPPORTED, "%s",
+                              "the host trains its shards, which no graph can hold");
     status = pst__carrier_begin_capture(&engine->carrier, stream);
     if (status == PST_OK) mark_stale(engine);
     return status;

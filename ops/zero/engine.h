@@ -51,7 +51,8 @@ typedef struct pst__group {
     int is_bound;
     pst_lease
         copy; /* of the shard in gather_dtype; where that is its own dtype, the shard's place */
-    int copy_is_old; /* the shard changed since it was cast */
+    int copy_is_old;     /* the shard changed since it was cast */
+    pst_event *uploaded; /* of a shard on the host: its copy, by the latest upload; or NULL */
 
     pst__gathered gathered;
     pst__timing *gather_timing; /* of a gather that no use was recorded of yet */
@@ -144,13 +145,23 @@ typedef struct pst__presence {
     int is_broken;             /* this rank's backward was broken off */
 } pst__presence;
 
+/* What comes up from shards on the host. */
+typedef struct pst__uploads {
+    pst_stream *stream; /* compute, or: */
+    pst_stream *own;    /* asynchronous devices */
+    pst_event *reached; /* compute, where the latest ones began */
+    int is_running;     /* the host has not waited for the latest ones */
+} pst__uploads;
+
 struct pst_zero {
     pst__carrier carrier;
     pst_zero_options options;
-    int one_order;           /* gathers and reductions of a backward take turns: see backward.c */
-    pst_arena *places;       /* of shards */
-    size_t bucket_count;     /* of a dtype, on asynchronous devices */
-    size_t chunk_bytes;      /* of a bucket, for a rank */
+    int one_order;       /* gathers and reductions of a backward take turns: see backward.c */
+    pst_arena *places;   /* of shards */
+    size_t bucket_count; /* of a dtype, on asynchronous devices */
+    size_t chunk_bytes;  /* of a bucket, for a rank */
+    size_t widest_bytes; /* of an element of any shard */
+    pst__uploads uploads;
     pst_event *shards_ready; /* compute's last write to shards or communication copies */
     uint32_t copied;         /* the group whose gradients were copied last, and whose caller was not
                                 called yet; or PST__NO_GROUP */
@@ -286,6 +297,26 @@ pst_status pst__reduce_flush(pst_zero *engine);
 pst_status pst__reduce_copy_in(pst_zero *engine, const pst__group *group, pst__part part,
                                void *place, size_t stride, const void *const *sources,
                                pst_dtype dtype, pst_dtype as);
+
+/* A part of a group, which lies at `offset` of this reduction's chunk, is reduced to scratch of the
+ * reduction's own, on top of what is there if it accumulates. */
+pst_status pst__reduce_to_sums(pst_zero *engine, pst__operation *operation, const pst__group *group,
+                               pst__part part, size_t offset, int accumulate, void **sums);
+
+/* ---- hosted.c -------------------------------------------------------------------------------- */
+/* Nothing, unless shards are on the host. */
+pst_status pst__hosted_create(pst_zero *engine);
+void pst__hosted_free(pst_zero *engine);
+/* The device's copy of a shard becomes what that holds now. */
+pst_status pst__hosted_upload(pst_zero *engine, pst__group *group);
+/* Compute waits for the group's copy. */
+pst_status pst__hosted_follow(const pst_zero *engine, const pst__group *group);
+/* Blocks until no upload reads a shard. */
+pst_status pst__hosted_wait_uploads(pst_zero *engine);
+/* A part of a group, which lies at `offset` of this reduction's chunk, goes to its target. */
+pst_status pst__hosted_download(pst_zero *engine, pst__operation *operation,
+                                const pst__group *group, pst__part part, size_t offset,
+                                int accumulate);
 
 /* ---- push.c ---------------------------------------------------------------------------------- */
 /* This member's gradients need no bucket to go out from. */

@@ -54,21 +54,38 @@ static int is_due(const pst__group *group) {
            group->gathered.state != PST__IN_FLIGHT;
 }
 
+static pst_status upload_all(pst_zero *engine) {
+    pst_status status = PST_OK;
+    for (size_t i = 0; status == PST_OK && i < engine->group_count; i++)
+        if (is_due(&engine->groups[i])) status = pst__hosted_upload(engine, &engine->groups[i]);
+    return status;
+}
+
 pst_status pst__gather_refresh(pst_zero *engine) {
     size_t count = 0;
+    if (engine->options.shards_on_host) return upload_all(engine);
     for (size_t i = 0; i < engine->group_count; i++)
         if (is_due(&engine->groups[i]))
             count += copy_piece(&engine->groups[i], &engine->casts[count]);
     return count == 0 ? PST_OK : cast_copies(engine, count);
 }
 
+/* Outside of a pass, at whose end the host waits, it does so at once. */
+static pst_status upload_alone(pst_zero *engine, pst__group *group) {
+    const pst_status status = pst__hosted_upload(engine, group);
+    if (status != PST_OK || engine->pass.kind != PST__NO_PASS) return status;
+    return pst__hosted_wait_uploads(engine);
+}
+
 /* Refreshes one group's copy, right before its gather. */
 static pst_status refresh_copy(pst_zero *engine, pst__group *group) {
+    if (engine->options.shards_on_host) return is_due(group) ? upload_alone(engine, group) : PST_OK;
     if (!is_due(group) || copy_piece(group, engine->casts) == 0) return PST_OK;
     return cast_copies(engine, 1);
 }
 
 pst_status pst__gather_guard_shards(pst_zero *engine) {
+    if (engine->options.shards_on_host) return pst__hosted_wait_uploads(engine);
     for (size_t i = 0; i < engine->group_count; i++)
         if (!has_copy(&engine->groups[i])) return pst__wait_gather_readers(&engine->carrier);
     return PST_OK;
@@ -113,8 +130,9 @@ static pst_status submit(pst_zero *engine, uint32_t index, int fresh) {
     collective->destination = group->gathered.lease.memory;
     operation->wait_name = group->wait_name;
     operation->timing = group->gather_timing = pst__record_timing(engine);
-    pst_event *after[PST_LEASE_EVENTS + 1] = {engine->shards_ready};
+    pst_event *after[PST_LEASE_EVENTS + 2] = {engine->shards_ready};
     size_t count = 1;
+    if (group->uploaded != NULL) after[count++] = group->uploaded;
     if (!fresh) after[count++] = group->gathered.released;
     for (size_t i = 0; fresh && i < group->gathered.lease.after_count; i++)
         after[count++] = group->gathered.lease.after[i];
@@ -196,8 +214,9 @@ static pst_status submit_for_others(pst_zero *engine, uint32_t index) {
     describe(group, &operation->work.collective);
     operation->work.collective.destination = operation->unread.memory;
     operation->wait_name = group->wait_name;
-    pst_event *after[PST_LEASE_EVENTS + 1] = {engine->shards_ready};
+    pst_event *after[PST_LEASE_EVENTS + 2] = {engine->shards_ready};
     size_t count = 1;
+    if (group->uploaded != NULL) after[count++] = group->uploaded;
     for (size_t i = 0; i < operation->unread.after_count; i++)
         after[count++] = operation->unread.after[i];
     status = pst__operation_submit(operation, group->layout.gathered_bytes, after, count);
@@ -220,7 +239,9 @@ pst_status pst__gather_wait(pst_zero *engine, pst__group *group) {
     if (group->gathered.state == PST__SHARDED)
         return pst__zero_fail(engine, PST_ESTATE, "group '%s' is %s: call pst_zero_gather first",
                               group->name, pst__gather_state_name(group->gathered.state));
-    return pst__gathered_wait(&engine->carrier, &group->gathered);
+    const pst_status status =
+        group->layout.moves ? PST_OK : pst__hosted_follow(engine, group); /* what is gathered */
+    return status == PST_OK ? pst__gathered_wait(&engine->carrier, &group->gathered) : status;
 }
 
 pst_status pst__gather_drop(pst_zero *engine, pst__group *group) {

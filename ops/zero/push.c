@@ -75,6 +75,8 @@ static pst_status set_destination(pst_zero *engine, pst__operation *operation, p
     group->is_written = group->is_updated || group->target != NULL;
     if (group->is_updated) return pst__update_add(engine, operation, group, part, 0);
     if (group->target == NULL) return PST_OK;
+    if (engine->options.shards_on_host)
+        return pst__hosted_download(engine, operation, group, part, 0, accumulate);
     return pst__operation_add_piece(
         operation, &(pst_reduce_piece){.count = part.count,
                                        .destination = (char *)group->target +

@@ -71,6 +71,29 @@ size_t pst__part_elements(const pst_zero *engine, const pst__group *group) {
     return most < group->layout.gradient_elements ? most : group->layout.gradient_elements;
 }
 
+/* An element of any dtype takes as much as one of the widest. */
+static size_t place_of(const pst_zero *engine, size_t bytes, pst_dtype dtype) {
+    return bytes / pst_dtype_size(dtype) * engine->widest_bytes;
+}
+
+pst_status pst__reduce_to_sums(pst_zero *engine, pst__operation *operation, const pst__group *group,
+                               pst__part part, size_t offset, int accumulate, void **sums) {
+    const pst_dtype travels = group->reduce_dtype;
+    pst_status status = PST_OK;
+    if (operation->sums.memory == NULL)
+        status =
+            pst_arena_acquire(engine->carrier.staging,
+                              place_of(engine, engine->chunk_bytes, travels), &operation->sums);
+    if (status != PST_OK) return status;
+    *sums = (char *)operation->sums.memory + place_of(engine, offset, travels);
+    return pst__operation_add_piece(operation,
+                                    &(pst_reduce_piece){.offset = offset,
+                                                        .count = part.count,
+                                                        .destination = *sums,
+                                                        .destination_dtype = group->dtype,
+                                                        .accumulate = accumulate});
+}
+
 static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
                             const pst_slot *slot, int accumulate) {
     pst__open_bucket *open = &engine->carrier.open[group->reduce_dtype];
@@ -79,6 +102,8 @@ static pst_status add_piece(pst_zero *engine, pst__group *group, pst__part part,
     if (group->is_updated)
         return pst__update_add(engine, open->operation, group, part, slot->offset);
     if (group->target == NULL) return PST_OK;
+    if (engine->options.shards_on_host)
+        return pst__hosted_download(engine, open->operation, group, part, slot->offset, accumulate);
     return pst__operation_add_piece(
         open->operation,
         &(pst_reduce_piece){.offset = slot->offset,
@@ -149,8 +174,8 @@ static void consumed(pst_zero *engine, uint32_t group) {
 /* One rank alone has the sum: what would be rounded in a bucket as it is, and not added to. */
 static int is_sum(const pst_zero *engine, const pst__group *group, pst_dtype dtype,
                   int accumulate) {
-    return pst__carrier_is_alone(&engine->carrier) && group->target != NULL && !accumulate &&
-           dtype == group->reduce_dtype;
+    return pst__carrier_is_alone(&engine->carrier) && !engine->options.shards_on_host &&
+           group->target != NULL && !accumulate && dtype == group->reduce_dtype;
 }
 
 static void note_reduced(pst_zero *engine, const pst__group *group) {
@@ -238,9 +263,10 @@ static int has_all_sources(const pst__group *group) {
 /* One rank alone may keep the gradients that it has reported. */
 static int is_kept(const pst_zero *engine, uint32_t index) {
     const pst__group *group = &engine->groups[index];
-    return pst__carrier_is_alone(&engine->carrier) && engine->options.gradients_kept != NULL &&
-           group->reported && group->sources_dtype == group->dtype &&
-           group->reduce_dtype == group->dtype && has_all_sources(group) &&
+    return pst__carrier_is_alone(&engine->carrier) && !engine->options.shards_on_host &&
+           engine->options.gradients_kept != NULL && group->reported &&
+           group->sources_dtype == group->dtype && group->reduce_dtype == group->dtype &&
+           has_all_sources(group) &&
            engine->options.gradients_kept(engine->options.callback_context, index);
 }
 
@@ -439,12 +465,21 @@ static uint32_t count_rounds(const pst_zero *engine) {
     return rounds;
 }
 
+/* What comes up to be added to has gone down before. */
+static pst_status settle_targets(pst_zero *engine) {
+    pst_status status = pst__reduce_flush(engine);
+    if (status == PST_OK) status = join_copies(engine);
+    return status == PST_OK ? pst__operation_wait_reductions(&engine->carrier) : status;
+}
+
 static pst_status reduce_extra(pst_zero *engine) {
     pst_status status = PST_OK;
     uint32_t rounds = count_rounds(engine);
     if (rounds == 0) return PST_OK;
-    for (uint32_t round = 0; status == PST_OK && round < rounds; round++)
-        status = reduce_round(engine, round);
+    for (uint32_t round = 0; status == PST_OK && round < rounds; round++) {
+        if (engine->options.shards_on_host) status = settle_targets(engine);
+        if (status == PST_OK) status = reduce_round(engine, round);
+    }
     if (status == PST_OK) status = pst__reduce_flush(engine);
     if (status == PST_OK) status = join_copies(engine);
     return pst__carrier_give_up(&engine->carrier, status);
@@ -469,6 +504,8 @@ pst_status pst__reduce_end(pst_zero *engine) {
     if (status == PST_OK) status = pst__presence_read(engine);
     if (status == PST_OK) status = reduce_extra(engine);
     if (status == PST_OK) status = pst__operation_wait_reductions(&engine->carrier);
+    if (status == PST_OK && engine->options.shards_on_host)
+        status = pst__operation_wait_reduced(&engine->carrier);
     forget_extra(engine);
     pst__operation_reap(&engine->carrier);
     if (status == PST_OK) pst_buckets_trim(engine->carrier.buckets);
@@ -477,8 +514,10 @@ pst_status pst__reduce_end(pst_zero *engine) {
 
 void pst__reduce_abandon(pst_zero *engine) {
     /* Gradients and their targets may be freed then, where compute does it or at once. */
-    if (pst_runtime_status(engine->carrier.runtime) == PST_OK)
+    if (pst_runtime_status(engine->carrier.runtime) == PST_OK) {
         (void)pst__operation_wait_reductions(&engine->carrier);
+        if (engine->options.shards_on_host) (void)pst__operation_wait_reduced(&engine->carrier);
+    }
     (void)join_copies(engine);
     pst__bucket_abandon_all(&engine->carrier);
     for (; engine->reduced < engine->order.reduce_count; engine->reduced++) {

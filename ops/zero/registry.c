@@ -48,6 +48,8 @@ static void free_group(pst_zero *engine, pst__group *group) {
     pst__heap_free(heap, group->sources, group->layout.member_count * sizeof *group->sources);
     pst__layout_free(heap, &group->layout);
     pst__heap_free_text(heap, group->name);
+    if (group->uploaded != NULL)
+        engine->carrier.device->ops->event_destroy(engine->carrier.device, group->uploaded);
     if (group->gathered.released != NULL)
         engine->carrier.device->ops->event_destroy(engine->carrier.device,
                                                    group->gathered.released);
@@ -177,6 +179,9 @@ static pst_status build_group(pst_zero *engine, pst__group *group,
     if (status == PST_OK)
         status = engine->carrier.device->ops->event_create(engine->carrier.device, 0,
                                                            &group->gathered.released);
+    if (status == PST_OK && engine->options.shards_on_host)
+        status =
+            engine->carrier.device->ops->event_create(engine->carrier.device, 0, &group->uploaded);
     return status;
 }
 

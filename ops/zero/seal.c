@@ -59,6 +59,8 @@ static pst_status alloc_tables(pst_zero *engine) {
     for (size_t i = 0; i < count; i++) {
         size_t casts = pst__layout_cast_limit(&engine->groups[i].layout, engine->carrier.world);
         if (casts > engine->cast_capacity) engine->cast_capacity = casts;
+        if (engine->groups[i].layout.element_bytes > engine->widest_bytes)
+            engine->widest_bytes = engine->groups[i].layout.element_bytes;
     }
     engine->casts =
         pst__heap_alloc(engine->carrier.heap, engine->cast_capacity * sizeof *engine->casts);
@@ -100,7 +102,8 @@ static pst_arena *arena_of(const pst_zero *engine, const pst__group *group) {
 
 static size_t copy_bytes(const pst_zero *engine, const pst__group *group) {
     const pst_comm_ops *ops = engine->options.gather_comm->ops;
-    if (has_own_dtype(group) && ops->open_memory == NULL) return 0;
+    const int is_read_there = ops->open_memory == NULL && !engine->options.shards_on_host;
+    if (has_own_dtype(group) && is_read_there) return 0;
     return group->layout.shard_elements * group->layout.gather_element_bytes;
 }
 
@@ -124,10 +127,11 @@ static pst_status alloc_copies(pst_zero *engine) {
 }
 
 /* On an asynchronous device the buckets of a dtype are all there is: each holds a part of any
- * group. */
+ * group; so does what sums are brought together in. */
 static size_t chunk_bytes(const pst_zero *engine) {
+    const int holds_any = engine->carrier.asynchronous || engine->options.shards_on_host;
     size_t chunk = engine->options.bucket_bytes;
-    for (size_t i = 0; engine->carrier.asynchronous && i < engine->group_count; i++) {
+    for (size_t i = 0; holds_any && i < engine->group_count; i++) {
         const pst__group *group = &engine->groups[i];
         size_t slot = pst__part_elements(engine, group) * group->layout.reduce_element_bytes;
         if (slot > chunk) chunk = slot;

@@ -57,7 +57,7 @@ static int has_reports(const pst_zero *engine) {
 
 static int may_update_any(const pst_zero *engine) {
     return engine->pass.kind == PST__BACKWARD && engine->pass.reduce && engine->one_order &&
-           !engine->careful && !has_reports(engine);
+           !engine->options.shards_on_host && !engine->careful && !has_reports(engine);
 }
 
 int pst_zero_may_update(const pst_zero *engine, uint32_t group) {
@@ -204,11 +204,6 @@ static pst_status update(pst__operation *operation, pst_stream *stream) {
     return pst__updates_launch(operation->carrier->device, stream, &operation->updates);
 }
 
-/* An element of any dtype takes as much as one of the widest. */
-static size_t place_of(size_t bytes, pst_dtype dtype) {
-    return bytes / pst_dtype_size(dtype) * sizeof(float);
-}
-
 static int sums_go_on(const pst__carrier *carrier, const pst__group *group) {
     const pst_comm *comm = carrier->options.reduce_comm;
     return carrier->replicas == 1 && comm->ops->updates &&
@@ -217,18 +212,8 @@ static int sums_go_on(const pst__carrier *carrier, const pst__group *group) {
 
 static pst_status add_with_sums(pst_zero *engine, pst__operation *operation,
                                 const pst__group *group, pst__part part, size_t offset) {
-    pst__carrier *carrier = &engine->carrier;
-    pst_status status = PST_OK;
-    if (operation->sums.memory == NULL)
-        status = pst_arena_acquire(
-            carrier->staging, place_of(engine->chunk_bytes, group->reduce_dtype), &operation->sums);
-    char *sums = (char *)operation->sums.memory + place_of(offset, group->reduce_dtype);
-    if (status == PST_OK)
-        status = pst__operation_add_piece(operation,
-                                          &(pst_reduce_piece){.offset = offset,
-                                                              .count = part.count,
-                                                              .destination = sums,
-                                                              .destination_dtype = group->dtype});
+    void *sums = NULL;
+    pst_status status = pst__reduce_to_sums(engine, operation, group, part, offset, 0, &sums);
     if (status == PST_OK) status = add_pieces(engine, group, part, offset, sums, operation);
     operation->then = update;
     return status;

@@ -79,7 +79,8 @@ static pst_status build(pst_runtime *runtime, pst_zero *engine) {
     engine->passes.timings = engine->graphs.timings = engine->history[0].notes.timings;
     /* Both directions ask between replicas, on one communicator. */
     engine->one_order = carrier->one_comm || carrier->asynchronous || carrier->replicas > 1;
-    status = pst__carrier_create_arena(carrier, "places", 0, &engine->places);
+    status = pst__hosted_create(engine);
+    if (status == PST_OK) status = pst__carrier_create_arena(carrier, "places", 0, &engine->places);
     if (status != PST_OK) return status;
     return carrier->device->ops->event_create(carrier->device, 0, &engine->shards_ready);
 }
@@ -87,6 +88,7 @@ static pst_status build(pst_runtime *runtime, pst_zero *engine) {
 static void zero_free(const pst__heap *heap, pst_zero *engine) {
     pst_device *device = engine->carrier.device;
     if (device != NULL) {
+        pst__hosted_free(engine);
         pst__seal_free(engine);
         pst__record_free(engine);
         pst__timings_free(&engine->passes.timings);
@@ -133,7 +135,7 @@ pst_status pst_zero_shard_place(pst_zero *engine, uint32_t index, void **memory)
     if (status != PST_OK) return status;
     if (memory == NULL) return PST_EINVAL;
     const pst__group *group = &engine->groups[index];
-    *memory = pst__has_place(group) ? group->copy.memory : NULL;
+    *memory = pst__has_place(group) && !engine->options.shards_on_host ? group->copy.memory : NULL;
     return PST_OK;
 }
 
@@ -172,7 +174,9 @@ pst_status pst_zero_updated(pst_zero *engine) {
     for (size_t i = 0; i < engine->group_count; i++)
         mark_stale(&engine->groups[i]);
     status = pst__gather_sources_written(engine);
-    return status == PST_OK ? pst__gather_refresh(engine) : status;
+    /* Those on the host may be written further until a forward begins. */
+    if (status != PST_OK || engine->options.shards_on_host) return status;
+    return pst__gather_refresh(engine);
 }
 
 /* ---- figures --------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
 #define PST_TESTS_NCCL_ENGINE_RANK_H
 
 #include "fixture.h"
+#include "sched/device/host.h"
 
 enum { ROWS = 8, COLUMNS = 16, PAUSE_NS = 5000000 };
 enum { GROUPS = 2, APART = 2048 };
@@ -27,6 +28,7 @@ typedef struct engine_rank {
 static engine_rank engines[RANKS];
 static int time_waits;
 static size_t push_bytes; /* 0: nothing is that large */
+static int shards_on_host;
 
 static inline pst_status give_target(void *context, uint32_t group, void **memory,
                                      int *accumulate) {
@@ -65,7 +67,8 @@ static inline pst_status create_engine(engine_rank *self) {
                                       .gradient_target = give_target,
                                       .gradients_consumed = consumed,
                                       .callback_context = self,
-                                      .time_waits = time_waits};
+                                      .time_waits = time_waits,
+                                      .shards_on_host = shards_on_host};
     if (status == PST_OK) status = pst_zero_create(rank->runtime, &options, &self->engine);
     return status;
 }
@@ -166,10 +169,19 @@ static inline pst_status backward(engine_rank *self) {
     return status == PST_OK ? pst_zero_end_backward(self->engine) : status;
 }
 
+/* At once, on this thread. */
+static inline void scale_on_host(const engine_rank *self, char *to, const char *from, double by) {
+    const pst_cast all = {to, from, (size_t)own_of(self), PST_FLOAT32, PST_FLOAT32};
+    (void)pst__host_cast(&all, by);
+}
+
 /* The optimizer: the shard becomes so much of the gradient. */
 static inline pst_status update(engine_rank *self, double by) {
     char *memory = self->rank->memory;
     pst_status status = PST_OK;
+    for (uint32_t i = 0; i < GROUPS && shards_on_host; i++)
+        scale_on_host(self, memory + SHARD + i * APART, memory + AREA / 2 + i * APART, by);
+    if (shards_on_host) return pst_zero_updated(self->engine);
     for (uint32_t i = 0; i < GROUPS && status == PST_OK; i++)
         status = scale(self, memory + SHARD + i * APART, memory + AREA / 2 + i * APART,
                        (size_t)own_of(self), by);
@@ -285,6 +297,20 @@ static inline void *add_by_launches(void *argument) {
     self->adds = 0;
     if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
     destroy_graphs(graphs);
+    return NULL;
+}
+
+/* The host does every step as soon as it can, of one backward or of two. */
+static inline void *train_on_host(void *argument) {
+    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
+    for (int i = 0; i < 16 && self->status == PST_OK; i++) {
+        const int count = 1 + i % 2;
+        for (self->adds = 0; self->adds < count && self->status == PST_OK; self->adds++)
+            self->status = add_gradients(self);
+        if (self->status == PST_OK) self->status = update(self, 0.5 / count);
+    }
+    self->adds = 0;
+    if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
     return NULL;
 }
 

@@ -165,6 +165,20 @@ static void gradients_may_go_out_from_where_they_lie(void **state) {
     push_bytes = 0;
 }
 
+static void the_host_trains_shards_of_its_own(void **state) {
+    nccl_world *world = *state;
+    shards_on_host = 1;
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        push_bytes = seed % 4 == 0 ? 64 : 0;
+        create_nccls(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, train_on_host, 16);
+        create_ces(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, train_on_host, 16);
+    }
+    shards_on_host = 0;
+    push_bytes = 0;
+}
+
 /* Of one gather alone, so that no later flag makes up for one that is lost. */
 static void *launch_a_gather(void *argument) {
     nccl_rank *rank = argument;
@@ -371,6 +385,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(graphs_over_copy_engines_are_steps, set_up, tear_down),
         cmocka_unit_test_setup_teardown(gradients_may_go_out_from_where_they_lie, set_up,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(the_host_trains_shards_of_its_own, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_graph_of_one_collective_is_launched_again, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(what_is_launched_ends_behind_an_abort, set_up, tear_down),

@@ -49,6 +49,8 @@ typedef struct async_device {
     size_t waits, calls; /* enqueued so far */
     pst_stream *streams;
     pst_event *events;
+    const char *host; /* (optional) memory that copies alone may touch */
+    size_t host_bytes, host_copies;
 } async_device;
 
 /* ---- queues ---------------------------------------------------------------------------------- */
@@ -245,6 +247,12 @@ static inline pst_status async_event_query(pst_device *device, pst_event *event)
 
 /* ---- the table: data and memory -------------------------------------------------------------- */
 
+/* Whether it is the host's own. */
+static inline int async_is_host(const async_device *async, const void *memory) {
+    const uintptr_t at = (uintptr_t)memory, begin = (uintptr_t)async->host;
+    return async->host != NULL && at >= begin && at < begin + async->host_bytes;
+}
+
 static inline pst_status async_do_copy(void *argument) {
     const pst_copy *piece = argument;
     memmove(piece->destination, piece->source, piece->bytes);
@@ -253,8 +261,12 @@ static inline pst_status async_do_copy(void *argument) {
 
 static inline pst_status async_copy(pst_device *device, pst_stream *stream, const pst_copy *copies,
                                     size_t count) {
-    for (size_t i = 0; i < count; i++)
-        async_call(async_of(device), stream, async_do_copy, &copies[i], sizeof copies[i]);
+    async_device *async = async_of(device);
+    for (size_t i = 0; i < count; i++) {
+        if (async_is_host(async, copies[i].source) || async_is_host(async, copies[i].destination))
+            (void)__atomic_add_fetch(&async->host_copies, 1, __ATOMIC_RELAXED);
+        async_call(async, stream, async_do_copy, &copies[i], sizeof copies[i]);
+    }
     return PST_OK;
 }
 
@@ -272,6 +284,9 @@ static inline pst_status async_cast_scale_copy(pst_device *device, pst_stream *s
                                                const pst_cast *pieces, size_t count, double scale) {
     for (size_t i = 0; i < count; i++) {
         const async_cast cast = {pieces[i], scale};
+        if (async_is_host(async_of(device), pieces[i].source) ||
+            async_is_host(async_of(device), pieces[i].destination))
+            return PST_EDEVICE;
         async_call(async_of(device), stream, async_do_cast, &cast, sizeof cast);
     }
     return PST_OK;
@@ -290,6 +305,7 @@ static inline pst_status async_do_sum(void *argument) {
 
 static inline pst_status async_add_up(pst_device *device, pst_stream *stream, const pst_sum *sum) {
     async_sum own = {.sum = *sum};
+    if (async_is_host(async_of(device), sum->destination)) return PST_EDEVICE;
     for (size_t i = 0; i < sum->source_count; i++)
         own.sources[i] = sum->sources[i];
     async_call(async_of(device), stream, async_do_sum, &own, sizeof own);

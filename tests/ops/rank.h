@@ -37,6 +37,8 @@ typedef struct rank_state {
     pst_group_layout layouts[MOST_GROUPS];
     float *shards[MOST_GROUPS], *targets[MOST_GROUPS];
     int is_in_place[MOST_GROUPS];
+    char *hosted; /* both, where they are on the host; and how much of that is taken */
+    size_t hosted_bytes;
     int has_target[MOST_GROUPS];           /* gradients of earlier backwards are in it */
     pst_status target_status[MOST_GROUPS]; /* what asking for it answers */
     int consumed[MOST_GROUPS], kept[MOST_GROUPS];
@@ -266,7 +268,8 @@ static inline pst_status create_engine(rank_state *state) {
         .gradients_consumed = note_consumed,
         .callback_context = state,
         .replica_comm = state->replicas,
-        .push_bytes = model->push_bytes};
+        .push_bytes = model->push_bytes,
+        .shards_on_host = model->hosted};
     return pst_zero_create(state->runtime, &options, &state->engine);
 }
 
@@ -301,29 +304,69 @@ static inline pst_status write_shards_now(void *argument) {
     return PST_OK;
 }
 
+/* Where shards and targets are touched: compute, or the calling thread. */
+static inline void on_owner(rank_state *state, async_run run, const void *argument, size_t bytes) {
+    char copy[256];
+    if (!state->model->hosted) {
+        on_compute(state, run, argument, bytes);
+        return;
+    }
+    memcpy(copy, argument, bytes);
+    (void)run(copy);
+}
+
 static inline void write_shards(rank_state *state) {
     shard_write now = {.state = state, .version = state->version};
     memcpy(now.shards, state->shards, sizeof now.shards);
-    on_compute(state, write_shards_now, &now, sizeof now);
+    on_owner(state, write_shards_now, &now, sizeof now);
+}
+
+static inline void *take_hosted(rank_state *state, size_t bytes) {
+    void *taken = state->hosted + state->hosted_bytes;
+    state->hosted_bytes += (bytes + 64) / 64 * 64;
+    return taken;
+}
+
+/* Kernels of the device have no business there. */
+static inline void open_hosted(rank_state *state) {
+    size_t bytes = 0;
+    if (!state->model->hosted) return;
+    for (size_t g = 0; g < state->model->group_count; g++) {
+        pst_group_layout layout;
+        CHECK_OK(pst_zero_group_layout(state->engine, state->groups[g], &layout));
+        bytes += layout.shard_bytes + layout.gradient_bytes + 128;
+    }
+    state->hosted = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    memset(state->hosted, 0, bytes);
+    if (state->async == NULL) return;
+    state->async->host = state->hosted;
+    state->async->host_bytes = bytes;
 }
 
 static inline void find_shard(rank_state *state, size_t g) {
     void *place = NULL;
     if (state->model->in_place)
         CHECK_OK(pst_zero_shard_place(state->engine, state->groups[g], &place));
+    CHECK(place == NULL || !state->model->hosted);
     state->is_in_place[g] = place != NULL;
-    state->shards[g] = place != NULL ? place : calloc(1, state->layouts[g].shard_bytes + 1);
+    if (place == NULL)
+        place = state->model->hosted ? take_hosted(state, state->layouts[g].shard_bytes)
+                                     : calloc(1, state->layouts[g].shard_bytes + 1);
+    state->shards[g] = place;
 }
 
 /* What the shards hold is still to be written. */
 static inline void bind_unwritten(rank_state *state) {
+    open_hosted(state);
+    CHECK_FINE();
     for (size_t g = 0; g < state->model->group_count; g++) {
         pst_group_layout *layout = &state->layouts[g];
         CHECK_OK(pst_zero_group_layout(state->engine, state->groups[g], layout));
         find_shard(state, g);
         CHECK_FINE();
-        state->targets[g] = malloc(layout->gradient_bytes + 1);
-        memset(state->targets[g], 0xff, layout->gradient_bytes + 1);
+        state->targets[g] = state->model->hosted ? take_hosted(state, layout->gradient_bytes)
+                                                 : malloc(layout->gradient_bytes + 1);
+        memset(state->targets[g], 0xff, layout->gradient_bytes);
         CHECK_OK(pst_zero_bind_shard(state->engine, state->groups[g], state->shards[g]));
     }
 }
@@ -475,7 +518,7 @@ static inline pst_status spoil_targets_now(void *argument) {
 static inline void fresh_targets(rank_state *state) {
     const at_version now = {.state = state};
     memset(state->has_target, 0, sizeof state->has_target);
-    on_compute(state, spoil_targets_now, &now, sizeof now);
+    on_owner(state, spoil_targets_now, &now, sizeof now);
 }
 
 /* Every group once, last one first. */
@@ -522,7 +565,7 @@ static inline void check_gradient(rank_state *state, size_t g, size_t p,
         return;
     }
     const gradient_check check = {state, g, p, expected};
-    on_compute(state, check_gradient_now, &check, sizeof check);
+    on_owner(state, check_gradient_now, &check, sizeof check);
     if (is_on_host(state)) finish_compute(state);
 }
 

@@ -29,11 +29,13 @@ static inline void free_rank(rank_state *state) {
     pst_runtime_destroy(state->runtime);
     async_close(state->async);
     for (size_t g = 0; g < MOST_GROUPS; g++) {
+        if (state->hosted != NULL) break;
         if (!state->is_in_place[g]) free(state->shards[g]);
         free(state->targets[g]);
     }
     for (size_t p = 0; p < MOST_PARAMETERS; p++)
         free(state->gradients[p]);
+    free(state->hosted);
     free(state->own);
 }
 

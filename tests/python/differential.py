@@ -63,7 +63,7 @@ class Program:
         self.reference = Model(chance, reads=how in ("found", "none"))
         self.sharded = copy.deepcopy(self.reference)
         blocks = self._draw_blocks(how)
-        self.options = self._draw_options()
+        self.options = self._draw_options(seed)
         try:
             penstock.shard(self.sharded, blocks=blocks, **self.options)
         except penstock.PenstockError as error:
@@ -96,7 +96,7 @@ class Program:
         }
         return ways.get(how)
 
-    def _draw_options(self) -> dict[str, Any]:
+    def _draw_options(self, seed: int) -> dict[str, Any]:
         choice = self.chance.choice
         return {
             "stage": choice([1, 2, 3, 3]),
@@ -105,6 +105,7 @@ class Program:
             "bucket_bytes": choice([64, 1024, 8 << 20]),
             "part_bytes": choice([None, None, 128, 1024]),
             "verify": choice([True, True, True, False]),
+            "offload": None if seed % 3 else "optimizer",
             "timeout": 20.0,
         }
 

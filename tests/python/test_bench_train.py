@@ -54,6 +54,11 @@ def test_all_implementations_train_the_same_model(tmp_path):
     assert (tmp_path / "0.json").exists() and (tmp_path / "1.json").exists()
 
 
+def test_all_implementations_train_the_same_model_on_the_host():
+    options = ["--tiny", *BOTH, "--no-compile", "--shards", "float32"]
+    expect_equal_losses(run_two_ranks(*options, "--offload", "--optimizer", "penstock"))
+
+
 def test_all_implementations_checkpoint_the_same_model():
     micro = ["--batch", "2", "--micro-batches", "2", "--no-compile"]
     printed = run_two_ranks("--tiny", *BOTH, *micro, "--checkpoint", "auto", "--memory", "300000")

@@ -119,6 +119,7 @@ class Engine:
         part_bytes: int,
         verify: bool,
         time_waits: bool,
+        shards_on_host: bool,
         segments: Callable[[int], torch.Tensor] | None,
     ) -> None: ...
     def destroy(self) -> None: ...

@@ -97,6 +97,12 @@ def check_communicator(name: Any, device: torch.device) -> None:
         )
 
 
+def check_offload(offload: Any) -> None:
+    """Raise unless it is None or says what lies on the host."""
+    if offload is not None and offload != "optimizer":
+        refuse("offload", offload, "give 'optimizer', or leave it out")
+
+
 def check_seconds(timeout: Any) -> float:
     """Return a time-out in seconds; raise unless it is one."""
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -138,6 +144,7 @@ class Options:
     broadcast: bool
     checkpoint: Any
     memory: str | int | float | None
+    offload: str | None
 
     def check(self, device: torch.device) -> None:
         """Raise PenstockError (EINVAL) that names the first option that is not what it may be.
@@ -162,8 +169,11 @@ class Options:
         check_flag("verify", self.verify)
         check_flag("time_waits", self.time_waits)
         check_flag("broadcast", self.broadcast)
+        check_offload(self.offload)
         if self.budget is not None:
             check_memory(self.budget, device)
+            if self.offload is not None:
+                self.refuse_budget("nothing is measured with offload=: leave one of them out")
 
     @property
     def recomputes_by_plan(self) -> bool:
@@ -174,6 +184,11 @@ class Options:
     def budget(self) -> str | int | float | None:
         """What may be taken, by what is measured; None: nothing is measured."""
         return "auto" if self.memory is None and self.recomputes_by_plan else self.memory
+
+    def refuse_budget(self, why: str) -> NoReturn:
+        """Raise the error that the argument which asks for a budget may not be given."""
+        argument = "checkpoint" if self.memory is None else "memory"
+        refuse(argument, getattr(self, argument), why)
 
     @property
     def seconds(self) -> float:

@@ -157,13 +157,12 @@ def find_axes(parameters: Mapping[str, nn.Parameter], ranks: Any, options: Optio
         _refuse_empty(name, parameter)
     name = next(iter(divided))
     if options.budget is not None:
-        argument = "checkpoint" if options.memory is None else "memory"
-        refuse(
-            argument,
-            getattr(options, argument),
+        options.refuse_budget(
             f"parameter {name!r} is a DTensor over {tuple(axes)}, along which ranks do not agree "
             "on what was measured: leave memory= out, and name the blocks by checkpoint=",
         )
+    if options.offload is not None:
+        refuse("offload", options.offload, f"parameter {name!r} is a DTensor: leave it out")
     joined = _joined(ranks, axes, name)
     order = joined.mesh_dim_names or ()
     for name, parameter in divided.items():

@@ -36,7 +36,13 @@ def offer_old_gradients(native: _C.Engine, groups: Iterable[Group]) -> None:
 def _add_to(native: _C.Engine, group: Group, old: list[tuple[Parameter, torch.Tensor]]) -> None:
     flat = _flat_of(group, [gradient for _, gradient in old])
     if flat is None:
-        flat = torch.zeros(group.gradient_elements, dtype=group.dtype, device=group.shard.device)
+        shard = group.shard
+        flat = torch.zeros(
+            group.gradient_elements,
+            dtype=group.dtype,
+            device=shard.device,
+            pin_memory=shard.is_pinned(),
+        )
     shared = flat.untyped_storage()._cdata
     shown = {parameter for parameter, _ in old}
     for parameter, gradient in old:

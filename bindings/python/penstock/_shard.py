@@ -57,6 +57,7 @@ def shard(
     checkpoint: Blocks = None,
     forward_methods: str | Iterable[str] = (),
     memory: str | int | float | None = None,
+    offload: str | None = None,
     ignored_params: Iterable[nn.Parameter] | None = None,
 ) -> Model:
     """Shard a model over its ranks, in place.
@@ -189,6 +190,14 @@ def shard(
         what saves most time; the log says what. On GPUs torch's peak
         (``torch.cuda.max_memory_allocated``) begins anew with what is measured. On the CPU bytes
         are those that all of it may take.
+    offload : str, optional
+        "optimizer": shards, their gradients and the optimizer's states lie in the host's memory,
+        pinned where the model is on a GPU, and the optimizer works there. The GPU has a copy of the
+        shards in ``param_dtype``, which comes up a group at a time while the next forward goes on;
+        gradients go down behind their reductions, and the end of a backward waits for them. Ranks
+        need a process group for CPUs too, as ``"cpu:gloo,cuda:nccl"``, where norms are asked for.
+        On the CPU it trains as without. Neither ``memory``, ``checkpoint="auto"`` nor DTensors of
+        before are for such models, nor is ``in_backward`` of `AdamW`, and `step` captures nothing.
     ignored_params : iterable of nn.Parameter, optional
         Parameters of the model that are left alone: neither sharded nor moved, compared or
         broadcast, and their gradients are each rank's own.
@@ -225,6 +234,7 @@ def shard(
         broadcast=broadcast,
         checkpoint=checkpoint,
         memory=memory,
+        offload=offload,
     )
     _check(model)
     parameters = _checks.find_parameters(model, ignored_params)

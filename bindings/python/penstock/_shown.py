@@ -22,6 +22,7 @@ def install(engine: Engine) -> None:
     replicas = engine.world.ranks.replicas
     how = f"sharded: stage={engine.stage}, ranks={engine.world.size}"
     how += f", replicas={replicas}" if replicas > 1 else ""
+    how += f", offload={engine.options.offload}" if engine.options.offload else ""
     for unit in engine.units:
         contents = ", ".join(map(_describe, unit.groups))
         line = f"{how}, parameters={contents}" if contents else how

@@ -107,7 +107,8 @@ def _refuse_conversion(parameter: Parameter, function: Function) -> None:
     before = rows.new_empty([2] * rows.dim())
     after = function(before)
     is_same = after.dtype == before.dtype and after.stride() == before.stride()
-    if not is_same or not _is_same_device(after.device, before.device):
+    devices = (before.device, parameter.full.device)  # where it lies, and where it is whole
+    if not is_same or not any(_is_same_device(after.device, device) for device in devices):
         raise PenstockError(
             "ESTATE",
             f"parameter {parameter.name!r} is sharded and cannot be moved or converted (here to "

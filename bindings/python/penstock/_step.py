@@ -37,8 +37,9 @@ def step(model: nn.Module, optimizer: _Optimizers = ()) -> Callable[[_Function],
     The first calls run as they are; then each signature of the arguments (structure, shapes,
     dtypes, other values) is captured once and launched as one graph from then on, of which at most
     eight are kept. A step that cannot be captured goes on as it is, with one warning that says why
-    and where; so does every step on CPUs, of models with DTensors over another dimension of a mesh,
-    and between several ranks over another communicator than ``ce`` or ``nccl``.
+    and where; so does every step on CPUs, of models with DTensors over another dimension of a mesh
+    or with ``offload=``, and between several ranks over another communicator than ``ce`` or
+    ``nccl``.
 
     Parameters
     ----------
@@ -405,6 +406,8 @@ def _why_never(engine: Engine) -> str | None:
     """Return why no step of this model can be captured; None: steps can."""
     if engine.world.device.type != "cuda":
         return f"there are no CUDA graphs on {engine.world.device}"
+    if engine.options.offload is not None:
+        return f"the host trains the shards of a model with offload={engine.options.offload!r}"
     if engine.world.axes is not None:
         return f"collectives along {engine.world.axes.names} are in it, which nobody captures"
     communicator = engine.native.communicator()
