@@ -72,8 +72,9 @@ penstock_plant(added_to_a_stopped_graph sched/growing.c "does not end" 20000
 penstock_plant(launched_while_canceled sched/launch.c "" 80000
   "if (pst__load_relaxed(&graph->stop) != PST_OK) pst__runtime_note_stop(runtime);" ""
   --program launchers)
-penstock_plant(arrived_after_the_look sched/turn.c "does not end" 20000
-  "        pst__arrivals_move(&leader->arrivals, &leader->ready);" "        (void)0;")
+penstock_plant(arrived_after_the_look sched/turn.c "" 20000
+  "        pst__arrivals_move(&leader->arrivals, &leader->ready);" "        (void)0;"
+  --program launchers)
 penstock_plant(stopped_behind_a_task_that_runs sched/turn.c "does not end" 20000
   "pst__lane_first(lane) != NULL)" "pst__lane_first(lane) != NULL && lane->current == NULL)")
 
