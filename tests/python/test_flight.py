@@ -16,12 +16,13 @@ import pytest
 from chrome_rules import check_file
 from equality import world
 from made_dumps import SECOND, RankDump
+from made_traces import BUILD
 from models import DEVICE, Net, loss_of, make
 from penstock._trace_hang import format_hang
 from penstock._trace_hang import read as read_hangs
 from test_beat import Called, train
 from test_processes import store
-from test_trace_tool import BUILD, ODD
+from test_trace_tool import ODD
 
 on_cpus = pytest.mark.skipif(
     DEVICE == "cuda", reason="a rank on a GPU does not wait for others, its device does"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import penstock
 import pytest
+from made_traces import BUILD
 from models import Net, make
 from test_beat import train
-from test_trace_tool import BUILD
 
 TRAINS = """
 import ctypes, os, sys, threading

@@ -18,13 +18,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from equality import world
+from made_traces import BUILD
 from models import DEVICE, Net, make
 from penstock import _C, top
 from penstock._engine import engine_of
 from penstock._page import Head, open_page, read_page, unit_names
 from penstock.top import Row, Task, Watch, choose, find_ranks, format_job, format_jobs
 from test_beat import Called, train
-from test_trace_tool import BUILD
 
 ROW = Row(
     rank=0,
