@@ -357,8 +357,8 @@ def test_a_plan_is_drawn(saved, tmp_path):
         element.text for element in ElementTree.fromstring(out.read_text()).iter() if element.text
     ]
     titles = [text for text in texts if text.startswith("blocks.0:")]
-    # Two gathers, two uses, and what these wait: both, on a device that is as slow as its link.
-    assert len(titles) == 6 if DEVICE == "cpu" else 4 <= len(titles) <= 6
+    # Two gathers, two uses, and what these wait, if the times that were measured make them wait.
+    assert 4 <= len(titles) <= 6
     assert "link" in texts and "exposed communication" in texts
     plan = json.loads((saved / "none0.json").read_text())
     plan["predicted_step"] = 0.0
