@@ -15,8 +15,10 @@ static pst_status each_stream(pst__carrier *carrier,
             if (status == PST_OK && lanes[i] != NULL)
                 status = call(carrier, pst_lane_stream(lanes[i]));
     }
-    const pst__filling *filling = &carrier->filling;
-    return status == PST_OK && filling->own != NULL ? call(carrier, filling->own) : status;
+    pst_stream *beside[] = {carrier->filling.own, carrier->copying};
+    for (size_t i = 0; i < sizeof beside / sizeof beside[0]; i++)
+        if (status == PST_OK && beside[i] != NULL) status = call(carrier, beside[i]);
+    return status;
 }
 
 static pst_status begin_comms(pst__carrier *carrier) {

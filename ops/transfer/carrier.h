@@ -114,6 +114,7 @@ typedef struct pst__carrier {
     pst__open_bucket open[PST_DTYPE_COUNT];
     uint64_t bucket_count; /* begun so far */
     pst__filling filling;
+    pst_stream *copying; /* beside compute, of communication copies; NULL: these are on compute's */
     pst_event *reached;  /* compute's position, for the host to wait for */
     pst_stream *outside; /* compute's own stream while another one is captured; NULL: none is */
     uint64_t captures;   /* begun so far, the same number on all ranks */
@@ -132,6 +133,8 @@ pst_status pst__carrier_create(pst_runtime *runtime, const pst__carrier_options 
  * the host it is the queue's, which has to be through with one before it begins the next. */
 pst_status pst__carrier_add_then_lane(const pst__carrier *carrier, pst__queue *queue,
                                       const char *name);
+/* A stream to make communication copies on, beside compute, where the device is asynchronous. */
+pst_status pst__carrier_add_copying(pst__carrier *carrier);
 /* An arena of device memory; segment_bytes as in pst_arena_options. */
 pst_status pst__carrier_create_arena(const pst__carrier *carrier, const char *name,
                                      size_t segment_bytes, pst_arena **arena);

@@ -67,6 +67,20 @@ pst_status pst__fill_join(pst__carrier *carrier) {
     return carrier->device->ops->stream_wait(carrier->device, carrier->compute, filling->filled);
 }
 
+/* ---- communication copies -------------------------------------------------------------------- */
+
+pst_status pst__carrier_add_copying(pst__carrier *carrier) {
+    if (!carrier->asynchronous || carrier->copying != NULL) return PST_OK;
+    return carrier->device->ops->stream_create(carrier->device, 0, &carrier->copying);
+}
+
+/* What nobody has waited for ends before its memory goes. */
+static void free_copying(pst__carrier *carrier) {
+    if (carrier->copying == NULL) return;
+    (void)pst__carrier_wait_stream(carrier, carrier->copying, PST__PATIENCE_NS);
+    carrier->device->ops->stream_destroy(carrier->device, carrier->copying);
+}
+
 /* ---- creating -------------------------------------------------------------------------------- */
 
 /* It serves beside the other two, and for memory that is opened to nobody. */
@@ -290,6 +304,10 @@ int pst__carrier_wait_compute(pst__carrier *carrier, uint64_t patience_ns) {
            pst__carrier_wait_stream(carrier, carrier->compute, patience_ns);
 }
 
+static int wait_own(const pst__carrier *carrier, pst_stream *stream, uint64_t patience_ns) {
+    return stream == NULL || pst__carrier_wait_stream(carrier, stream, patience_ns);
+}
+
 static int wait_lane(const pst__carrier *carrier, const pst_lane *lane, uint64_t patience_ns) {
     return lane == NULL || pst__carrier_wait_stream(carrier, pst_lane_stream(lane), patience_ns);
 }
@@ -305,9 +323,8 @@ static int wait_streams(pst__carrier *carrier, uint64_t patience_ns) {
                wait_lane(carrier, queue->sum_lane, patience_ns) &&
                wait_lane(carrier, queue->then_lane, patience_ns);
     }
-    const pst__filling *filling = &carrier->filling;
-    return done &&
-           (filling->own == NULL || pst__carrier_wait_stream(carrier, filling->own, patience_ns));
+    return done && wait_own(carrier, carrier->filling.own, patience_ns) &&
+           wait_own(carrier, carrier->copying, patience_ns);
 }
 
 /* Compute uses the executor's memory, and so may peers that read for themselves: until here. */
@@ -412,6 +429,7 @@ void pst__carrier_free(pst__carrier *carrier) {
     (void)pst_graph_destroy(carrier->graph);
     destroy_lanes(carrier);
     free_filling(carrier);
+    free_copying(carrier);
     if (carrier->reached != NULL) device->ops->event_destroy(device, carrier->reached);
     if (carrier->options.compute == NULL && carrier->compute != NULL)
         device->ops->stream_destroy(device, carrier->compute);

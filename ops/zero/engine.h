@@ -147,8 +147,6 @@ typedef struct pst__presence {
 
 /* What comes up from shards on the host. */
 typedef struct pst__uploads {
-    pst_stream *stream; /* compute, or: */
-    pst_stream *own;    /* asynchronous devices */
     pst_event *reached; /* compute, where the latest ones began */
     int is_running;     /* the host has not waited for the latest ones */
 } pst__uploads;
@@ -309,6 +307,10 @@ pst_status pst__hosted_create(pst_zero *engine);
 void pst__hosted_free(pst_zero *engine);
 /* The device's copy of a shard becomes what that holds now. */
 pst_status pst__hosted_upload(pst_zero *engine, pst__group *group);
+/* Copies a shard to the device as it is gathered; `scratch`, where that is cast: as large as the
+ * shard. */
+pst_status pst__hosted_bring_up(const pst_zero *engine, const pst__group *group, void *copy,
+                                void *scratch, pst_stream *stream);
 /* Compute waits for the group's copy. */
 pst_status pst__hosted_follow(const pst_zero *engine, const pst__group *group);
 /* Blocks until no upload reads a shard. */

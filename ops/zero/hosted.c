@@ -19,27 +19,18 @@
 pst_status pst__hosted_create(pst_zero *engine) {
     pst__carrier *carrier = &engine->carrier;
     const pst_device_ops *ops = carrier->device->ops;
-    pst__uploads *uploads = &engine->uploads;
     if (!engine->options.shards_on_host) return PST_OK;
-    uploads->stream = carrier->compute;
-    pst_status status = ops->event_create(carrier->device, 0, &uploads->reached);
-    if (status == PST_OK && carrier->asynchronous)
-        status = ops->stream_create(carrier->device, 0, &uploads->own);
-    if (uploads->own != NULL) uploads->stream = uploads->own;
+    pst_status status = ops->event_create(carrier->device, 0, &engine->uploads.reached);
+    if (status == PST_OK) status = pst__carrier_add_copying(carrier);
     if (status != PST_OK) return status;
     return pst__carrier_add_then_lane(carrier, pst__queue_of(carrier, PST__REDUCE_LANE),
                                       "download");
 }
 
-/* What nobody has waited for ends before its memory goes. */
 void pst__hosted_free(pst_zero *engine) {
     pst_device *device = engine->carrier.device;
-    const pst__uploads *uploads = &engine->uploads;
-    if (uploads->own != NULL) {
-        (void)pst__carrier_wait_stream(&engine->carrier, uploads->own, PST__PATIENCE_NS);
-        device->ops->stream_destroy(device, uploads->own);
-    }
-    if (uploads->reached != NULL) device->ops->event_destroy(device, uploads->reached);
+    if (engine->uploads.reached != NULL)
+        device->ops->event_destroy(device, engine->uploads.reached);
 }
 
 /* ---- up -------------------------------------------------------------------------------------- */
@@ -47,56 +38,66 @@ void pst__hosted_free(pst_zero *engine) {
 /* Behind all that compute was given, and behind peers that read what is written. */
 static pst_status begin(pst_zero *engine) {
     pst__carrier *carrier = &engine->carrier;
-    const pst__uploads *uploads = &engine->uploads;
-    if (uploads->own == NULL) return PST_OK;
-    pst_status status = pst__carrier_record(carrier, uploads->reached);
+    pst_stream *copying = carrier->copying;
+    if (copying == NULL) return PST_OK;
+    pst_status status = pst__carrier_record(carrier, engine->uploads.reached);
     if (status == PST_OK)
-        status = carrier->device->ops->stream_wait(carrier->device, uploads->own, uploads->reached);
+        status =
+            carrier->device->ops->stream_wait(carrier->device, copying, engine->uploads.reached);
     if (status != PST_OK) return status;
-    return pst__wait_readers(carrier, carrier->options.gather_comm, uploads->own,
+    return pst__wait_readers(carrier, carrier->options.gather_comm, copying,
                              carrier->gather_ticket);
 }
 
-static pst_status copy_up(const pst_zero *engine, const pst__group *group, void *destination) {
+static pst_stream *stream_of(const pst_zero *engine) {
+    const pst__carrier *carrier = &engine->carrier;
+    return carrier->copying != NULL ? carrier->copying : carrier->compute;
+}
+
+pst_status pst__hosted_bring_up(const pst_zero *engine, const pst__group *group, void *copy,
+                                void *scratch, pst_stream *stream) {
     pst_device *device = engine->carrier.device;
-    const pst_copy copy = {destination, group->shard,
-                           group->layout.shard_elements * group->layout.element_bytes};
-    return device->ops->copy(device, engine->uploads.stream, &copy, 1);
+    const size_t elements = group->layout.shard_elements;
+    const int is_cast = group->gather_dtype != group->dtype;
+    const pst_copy up = {is_cast ? scratch : copy, group->shard,
+                         elements * group->layout.element_bytes};
+    const pst_status status = device->ops->copy(device, stream, &up, 1);
+    if (status != PST_OK || !is_cast) return status;
+    const pst_cast cast = {.destination = copy,
+                           .source = scratch,
+                           .count = elements,
+                           .destination_dtype = group->gather_dtype,
+                           .source_dtype = group->dtype};
+    return device->ops->cast_scale_copy(device, stream, &cast, 1, 1.0);
 }
 
 /* By way of scratch, which one group after the other takes. */
 static pst_status cast_up(const pst_zero *engine, const pst__group *group) {
     const pst__carrier *carrier = &engine->carrier;
     pst_device *device = carrier->device;
-    const size_t elements = group->layout.shard_elements;
+    pst_stream *stream = stream_of(engine);
     pst_lease scratch;
-    pst_status status =
-        pst_arena_acquire(carrier->staging, elements * group->layout.element_bytes, &scratch);
+    pst_status status = pst_arena_acquire(
+        carrier->staging, group->layout.shard_elements * group->layout.element_bytes, &scratch);
     if (status != PST_OK) return status;
     for (size_t i = 0; status == PST_OK && carrier->asynchronous && i < scratch.after_count; i++)
-        status = device->ops->stream_wait(device, engine->uploads.stream, scratch.after[i]);
-    if (status == PST_OK) status = copy_up(engine, group, scratch.memory);
-    const pst_cast cast = {.destination = group->copy.memory,
-                           .source = scratch.memory,
-                           .count = elements,
-                           .destination_dtype = group->gather_dtype,
-                           .source_dtype = group->dtype};
+        status = device->ops->stream_wait(device, stream, scratch.after[i]);
     if (status == PST_OK)
-        status = device->ops->cast_scale_copy(device, engine->uploads.stream, &cast, 1, 1.0);
-    if (status == PST_OK)
-        status = device->ops->event_record(device, group->uploaded, engine->uploads.stream);
+        status = pst__hosted_bring_up(engine, group, group->copy.memory, scratch.memory, stream);
+    if (status == PST_OK) status = device->ops->event_record(device, group->uploaded, stream);
     pst_arena_release(carrier->staging, &scratch, carrier->asynchronous ? group->uploaded : NULL);
     return status;
 }
 
 pst_status pst__hosted_upload(pst_zero *engine, pst__group *group) {
     pst_device *device = engine->carrier.device;
+    pst_stream *stream = stream_of(engine);
     pst_status status = begin(engine);
     if (status == PST_OK)
-        status = group->gather_dtype == group->dtype ? copy_up(engine, group, group->copy.memory)
-                                                     : cast_up(engine, group);
-    if (status == PST_OK)
-        status = device->ops->event_record(device, group->uploaded, engine->uploads.stream);
+        status = group->gather_dtype == group->dtype
+                     ? pst__hosted_bring_up(engine, group, group->copy.memory, NULL, stream)
+                     : cast_up(engine, group);
+    if (status == PST_OK) status = device->ops->event_record(device, group->uploaded, stream);
     if (status != PST_OK)
         return pst__zero_fail(
             engine, status, "group '%s': its shard could not be copied to the device", group->name);
@@ -118,8 +119,8 @@ pst_status pst__hosted_wait_uploads(pst_zero *engine) {
     const uint64_t deadline = pst__runtime_deadline(carrier->runtime);
     if (!uploads->is_running) return PST_OK;
     uploads->is_running = 0;
-    if (uploads->own == NULL) return PST_OK;
-    for (uint64_t waited = 0; !pst__carrier_wait_stream(carrier, uploads->own, GLANCE_NS);
+    if (carrier->copying == NULL) return PST_OK;
+    for (uint64_t waited = 0; !pst__carrier_wait_stream(carrier, carrier->copying, GLANCE_NS);
          waited += GLANCE_NS) {
         const pst_status status = pst_runtime_status(carrier->runtime);
         if (status != PST_OK) return status;
