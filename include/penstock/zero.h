@@ -99,10 +99,15 @@ typedef struct pst_zero_options {
     size_t push_bytes;
     /* 1: shards, and what gradient_target gives, are pinned memory of the host, for an optimizer
      * that works there. The device has a copy of each shard, in gather_dtype, which comes up when a
-     * forward begins behind an update, beside the groups before; reduced gradients go down behind
-     * their reductions. end_forward blocks until shards may be written, end_backward until the
-     * gradients are there. Nothing is updated in backwards. Alike on all ranks. */
+     * forward begins behind an update, beside the groups before (but see transient_copies); reduced
+     * gradients go down behind their reductions. end_forward blocks until shards may be written,
+     * end_backward until the gradients are there. Nothing is updated in backwards. Alike on all
+     * ranks. */
     int shards_on_host;
+    /* 1: communication copies, and those of shards on the host, do not stay: each gather makes its
+     * own, on a stream beside compute, in memory that gathers take in turn: as much as the largest
+     * copy, or three usual ones. One rank alone gathers, too, then. Alike on all ranks. */
+    int transient_copies;
 } pst_zero_options;
 
 PST_API pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *options,

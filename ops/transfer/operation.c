@@ -54,6 +54,9 @@ static void operation_reset(pst__operation *operation, pst__queue *queue) {
     operation->task = (pst_task){NULL, 0};
     operation->launch = (pst_launch){operation->carrier->graph, 0};
     operation->after_count = 0;
+    operation->make_source = NULL;
+    operation->source_free = operation->source_ended = NULL;
+    operation->source_read = 0;
     operation->then = NULL;
     operation->done = NULL;
     operation->casts.count = 0;

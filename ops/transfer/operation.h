@@ -34,6 +34,12 @@ struct pst__operation {
     int failed;          /* atomic: a task did not end well: the communicator may still write */
     int failure;         /* atomic: with this pst_status, which nobody else has reported */
     int is_waited;       /* compute waits for it already */
+    /* (optional) what makes the source, before the collective, and what that waits for: events and
+     * a ticket, see transient.c */
+    pst_status (*make_source)(pst__operation *operation, pst_stream *stream);
+    pst_event *source_free;  /* NULL: nothing has read its memory before */
+    pst_event *source_ended; /* recorded behind the collective; NULL: nobody asks */
+    uint64_t source_read;    /* whose readers have to be through; 0: nobody's */
     /* (optional) a second part, behind the collective and its sums on its queue's then_lane, with
      * the memory still held */
     pst_status (*then)(pst__operation *operation, pst_stream *stream);

@@ -50,13 +50,22 @@ static void note_end(const pst__operation *operation, pst_stream *stream) {
     if (!operation->goes_on) pst__timing_note(operation->timing, PST__ENDED, stream);
 }
 
+static pst_status note_source_ended(const pst__operation *operation, pst_stream *stream) {
+    pst_device *device = operation->carrier->device;
+    if (operation->source_ended == NULL) return PST_OK;
+    return device->ops->event_record(device, operation->source_ended, stream);
+}
+
 static pst_status start(void *argument, pst_stream *stream) {
     pst__operation *operation = argument;
     if (is_abandoned(operation)) return PST_ECANCELED;
     pst_work work = pst_collective_as_work(&operation->work);
     pst_status status = wait_for_all(operation, stream);
+    if (status == PST_OK && operation->make_source != NULL)
+        status = operation->make_source(operation, stream);
     pst__timing_note(operation->timing, PST__BEGAN, stream);
     if (status == PST_OK) status = work.start(work.argument, stream);
+    if (status == PST_OK) status = note_source_ended(operation, stream);
     if (status != PST_OK || has_second_part(operation)) return status;
     note_end(operation, stream);
     return operation->carrier->asynchronous ? note_launch(operation, stream) : PST_OK;

@@ -58,10 +58,11 @@ static void put_everything(const pst_zero *engine, text_sink *sink) {
     put(sink, "engine '%s'", engine->carrier.name);
     put(sink,
         "stage %d, prefetch_ahead %u, prefetch_bytes %zu, bucket_bytes %zu, part_bytes %zu, "
-        "push_bytes %zu%s",
+        "push_bytes %zu%s%s",
         options->stage, options->prefetch_ahead, options->prefetch_bytes, options->bucket_bytes,
         options->part_bytes, options->push_bytes,
-        options->shards_on_host ? ", shards on the host" : "");
+        options->shards_on_host ? ", shards on the host" : "",
+        options->transient_copies ? ", transient copies" : "");
     for (uint32_t i = 0; i < engine->parameter_count; i++)
         put_parameter(engine, i, sink);
     for (size_t i = 0; i < engine->group_count; i++)

@@ -151,6 +151,23 @@ typedef struct pst__uploads {
     int is_running;     /* the host has not waited for the latest ones */
 } pst__uploads;
 
+/* Memory of communication copies that do not stay. Uses are numbered as they are taken. */
+#define PST__TRANSIENT_USES 8u
+
+typedef struct pst__transient_use {
+    size_t begin, end; /* bytes */
+    uint64_t ticket;   /* of its gather */
+    pst_event *ended;  /* asynchronous devices: that has read it on this rank */
+} pst__transient_use;
+
+typedef struct pst__transient {
+    pst_lease memory;
+    size_t head;        /* where the next use begins, if it fits there */
+    uint64_t taken;     /* uses so far */
+    uint64_t free_from; /* the first one that somebody may still wait for */
+    pst__transient_use uses[PST__TRANSIENT_USES];
+} pst__transient;
+
 struct pst_zero {
     pst__carrier carrier;
     pst_zero_options options;
@@ -160,6 +177,7 @@ struct pst_zero {
     size_t chunk_bytes;  /* of a bucket, for a rank */
     size_t widest_bytes; /* of an element of any shard */
     pst__uploads uploads;
+    pst__transient transient;
     pst_event *shards_ready; /* compute's last write to shards or communication copies */
     uint32_t copied;         /* the group whose gradients were copied last, and whose caller was not
                                 called yet; or PST__NO_GROUP */
@@ -319,6 +337,18 @@ pst_status pst__hosted_wait_uploads(pst_zero *engine);
 pst_status pst__hosted_download(pst_zero *engine, pst__operation *operation,
                                 const pst__group *group, pst__part part, size_t offset,
                                 int accumulate);
+
+/* ---- transient.c
+ * ---------------------------------------------------------------------------------- */
+/* Does each gather of this group make its communication copy? */
+int pst__is_transient(const pst_zero *engine, const pst__group *group);
+size_t pst__transient_bytes(const pst_zero *engine);
+/* Nothing, unless some group's copies do not stay. */
+pst_status pst__transient_create(pst_zero *engine);
+void pst__transient_free(pst_zero *engine);
+/* Gives a gather its source, which its worker makes; then, once it is submitted: */
+void pst__transient_take(pst_zero *engine, uint32_t group, pst__operation *operation);
+void pst__transient_taken(pst_zero *engine, uint64_t ticket);
 
 /* ---- push.c ---------------------------------------------------------------------------------- */
 /* This member's gradients need no bucket to go out from. */

@@ -84,10 +84,19 @@ static pst_status refresh_copy(pst_zero *engine, pst__group *group) {
     return cast_copies(engine, 1);
 }
 
+/* Copies from the host are behind launches of gathers, where they do not stay. */
+static pst_status wait_uploads(pst_zero *engine) {
+    const pst_status status = engine->options.transient_copies ? launch_all(engine) : PST_OK;
+    return status == PST_OK ? pst__hosted_wait_uploads(engine) : status;
+}
+
 pst_status pst__gather_guard_shards(pst_zero *engine) {
-    if (engine->options.shards_on_host) return pst__hosted_wait_uploads(engine);
-    for (size_t i = 0; i < engine->group_count; i++)
-        if (!has_copy(&engine->groups[i])) return pst__wait_gather_readers(&engine->carrier);
+    if (engine->options.shards_on_host) return wait_uploads(engine);
+    for (size_t i = 0; i < engine->group_count; i++) {
+        const pst__group *group = &engine->groups[i];
+        if (!has_copy(group) && !pst__is_transient(engine, group))
+            return pst__wait_gather_readers(&engine->carrier);
+    }
     return PST_OK;
 }
 
@@ -120,27 +129,39 @@ static void describe(const pst__group *group, pst_collective *collective) {
     collective->segment_count = group->layout.segment_count;
 }
 
+/* Behind what wrote its source, and the uses before of where it goes. */
+static pst_status send(pst_zero *engine, uint32_t index, pst__operation *operation,
+                       pst_event *const *behind, size_t behind_count) {
+    const pst__group *group = &engine->groups[index];
+    const int is_transient = pst__is_transient(engine, group);
+    pst_event *after[PST_LEASE_EVENTS + 2] = {engine->shards_ready};
+    size_t count = 1;
+    if (is_transient) pst__transient_take(engine, index, operation);
+    if (group->uploaded != NULL) after[count++] = group->uploaded;
+    for (size_t i = 0; i < behind_count; i++)
+        after[count++] = behind[i];
+    const pst_status status =
+        pst__operation_submit(operation, group->layout.gathered_bytes, after, count);
+    if (status != PST_OK) return status;
+    engine->carrier.gather_ticket = operation->work.collective.ticket;
+    if (is_transient) pst__transient_taken(engine, engine->carrier.gather_ticket);
+    return is_transient && engine->pass.kind == PST__NO_PASS ? wait_uploads(engine) : PST_OK;
+}
+
 static pst_status submit(pst_zero *engine, uint32_t index, int fresh) {
     pst__group *group = &engine->groups[index];
     pst__operation *operation;
     pst_status status = pst__operation_take(&engine->carrier, PST__GATHER_LANE, &operation);
     if (status != PST_OK) return status;
-    pst_collective *collective = &operation->work.collective;
-    describe(group, collective);
-    collective->destination = group->gathered.lease.memory;
+    describe(group, &operation->work.collective);
+    operation->work.collective.destination = group->gathered.lease.memory;
     operation->wait_name = group->wait_name;
     operation->timing = group->gather_timing = pst__record_timing(engine);
-    pst_event *after[PST_LEASE_EVENTS + 2] = {engine->shards_ready};
-    size_t count = 1;
-    if (group->uploaded != NULL) after[count++] = group->uploaded;
-    if (!fresh) after[count++] = group->gathered.released;
-    for (size_t i = 0; fresh && i < group->gathered.lease.after_count; i++)
-        after[count++] = group->gathered.lease.after[i];
-    status = pst__operation_submit(operation, group->layout.gathered_bytes, after, count);
-    if (status != PST_OK) return status;
-    pst__gathered_note(&group->gathered, operation);
-    engine->carrier.gather_ticket = collective->ticket;
-    return PST_OK;
+    const pst_lease *lease = &group->gathered.lease;
+    status = fresh ? send(engine, index, operation, lease->after, lease->after_count)
+                   : send(engine, index, operation, &group->gathered.released, 1);
+    if (status == PST_OK) pst__gathered_note(&group->gathered, operation);
+    return status;
 }
 
 /* Old contents: stages 1 and 2 gather into the same memory again, behind compute's uses of it;
@@ -214,14 +235,7 @@ static pst_status submit_for_others(pst_zero *engine, uint32_t index) {
     describe(group, &operation->work.collective);
     operation->work.collective.destination = operation->unread.memory;
     operation->wait_name = group->wait_name;
-    pst_event *after[PST_LEASE_EVENTS + 2] = {engine->shards_ready};
-    size_t count = 1;
-    if (group->uploaded != NULL) after[count++] = group->uploaded;
-    for (size_t i = 0; i < operation->unread.after_count; i++)
-        after[count++] = operation->unread.after[i];
-    status = pst__operation_submit(operation, group->layout.gathered_bytes, after, count);
-    if (status == PST_OK) engine->carrier.gather_ticket = operation->work.collective.ticket;
-    return status;
+    return send(engine, index, operation, operation->unread.after, operation->unread.after_count);
 }
 
 pst_status pst__gather_for_others(pst_zero *engine, uint32_t index) {

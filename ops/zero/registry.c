@@ -176,6 +176,7 @@ static pst_status build_group(pst_zero *engine, pst__group *group,
     if (status == PST_OK) status = take_members(engine, group, options);
     if (status == PST_OK)
         status = pst__layout_build(engine->carrier.heap, &group->layout, engine->carrier.world);
+    group->layout.moves |= pst__is_transient(engine, group);
     if (status == PST_OK)
         status = engine->carrier.device->ops->event_create(engine->carrier.device, 0,
                                                            &group->gathered.released);

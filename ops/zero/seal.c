@@ -77,7 +77,7 @@ static pst_status alloc_tables(pst_zero *engine) {
     for (size_t i = 0; status == PST_OK && i < count; i++) {
         const pst__layout *layout = &engine->groups[i].layout;
         engine->order.bytes[i] = layout->moves ? layout->gathered_bytes : 0; /* of a copy */
-        engine->reduce_bytes[i] = layout->moves ? layout->gradient_bytes_whole : 0;
+        engine->reduce_bytes[i] = engine->carrier.world > 1 ? layout->gradient_bytes_whole : 0;
         engine->need[i] = engine->groups[i].forward_only ? PST__NEED_NONE : PST__NEED_UNKNOWN;
     }
     return status;
@@ -103,7 +103,7 @@ static pst_arena *arena_of(const pst_zero *engine, const pst__group *group) {
 static size_t copy_bytes(const pst_zero *engine, const pst__group *group) {
     const pst_comm_ops *ops = engine->options.gather_comm->ops;
     const int is_read_there = ops->open_memory == NULL && !engine->options.shards_on_host;
-    if (has_own_dtype(group) && is_read_there) return 0;
+    if (pst__is_transient(engine, group) || (has_own_dtype(group) && is_read_there)) return 0;
     return group->layout.shard_elements * group->layout.gather_element_bytes;
 }
 
@@ -167,7 +167,8 @@ static pst_status alloc_sources(pst_zero *engine) {
     pst_status status = add_opened(engine, engine->places, arena_bytes(engine, engine->places));
     if (status != PST_OK) return status;
     return add_opened(engine, engine->carrier.sources,
-                      bucket_bytes(engine) + arena_bytes(engine, engine->carrier.sources));
+                      bucket_bytes(engine) + pst__transient_bytes(engine) +
+                          arena_bytes(engine, engine->carrier.sources));
 }
 
 static pst_status alloc_buckets(pst_zero *engine) {
@@ -217,6 +218,7 @@ static pst_status alloc_large(pst_zero *engine) {
     choose_buckets(engine);
     pst_status status = alloc_sources(engine);
     if (status == PST_OK) status = alloc_copies(engine);
+    if (status == PST_OK) status = pst__transient_create(engine);
     if (status == PST_OK) status = alloc_resident(engine);
     return status == PST_OK ? alloc_buckets(engine) : status;
 }
@@ -234,6 +236,7 @@ void pst__seal_free(pst_zero *engine) {
     size_t count = engine->group_count;
     pst_buckets_destroy(engine->carrier.buckets);
     free_copies(engine);
+    pst__transient_free(engine);
     for (int grad = 0; grad < 2; grad++) {
         pst__comparisons_free(&engine->plans[grad]);
         pst__comparisons_free(&engine->replicas_plans[grad]);

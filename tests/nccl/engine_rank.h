@@ -29,6 +29,7 @@ static engine_rank engines[RANKS];
 static int time_waits;
 static size_t push_bytes; /* 0: nothing is that large */
 static int shards_on_host;
+static int is_transient; /* gathers make their communication copies, in bf16, which holds values */
 
 static inline pst_status give_target(void *context, uint32_t group, void **memory,
                                      int *accumulate) {
@@ -68,7 +69,8 @@ static inline pst_status create_engine(engine_rank *self) {
                                       .gradients_consumed = consumed,
                                       .callback_context = self,
                                       .time_waits = time_waits,
-                                      .shards_on_host = shards_on_host};
+                                      .shards_on_host = shards_on_host,
+                                      .transient_copies = is_transient};
     if (status == PST_OK) status = pst_zero_create(rank->runtime, &options, &self->engine);
     return status;
 }
@@ -80,8 +82,11 @@ static inline pst_status add_block(engine_rank *self) {
                                           .row_elements = COLUMNS,
                                           .trainable = 1};
     uint32_t parameter = 0, index = 0;
-    const pst_group_options group = {
-        .size = sizeof group, .name = "block", .parameters = &parameter, .parameter_count = 1};
+    const pst_group_options group = {.size = sizeof group,
+                                     .name = "block",
+                                     .parameters = &parameter,
+                                     .parameter_count = 1,
+                                     .gather_dtype = is_transient ? PST_BFLOAT16 : PST_FLOAT32};
     const pst_status status = pst_zero_add_parameter(self->engine, &weight, &parameter);
     return status == PST_OK ? pst_zero_add_group(self->engine, &group, &index) : status;
 }
@@ -143,8 +148,8 @@ static inline int own_of(const engine_rank *self) {
 
 /* Compute's work, which is captured where its stream is. */
 static inline pst_status scale(const engine_rank *self, void *to, const void *from, size_t count,
-                               double by) {
-    const pst_cast all = {to, from, count, PST_FLOAT32, PST_FLOAT32};
+                               double by, pst_dtype dtype) {
+    const pst_cast all = {to, from, count, PST_FLOAT32, dtype};
     pst_device *device = self->rank->device;
     return device->ops->cast_scale_copy(device, self->rank->stream, &all, 1, by);
 }
@@ -153,7 +158,8 @@ static inline pst_status use(engine_rank *self, uint32_t group, void *to) {
     void *memory = NULL;
     pst_status status = pst_zero_gather(self->engine, group);
     if (status == PST_OK) status = pst_zero_wait(self->engine, group, &memory);
-    return status == PST_OK ? scale(self, to, memory, VALUES, 1.0) : status;
+    const pst_dtype dtype = is_transient ? PST_BFLOAT16 : PST_FLOAT32;
+    return status == PST_OK ? scale(self, to, memory, VALUES, 1.0, dtype) : status;
 }
 
 /* The gradient is the parameter. */
@@ -184,7 +190,7 @@ static inline pst_status update(engine_rank *self, double by) {
     if (shards_on_host) return pst_zero_updated(self->engine);
     for (uint32_t i = 0; i < GROUPS && status == PST_OK; i++)
         status = scale(self, memory + SHARD + i * APART, memory + AREA / 2 + i * APART,
-                       (size_t)own_of(self), by);
+                       (size_t)own_of(self), by, PST_FLOAT32);
     return status == PST_OK ? pst_zero_updated(self->engine) : status;
 }
 

@@ -165,17 +165,31 @@ static void gradients_may_go_out_from_where_they_lie(void **state) {
     push_bytes = 0;
 }
 
+static void gathers_may_make_their_copies(void **state) {
+    nccl_world *world = *state;
+    is_transient = 1;
+    train_over_copy_engines(world, 21);
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        create_nccls(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, train_by_turns, 16);
+        create_nccls(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, train_by_launches, 24);
+    }
+    is_transient = 0;
+}
+
 static void the_host_trains_shards_of_its_own(void **state) {
     nccl_world *world = *state;
     shards_on_host = 1;
-    for (uint64_t seed = 1; seed <= 10; seed++) {
+    for (uint64_t seed = 1; seed <= 20; seed++) {
         push_bytes = seed % 4 == 0 ? 64 : 0;
+        is_transient = seed > 10;
         create_nccls(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, train_on_host, 16);
         create_ces(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, train_on_host, 16);
     }
-    shards_on_host = 0;
+    shards_on_host = is_transient = 0;
     push_bytes = 0;
 }
 
@@ -385,6 +399,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(graphs_over_copy_engines_are_steps, set_up, tear_down),
         cmocka_unit_test_setup_teardown(gradients_may_go_out_from_where_they_lie, set_up,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(gathers_may_make_their_copies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_host_trains_shards_of_its_own, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_graph_of_one_collective_is_launched_again, set_up,
                                         tear_down),

@@ -30,6 +30,7 @@ typedef struct model {
     unsigned forward_only; /* groups, by bit, whose values backwards do not need */
     int in_place;          /* shards lie where peers read them, if there is such a place */
     int hosted;            /* shards and targets are the host's, which alone touches them */
+    int transient;         /* communication copies do not stay */
     int one_comm, pumped;
     int replicas;                                               /* of which ranks are; 0: one */
     uint64_t deadline_ns, watchdog_ns;                          /* a watchdog poisons */

@@ -269,7 +269,8 @@ static inline pst_status create_engine(rank_state *state) {
         .callback_context = state,
         .replica_comm = state->replicas,
         .push_bytes = model->push_bytes,
-        .shards_on_host = model->hosted};
+        .shards_on_host = model->hosted,
+        .transient_copies = model->transient};
     return pst_zero_create(state->runtime, &options, &state->engine);
 }
 
