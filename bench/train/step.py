@@ -19,7 +19,7 @@ more steps are profiled: how long no work ran on the device, and none on the str
 kernel time, and what worked how long on one rank; the profiler slows the host, so their time stands
 beside. With `--time-waits` penstock's own figures show how long its compute waited, which costs a
 little. With `--offload` shards, gradients and optimizer lie on the host: by CPUOffloadPolicy with
-FSDP2, by offload="optimizer" with penstock. `--checkpoint auto` is penstock's, within `--memory`,
+FSDP2, by `shard`'s offload= with penstock. `--checkpoint auto` is penstock's, within `--memory`,
 beside others that checkpoint every layer, or one of `--every`.
 """
 
@@ -297,8 +297,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shards", choices=SHARDS, default="bfloat16", help="their dtype")
     parser.add_argument(
         "--offload",
+        choices=("optimizer", "parameters"),
+        help="what penstock has on the host, beside FSDP2's CPUOffloadPolicy",
+    )
+    parser.add_argument(
+        "--cast-each",
         action="store_true",
-        help="penstock's offload='optimizer' beside FSDP2's CPUOffloadPolicy",
+        help="penstock's keep_copies=False, with --shards float32",
     )
     parser.add_argument("--no-optimizer", action="store_true", help="forward and backward alone")
     parser.add_argument("--no-compile", action="store_true", help="layers run as they are")

@@ -177,7 +177,8 @@ def penstock(model: Model, given: argparse.Namespace, part_mib: int) -> None:
         time_waits=given.time_waits,
         checkpoint={"none": None, "all": "*", "auto": "auto"}[given.checkpoint],
         memory=given.memory,
-        offload="optimizer" if given.offload else None,
+        offload=given.offload,
+        keep_copies=not given.cast_each,
     )
 
 

@@ -45,6 +45,7 @@ Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
         zero.callback_context = this;
         zero.time_waits = options.time_waits;
         zero.shards_on_host = options.shards_on_host;
+        zero.transient_copies = options.transient_copies;
         check(pst_zero_create(runtime_->get(), &zero, &engine_));
     } catch (...) {
         destroy();

@@ -30,6 +30,7 @@ struct EngineOptions {
     bool verify = true;
     bool time_waits = false;
     bool shards_on_host = false;
+    bool transient_copies = false;
 };
 
 // Kind, group, in backward, bytes; nanoseconds: reached, waited, collective.

@@ -70,7 +70,7 @@ def parts_of(build: Path, gpus: int) -> list[Part]:
         Part("planner", min(2, gpus), 200, python_tests("planner", "plan", "trace_recording")),
         Part("memory", 2, 150, python_tests("memory", "use_after_release")),
         Part("beat", 2, 120, python_tests("beat")),
-        Part("offload", 2, 120, python_tests("offload")),
+        Part("offload", 2, 120, python_tests("offload", "copies")),
         Part("mesh", 2, 120, python_tests("mesh", "ignored")),
         Part("compile", 2, 240, python_tests("compile")),
         Part(

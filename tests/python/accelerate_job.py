@@ -94,6 +94,7 @@ def train_in_bf16(folder):
 
 def in_shards():
     return Plugin(
+        cpu_offload=True,
         reshard_after_forward=False,
         activation_checkpointing=True,
         state_dict_type="SHARDED_STATE_DICT",
@@ -163,8 +164,8 @@ def prepare(cpu=True, **plugin):
 
 
 def refuse():
-    with pytest.raises(penstock.PenstockError, match="asks for cpu_offload"):
-        prepare(cpu_offload=True)
+    with pytest.raises(penstock.PenstockError, match="asks for ignored_modules"):
+        prepare(ignored_modules=[])
     anew()
     with pytest.raises(penstock.PenstockError, match="fsdp_version=1 asks for FSDP1"):
         prepare(fsdp_version=1)

@@ -56,7 +56,9 @@ def test_all_implementations_train_the_same_model(tmp_path):
 
 def test_all_implementations_train_the_same_model_on_the_host():
     options = ["--tiny", *BOTH, "--no-compile", "--shards", "float32"]
-    expect_equal_losses(run_two_ranks(*options, "--offload", "--optimizer", "penstock"))
+    expect_equal_losses(
+        run_two_ranks(*options, "--offload", "parameters", "--optimizer", "penstock")
+    )
 
 
 def test_all_implementations_checkpoint_the_same_model():

@@ -108,12 +108,12 @@ def freezing(model, number, rank):
     plainly(model, number, rank)
 
 
-def train(hosted, *, kind, optimizer, backward, dtype, shard):
-    model = penstock.shard(make(kind).to(dtype), **shard, **(HOSTED if hosted else {}))
+def train(offload, *, kind, optimizer, backward, dtype, shard):
+    model = penstock.shard(make(kind).to(dtype), **shard, offload=offload)
     stepped = optimizer(model)
     for number in range(STEPS):
         backward(model, number, world()[0])
-        assert not hosted or lies_on_host(model)
+        assert offload is None or lies_on_host(model)
         stepped.step()
         stepped.zero_grad()
     values = [whole(parameter).cpu() for parameter in model.parameters()]
@@ -162,9 +162,14 @@ CASES = {
 
 
 ALONE = ("plain", "gathered in bfloat16", "bfloat16 with masters", "a graph that is kept")
+# Where gathers differ: those with "parameters" bring shards up.
+PARAMETERS = (
+    *("plain", "stage 2", "tied", "checkpointed", "gathered in bfloat16", "evaluating"),
+    *("a graph that is kept", "broken off", "writing between", "freezing"),
+)
 
 
-def train_both(name):
+def train_both(name, offload):
     case = {
         "kind": Net,
         "optimizer": adamw,
@@ -174,18 +179,24 @@ def train_both(name):
     } | CASES[name]
     # What one GPU adds up in its own order is no bit of the host's.
     is_exact = DEVICE == "cpu" or ("clipping" not in name and "torch" not in name)
-    for own, wanted in zip(train(True, **case), train(False, **case), strict=True):
+    for own, wanted in zip(train(offload, **case), train(None, **case), strict=True):
         torch.testing.assert_close(own, wanted, **(EXACT if is_exact else {}))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_host_trains_to_the_same_bits(worlds, name):
-    worlds(2).run(train_both, name)
+    worlds(2).run(train_both, name, "optimizer")
 
 
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_shards_come_up_for_each_gather(worlds, name):
+    worlds(2).run(train_both, name, "parameters")
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "parameters"])
 @pytest.mark.parametrize("name", ALONE)
-def test_the_host_of_one_rank_does_so_too(worlds, name):
-    worlds(1).run(train_both, name)
+def test_the_host_of_one_rank_does_so_too(worlds, name, offload):
+    worlds(1).run(train_both, name, offload)
 
 
 # ---- states -------------------------------------------------------------------------------------
@@ -269,10 +280,8 @@ def refuses(text, function, *args, **given):
 
 def test_what_is_not_offloaded_is_refused():
     both = "leave one of them out"
-    refuses("offload=True: give 'optimizer'", penstock.shard, make(Net), offload=True)
-    refuses(
-        "offload='parameters': give 'optimizer'", penstock.shard, make(Net), offload="parameters"
-    )
+    text = "offload=True: give 'optimizer' or 'parameters'"
+    refuses(text, penstock.shard, make(Net), offload=True)
     refuses(f"memory=4096: .*{both}", penstock.shard, make(Net), memory=4096, **HOSTED)
     given = {"checkpoint": "auto", "memory": 4096}
     refuses(f"memory=4096: .*{both}", penstock.shard, make(Net), **given, **HOSTED)

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import penstock
 import pytest
+import torch
 import torchtitan_train
 from penstock import PenstockError
 from penstock.torchtitan import convert
@@ -56,17 +57,19 @@ def train(folder):
     with patch.object(parallelize, "disable_fsdp_gradient_division", sum_on_gloo):
         _, wanted = run("FSDP2", *recomputed)
     saved = ["--job.dump_folder", folder, "--checkpoint.enable", "--checkpoint.interval", "2"]
-    model, found = run("Penstock", *recomputed, *saved)
+    model, found = run("Penstock", *recomputed, *saved, "--training.enable_cpu_offload")
     assert_same(found, wanted)
-    assert "stage=2" in repr(model) and penstock.stats(model).reduces > 0
+    assert "stage=2" in repr(model) and "offload=parameters" in repr(model)
+    assert penstock.stats(model).reduces > 0
     penstock.close(model)
     refuse()
     Path(folder, "wanted.json").write_text(json.dumps(wanted))
 
 
 def refuse():
-    with pytest.raises(PenstockError, match="asks for enable_cpu_offload") as caught:
-        make_trainer("Penstock", [*EXACT, "--training.enable_cpu_offload"])
+    apply = convert(SPEC).parallelize_fn.__globals__["apply_fsdp"]
+    with pytest.raises(PenstockError, match="asks for pipeline_parallel_degree") as caught:
+        apply(torch.nn.Linear(2, 2), None, param_dtype=None, reduce_dtype=None, pp_enabled=True)
     assert caught.value.status == "EUNSUPPORTED"
     for function in (torchtitan_train.main, None):
         with pytest.raises(PenstockError, match="calls no 'apply_fsdp'") as caught:

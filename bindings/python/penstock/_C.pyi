@@ -120,6 +120,7 @@ class Engine:
         verify: bool,
         time_waits: bool,
         shards_on_host: bool,
+        transient_copies: bool,
         segments: Callable[[int], torch.Tensor] | None,
     ) -> None: ...
     def destroy(self) -> None: ...

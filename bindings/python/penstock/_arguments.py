@@ -13,6 +13,7 @@ from torch import nn
 
 from penstock._errors import PenstockError
 
+OFFLOADS = ("optimizer", "parameters")
 COMMUNICATORS = ("auto", "ce", "nccl", "crossover", "hierarchy")
 _OF_GPUS = ("ce", "nccl", "crossover")
 _MOST = 2**32 - 1  # what the engine counts in
@@ -99,8 +100,8 @@ def check_communicator(name: Any, device: torch.device) -> None:
 
 def check_offload(offload: Any) -> None:
     """Raise unless it is None or says what lies on the host."""
-    if offload is not None and offload != "optimizer":
-        refuse("offload", offload, "give 'optimizer', or leave it out")
+    if offload is not None and offload not in OFFLOADS:
+        refuse("offload", offload, f"give {' or '.join(map(repr, OFFLOADS))}, or leave it out")
 
 
 def check_seconds(timeout: Any) -> float:
@@ -145,6 +146,7 @@ class Options:
     checkpoint: Any
     memory: str | int | float | None
     offload: str | None
+    keep_copies: bool
 
     def check(self, device: torch.device) -> None:
         """Raise PenstockError (EINVAL) that names the first option that is not what it may be.
@@ -170,10 +172,16 @@ class Options:
         check_flag("time_waits", self.time_waits)
         check_flag("broadcast", self.broadcast)
         check_offload(self.offload)
+        check_flag("keep_copies", self.keep_copies)
         if self.budget is not None:
             check_memory(self.budget, device)
             if self.offload is not None:
                 self.refuse_budget("nothing is measured with offload=: leave one of them out")
+
+    @property
+    def makes_copies(self) -> bool:
+        """Whether what peers read, where it is no shard, is made anew for each gather."""
+        return self.offload == "parameters" or not self.keep_copies
 
     @property
     def recomputes_by_plan(self) -> bool:

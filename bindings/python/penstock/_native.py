@@ -63,6 +63,7 @@ def open_native(
         verify=options.verify,
         time_waits=options.time_waits,
         shards_on_host=options.offload is not None,
+        transient_copies=options.makes_copies,
         segments=segment_maker(world.device),
     )
     try:

@@ -58,6 +58,7 @@ def shard(
     forward_methods: str | Iterable[str] = (),
     memory: str | int | float | None = None,
     offload: str | None = None,
+    keep_copies: bool = True,
     ignored_params: Iterable[nn.Parameter] | None = None,
 ) -> Model:
     """Shard a model over its ranks, in place.
@@ -194,10 +195,16 @@ def shard(
         "optimizer": shards, their gradients and the optimizer's states lie in the host's memory,
         pinned where the model is on a GPU, and the optimizer works there. The GPU has a copy of the
         shards in ``param_dtype``, which comes up a group at a time while the next forward goes on;
-        gradients go down behind their reductions, and the end of a backward waits for them. Ranks
+        gradients go down behind their reductions, and the end of a backward waits for them.
+        "parameters": the same, and no copy stays: each gather brings up its part of the shards, a
+        group ahead, so that the GPU has what is gathered, and memory of about three groups. Ranks
         need a process group for CPUs too, as ``"cpu:gloo,cuda:nccl"``, where norms are asked for.
         On the CPU it trains as without. Neither ``memory``, ``checkpoint="auto"`` nor DTensors of
         before are for such models, nor is ``in_backward`` of `AdamW`, and `step` captures nothing.
+    keep_copies : bool
+        Where shards are gathered in another dtype (``param_dtype``): whether each rank keeps its
+        rows in that, too, cast once behind an update. Without, each gather casts them, a group
+        ahead, in memory of about three groups; FSDP2 does so.
     ignored_params : iterable of nn.Parameter, optional
         Parameters of the model that are left alone: neither sharded nor moved, compared or
         broadcast, and their gradients are each rank's own.
@@ -235,6 +242,7 @@ def shard(
         checkpoint=checkpoint,
         memory=memory,
         offload=offload,
+        keep_copies=keep_copies,
     )
     _check(model)
     parameters = _checks.find_parameters(model, ignored_params)

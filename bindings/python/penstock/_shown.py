@@ -23,6 +23,7 @@ def install(engine: Engine) -> None:
     how = f"sharded: stage={engine.stage}, ranks={engine.world.size}"
     how += f", replicas={replicas}" if replicas > 1 else ""
     how += f", offload={engine.options.offload}" if engine.options.offload else ""
+    how += "" if engine.options.keep_copies else ", keep_copies=False"
     for unit in engine.units:
         contents = ", ".join(map(_describe, unit.groups))
         line = f"{how}, parameters={contents}" if contents else how

@@ -169,6 +169,8 @@ def _options_of(plugin: Any, model: nn.Module) -> dict[str, Any]:
     }
     if callable(getattr(type(model), "generate", None)):
         options["forward_methods"] = ["generate"]
+    if isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        options["offload"] = "parameters"
     if plugin.activation_checkpointing:
         options["checkpoint"] = _all_blocks
     policy = plugin.mixed_precision_policy
@@ -186,7 +188,6 @@ def _all_blocks(name: str, module: nn.Module) -> bool:
 def _refuse_unsupported(plugin: Any) -> None:
     policy = plugin.mixed_precision_policy
     wishes = {
-        "cpu_offload": isinstance(plugin.cpu_offload, CPUOffloadPolicy),
         "ignored_modules": plugin.ignored_modules is not None,
         "activation_checkpointing_offload": plugin.activation_checkpointing_offload,
         "cast_forward_inputs=False": policy is not None and not policy.cast_forward_inputs,

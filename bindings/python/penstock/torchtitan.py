@@ -50,8 +50,8 @@ def convert(spec: Spec, **options: Any) -> Spec:
     ------
     PenstockError
         EMISMATCH: its parallelize function is another one than what this was proved with. Later,
-        when a model is parallelized: EUNSUPPORTED for pipelines, experts over ranks of their own
-        and CPU offload, and what `shard` itself raises.
+        when a model is parallelized: EUNSUPPORTED for pipelines and experts over ranks of
+        their own, and what `shard` itself raises.
     ImportError
         There is no torchtitan.
     """
@@ -92,7 +92,6 @@ def _apply_shard(
     wishes = {
         "pipeline_parallel_degree": pp_enabled,
         "expert_parallel_degree": ep_degree > 1,
-        "enable_cpu_offload": cpu_offload,
     }
     for wish in (wish for wish, is_wished in wishes.items() if is_wished):
         raise PenstockError(
@@ -109,6 +108,7 @@ def _apply_shard(
         "mesh": dp_mesh,
         "param_dtype": param_dtype,
         "reduce_dtype": reduce_dtype,
+        "offload": "parameters" if cpu_offload else None,
         **dims,
     }
     shard(model, **{**given, **options})
