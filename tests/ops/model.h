@@ -118,4 +118,31 @@ static inline model chain_model(int stage, size_t groups, size_t width) {
     return model;
 }
 
+/* A die with so many sides. */
+static inline size_t drawn(uint64_t *dice, uint64_t bound) {
+    *dice = mix(*dice + 0x9e3779b97f4a7c15u);
+    return (size_t)((*dice >> 20) % bound);
+}
+
+/* Groups at random, and how they travel. */
+static inline model drawn_model(uint64_t *dice) {
+    model model = empty_model(1 + (int)drawn(dice, 3));
+    for (size_t g = 1 + drawn(dice, 12); g > 0; g--) {
+        add_shape(&model, 1 + drawn(dice, 9), 1 + drawn(dice, 40), 1);
+        for (size_t more = drawn(dice, 3); more > 0; more--)
+            add_shape(&model, drawn(dice, 30), 1 + drawn(dice, 30), drawn(dice, 4) > 0);
+        close_group(&model);
+    }
+    model.prefetch_ahead = (uint32_t)drawn(dice, 8);
+    model.bucket_bytes = (size_t)128 << drawn(dice, 5);
+    model.part_bytes = drawn(dice, 2) == 0 ? 0 : (size_t)128 << drawn(dice, 5);
+    model.push_bytes = drawn(dice, 2) * 64;
+    model.one_comm = (int)drawn(dice, 2);
+    model.gather_dtype = drawn(dice, 3) > 0 ? PST_BFLOAT16 : PST_FLOAT32;
+    model.start_us = (unsigned)drawn(dice, 30);
+    model.delay_us = (unsigned)drawn(dice, 60);
+    model.seed = *dice;
+    return model;
+}
+
 #endif

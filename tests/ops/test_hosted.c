@@ -275,37 +275,12 @@ static void captures_and_updates_are_refused(void **unused) {
 
 /* ---- at random ------------------------------------------------------------------------------- */
 
-static size_t drawn(uint64_t *dice, uint64_t bound) {
-    *dice = mix(*dice + 0x9e3779b97f4a7c15u);
-    return (size_t)((*dice >> 20) % bound);
-}
-
-static model drawn_model(uint64_t *dice) {
-    model model = empty_model(1 + (int)drawn(dice, 3));
-    for (size_t g = 1 + drawn(dice, 5); g > 0; g--) {
-        add_shape(&model, 1 + drawn(dice, 9), 1 + drawn(dice, 40), 1);
-        for (size_t more = drawn(dice, 3); more > 0; more--)
-            add_shape(&model, drawn(dice, 30), 1 + drawn(dice, 30), drawn(dice, 4) > 0);
-        close_group(&model);
-    }
-    model.prefetch_ahead = (uint32_t)drawn(dice, 4);
-    model.bucket_bytes = (size_t)128 << drawn(dice, 5);
-    model.part_bytes = drawn(dice, 2) == 0 ? 0 : (size_t)128 << drawn(dice, 5);
-    model.push_bytes = drawn(dice, 2) * 64;
-    model.one_comm = (int)drawn(dice, 2);
-    model.gather_dtype = drawn(dice, 2) ? PST_BFLOAT16 : PST_FLOAT32;
-    model.start_us = (unsigned)drawn(dice, 30);
-    model.seed = *dice;
-    return model;
-}
-
 static void models_at_random_are_trained_alike(void **unused) {
     (void)unused;
     uint64_t dice = random_seed(__func__);
     for (int i = 0; i < random_programs(8); i++) {
         model model = drawn_model(&dice);
         model.hosted = 1;
-        model.delay_us = (unsigned)drawn(&dice, 60);
         run_ranks(1 << i % 3, &model, train, NULL);
     }
 }

@@ -484,33 +484,6 @@ static void passes_with_updates_are_replayed(void **unused) {
 
 /* ---- at random ------------------------------------------------------------------------------- */
 
-static uint64_t drawn(uint64_t *dice, uint64_t bound) {
-    *dice = mix(*dice + 0x9e3779b97f4a7c15u);
-    return (*dice >> 20) % bound;
-}
-
-static model drawn_model(uint64_t *dice) {
-    model model = empty_model(1 + (int)drawn(dice, 3));
-    const size_t groups = 1 + (size_t)drawn(dice, 5);
-    for (size_t g = 0; g < groups; g++) {
-        add_shape(&model, 1 + (size_t)drawn(dice, 9), 1 + (size_t)drawn(dice, 40), 1);
-        for (uint64_t more = drawn(dice, 3); more > 0; more--)
-            add_shape(&model, (size_t)drawn(dice, 30), 1 + (size_t)drawn(dice, 30),
-                      drawn(dice, 4) > 0);
-        close_group(&model);
-    }
-    model.prefetch_ahead = (uint32_t)drawn(dice, 4);
-    model.bucket_bytes = (size_t)128 << drawn(dice, 5);
-    model.part_bytes = drawn(dice, 2) == 0 ? 0 : (size_t)128 << drawn(dice, 5);
-    model.push_bytes = (size_t)drawn(dice, 2) * 64;
-    model.one_comm = (int)drawn(dice, 2);
-    model.in_place = (int)drawn(dice, 2);
-    model.delay_us = (unsigned)drawn(dice, 60);
-    model.start_us = (unsigned)drawn(dice, 30);
-    model.seed = *dice;
-    return with_precision(model, (precision)drawn(dice, 3));
-}
-
 /* All ranks draw alike whether a step updates, and each for itself which groups. */
 static void train_at_random(rank_state *state) {
     uint64_t dice = *(const uint64_t *)state->argument, own = dice + (uint64_t)state->rank;
@@ -529,7 +502,9 @@ static void models_at_random_are_updated_alike(void **unused) {
     (void)unused;
     uint64_t dice = random_seed(__func__);
     for (int i = 0; i < random_programs(12); i++) {
-        const model model = drawn_model(&dice);
+        model model = with_precision(drawn_model(&dice), (precision)drawn(&dice, 3));
+        model.in_place = (int)drawn(&dice, 2);
+        model.transient = (int)drawn(&dice, 2);
         run_ranks_async(1 + i % 3, &model, train_at_random, &dice);
     }
 }
