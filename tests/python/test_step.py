@@ -143,6 +143,7 @@ WAYS = {
     "frozen": (Frozen, {}),
     "tied": (Tied, {}),
     "bfloat16": (Net, {"param_dtype": torch.bfloat16}),
+    "cast for each gather": (Net, {"param_dtype": torch.bfloat16, "keep_copies": False}),
 }
 
 
