@@ -18,14 +18,14 @@ from penstock._blocks import Blocks, Named, find_beside, find_blocks, select_blo
 from penstock._checkpoint import Checkpointed
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
+from penstock._float8 import find_extension
 from penstock._keeping import Keeping
 from penstock._mesh import Mesh
 from penstock._native import fill_shard, make_shards, open_native
-from penstock._units import Group, Parameter, Unit
-from penstock._world import World
+from penstock._units import Dtypes, Group, Parameter, Unit
+from penstock._world import World, is_alone
 
 Model = TypeVar("Model", bound=nn.Module)
-Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]  # of shards, gathered, and gradients
 
 _BUCKET_BYTES = 8 << 20
 _logger = logging.getLogger("penstock")
@@ -254,7 +254,7 @@ def shard(
     ranks = on_mesh.choose(process_group, device, dims_divided(parameters))
     axes = find_axes(parameters, ranks, options)
     found = find_blocks(model, blocks)
-    units = _make_units(model, found, parameters, options)
+    units = _make_units(model, found, parameters, options, alone=is_alone(ranks))
     methods = _methods.find_methods(forward_methods, units)
     checkpointed, keeping = _find_checkpointed(model, found, units, options)
     groups = [group for unit in units for group in unit.groups]
@@ -401,6 +401,8 @@ def _make_units(
     blocks: list[tuple[str, nn.Module]],
     parameters: dict[str, nn.Parameter],
     options: Options,
+    *,
+    alone: bool,
 ) -> list[Unit]:
     root = Unit("root", model)
     units = [Unit(name, module) for name, module in blocks]
@@ -420,6 +422,8 @@ def _make_units(
         }
         # What several units share, or a unit and the rest, belongs to the root.
         unit = next(iter(owned_by.values())) if len(owned_by) == 1 else root
+        if not alone:  # else nothing travels
+            parameter.extension = find_extension(parameter, unit, options)
         parameter.group = _group_of(unit, _dtypes_of(parameter, options))
         parameter.group.parameters.append(parameter)
     return [root, *units]
@@ -441,9 +445,10 @@ def _parameters_of(model: nn.Module, wanted: set[int]) -> list[Parameter]:
 def _dtypes_of(parameter: Parameter, options: Options) -> Dtypes:
     dtype = parameter.dtype
     if not dtype.is_floating_point or dtype.itemsize == 1:  # float8 is moved as it is
-        return dtype, dtype, dtype
-    gather = dtype if _has_statistics(parameter) else options.param_dtype or dtype
-    return dtype, gather, options.reduce_dtype or gather
+        return Dtypes(dtype, dtype, dtype, dtype)
+    used = dtype if _has_statistics(parameter) else options.used_dtype or dtype
+    gather = used if parameter.extension is None else parameter.extension.wire_dtype
+    return Dtypes(dtype, gather, options.reduce_dtype or used, used)
 
 
 def _has_statistics(parameter: Parameter) -> bool:
@@ -455,11 +460,11 @@ def _has_statistics(parameter: Parameter) -> bool:
 
 def _group_of(unit: Unit, dtypes: Dtypes) -> Group:
     for group in unit.groups:
-        if (group.dtype, group.gather_dtype, group.reduce_dtype) == dtypes:
+        if group.dtypes == dtypes:
             return group
     names = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in dtypes[:2])
     name = unit.name if not unit.groups else f"{unit.name} {' as '.join(names)}"
-    unit.groups.append(Group(name, unit, *dtypes))
+    unit.groups.append(Group(name, unit, dtypes))
     return unit.groups[-1]
 
 
