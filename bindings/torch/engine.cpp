@@ -5,6 +5,7 @@
 #include "storage.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
 namespace penstock {
 // ---- life -------------------------------------------------------------------------------------
@@ -364,6 +365,7 @@ pst_status Engine::fill_copy(void *context, uint32_t index, void *copy) {
     auto &self = *static_cast<Engine *>(context);
     const Group &group = self.groups_.at(index);
     const RealTensors real_tensors;
+    const c10::InferenceMode no_inference(false); // later passes read what it makes
     try {
         const size_t count = self.group_layout(index).shard_bytes / c10::elementSize(group.dtype);
         const at::Device where = self.runtime_->where();
