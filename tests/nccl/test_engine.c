@@ -55,6 +55,20 @@ static void steps_as_graphs_are_steps(void **state) {
     }
 }
 
+static void graphs_fill_what_they_gather(void **state) {
+    nccl_world *world = *state;
+    fills = 1;
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        create_nccls(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, train_by_turns, 16);
+        create_nccls(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, train_by_launches, 24);
+        create_nccls(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, add_by_launches, 16);
+    }
+    fills = 0;
+}
+
 /* ---- a rank that stays away -------------------------------------------------------------------
  */
 
@@ -394,6 +408,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(hooks_under_capture_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(steps_as_graphs_are_steps, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(graphs_fill_what_they_gather, set_up, tear_down),
         cmocka_unit_test_setup_teardown(graphs_that_a_rank_does_not_launch_end_with_the_deadline,
                                         set_up_with_watchdog, tear_down),
         cmocka_unit_test_setup_teardown(graphs_over_copy_engines_are_steps, set_up, tear_down),

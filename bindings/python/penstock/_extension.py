@@ -89,6 +89,8 @@ class Extension:
     ----------
     wire_dtype : torch.dtype
         In which it travels: one of one byte.
+    is_captured : bool
+        Whether a CUDA graph repeats what the hooks do: others may keep tensors of a call in Python.
     rows : list of torch.Size
         The shape of a row of each tensor that travels, in bytes.
     more : list of int
@@ -100,6 +102,7 @@ class Extension:
     """
 
     wire_dtype = torch.uint8
+    is_captured = False
 
     def __init__(
         self,

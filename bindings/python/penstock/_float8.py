@@ -66,6 +66,7 @@ class Scaled(Extension):
     """
 
     wire_dtype = torch.float8_e4m3fn
+    is_captured = True
 
     def __init__(self, name: str, shape: torch.Size, *rest: Any) -> None:
         super().__init__(name, shape, *rest)
