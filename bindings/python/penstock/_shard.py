@@ -78,6 +78,16 @@ def shard(
     gradients have to be. `memory`, and ``checkpoint="auto"``, are refused then, and `step` captures
     nothing.
 
+    Parameters with hooks of a gather (``fsdp_pre_all_gather``, ``fsdp_post_all_gather``) travel as
+    FSDP2 has them travel: what the first makes of this rank's rows, once behind each update; and
+    modules have what the second makes of that. So a model that torchao's
+    ``convert_to_float8_training`` has converted for FSDP2 (``enable_fsdp_float8_all_gather=True``)
+    trains as it is, with a byte an element on its way; behind each step call
+    ``precompute_float8_dynamic_scale_for_fsdp``, else ranks agree on one scale after the other.
+    The rows' shape and a byte an element are what a hook may send. Shards, and what ``state_dict``
+    has, stay in their own dtype. ``offload=`` and DTensors of before are refused, `step` captures
+    nothing, and a process alone computes with plain parameters.
+
     A model larger than the memory is built on the meta device (``with torch.device("meta")``). Its
     shards are allocated here, and get values before the first forward: from files, by
     `penstock.load`, ``load_state_dict`` or ``torch.distributed.checkpoint``; or by
@@ -139,6 +149,12 @@ def shard(
     param_dtype : torch.dtype, optional
         Of gathered parameters and of the blocks' floating-point inputs; left out: as the shards.
         Those of batch norms that keep statistics stay as they are, as the statistics do.
+        ``torch.float8_e4m3fn``: bfloat16, but matrices of blocks are gathered in float8, a byte an
+        element and for each row a scale of 4 bytes, and become bfloat16 in front of each use. This
+        loses what float8 cannot hold: each element keeps 4 bits, those far below the largest of
+        their row fewer. Shards and gradients lose nothing. Matrices are parameters, stacks of
+        matrices too, whose last dimension has 64 elements or more; embeddings, what lies beside
+        the blocks, DTensors of before and a process alone have bfloat16.
     reduce_dtype : torch.dtype, optional
         In which gradients travel (they are summed in fp32); left out: as the gathered parameters.
     output_dtype : torch.dtype, optional
