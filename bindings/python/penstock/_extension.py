@@ -194,6 +194,11 @@ class Extension:
         self.hide()
         return self._full
 
+    @property
+    def whole(self) -> list[torch.Tensor]:
+        """All that has memory while it is gathered."""
+        return [*self.gathered, *self._made]
+
     # ---- before a gather ------------------------------------------------------------------------
 
     def send(self, copy: torch.Tensor) -> None:

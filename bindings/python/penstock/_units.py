@@ -169,6 +169,11 @@ class Parameter:
             self.part = self.full = self.extension.make_full(device, self.trainable, self.released)
             self.memory = self.extension.gathered[0]
 
+    @property
+    def whole(self) -> list[torch.Tensor]:
+        """All that has memory while it is gathered."""
+        return [self.memory] if self.extension is None else self.extension.whole
+
     def watch(self, arrived: _C.Arrived) -> None:
         """Have its gradients, whenever they are computed, noted there and given to `part`."""
         if self.divided is None:
