@@ -4,18 +4,26 @@ import penstock
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from equality import whole
 from models import DEVICE
 from penstock import PenstockError
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn import functional
 from torchao.float8 import (
     Float8LinearConfig,
     convert_to_float8_training,
     precompute_float8_dynamic_scale_for_fsdp,
 )
+from torchao.float8.float8_tensor_parallel import Float8ColwiseParallel, Float8RowwiseParallel
 
 WORDS, WIDTH = 32, 64
 WIDE, BF16, FLOAT8 = torch.float32, torch.bfloat16, torch.float8_e4m3fn
@@ -73,8 +81,10 @@ def fsdp2(**options):
     return model
 
 
-def batch(step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(step * 2 + dist.get_rank())
+def batch(step: int, rank: int | None = None) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(
+        step * 4 + (dist.get_rank() if rank is None else rank)
+    )
     return torch.randint(WORDS, (4, 8), generator=generator).to(DEVICE)
 
 
@@ -223,6 +233,63 @@ def freeze_and_thaw():
 
 def test_they_are_unfrozen_and_accumulate(worlds):
     worlds(2).run(freeze_and_thaw)
+
+
+def go_on(folder):
+    """Checkpoints of FSDP2's are gone on with, and those of ours by FSDP2."""
+    then = precompute_float8_dynamic_scale_for_fsdp
+    ours, theirs = penstock.shard(converted()), fsdp2()
+    figures = {}
+    for before, behind in ((theirs, ours), (ours, theirs)):
+        train(before, then, steps=1)
+        theirs.reshard()
+        dcp.save(before.state_dict(), checkpoint_id=f"{folder}/{before is ours}")
+        state = behind.state_dict()
+        dcp.load(state, checkpoint_id=f"{folder}/{before is ours}")
+        behind.load_state_dict(state)
+        for model in (ours, theirs):
+            then(model)
+            with torch.no_grad():
+                figures[model] = [loss_of(model, step).item() for step in range(2)]
+        assert figures[ours] == figures[theirs]
+    penstock.close(ours)
+
+
+def test_checkpoints_go_from_fsdp2_and_back(worlds, tmp_path):
+    worlds(2).run(go_on, str(tmp_path))
+
+
+def train_divided():
+    """Blocks are divided over two ranks, and sharded over two others."""
+    mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("dp", "tp"))
+    plan = {"blocks.*.up": Float8ColwiseParallel(), "blocks.*.down": Float8RowwiseParallel()}
+    ours, theirs = (parallelize_module(converted(), mesh["tp"], plan) for _ in range(2))
+    plain_plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
+    scaled = parallelize_module(make(), mesh["tp"], plain_plan)
+    penstock.shard(ours, mesh=mesh["dp"])
+    penstock.shard(scaled, mesh=mesh["dp"], param_dtype=FLOAT8)
+    for module in (*theirs.blocks, theirs):
+        fully_shard(module, mesh=mesh["dp"])
+    figures = []
+    for model in (ours, theirs, scaled):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for step in range(3):
+            tokens = batch(step, mesh.get_local_rank("dp"))
+            logits = model(tokens).float()
+            loss = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            precompute_float8_dynamic_scale_for_fsdp(model)
+            figures.append(loss.item())
+    assert figures[:3] == figures[3:6]
+    assert figures[6:] == pytest.approx(figures[:3], rel=0.1)
+    for model in (ours, scaled):
+        penstock.close(model)
+
+
+def test_what_is_divided_for_tensor_parallelism_trains_as_under_fsdp2(worlds):
+    worlds(4).run(train_divided)
 
 
 def use_outside():

@@ -74,10 +74,6 @@ _PROBLEMS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
         "is not initialised, as its module is a lazy one: run a forward before shard",
     ),
     (
-        lambda p: isinstance(p, DTensor) and has_hooks(p._local_tensor),
-        "is a DTensor of tensors with hooks of a gather: they can be had with plain ones alone",
-    ),
-    (
         lambda p: has_hooks(p) and bool(why_no_hooks(p)),
         "is a {kind} that {why}",
     ),

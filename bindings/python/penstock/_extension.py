@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from penstock import _C
 from penstock._errors import PenstockError
@@ -28,9 +29,14 @@ _inner: dict[type, str] = {}  # by class with hooks: the attribute that has the 
 # ---- tensors that have hooks ---------------------------------------------------------------------
 
 
+def part_of(tensor: torch.Tensor) -> Any:
+    """Return what may have hooks: of a DTensor this rank's part, of any other one itself."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Whether a tensor has hooks of a gather, or one of the two."""
-    return hasattr(tensor, _PRE) or hasattr(tensor, _POST)
+    return hasattr(part_of(tensor), _PRE) or hasattr(part_of(tensor), _POST)
 
 
 def why_no_hooks(tensor: torch.Tensor) -> str:
@@ -38,6 +44,7 @@ def why_no_hooks(tensor: torch.Tensor) -> str:
 
     What it consists of is known from then on to `plain_of`.
     """
+    tensor = part_of(tensor)
     if not (hasattr(tensor, _PRE) and hasattr(tensor, _POST)):
         return f"has one of {_PRE} and {_POST}, and both are wanted"
     if not hasattr(tensor, "__tensor_flatten__"):
@@ -128,7 +135,7 @@ class Extension:
         self._own: list[torch.Size] = []  # and their shape
         self._dtypes: list[torch.dtype] = []
         self._metadata: Any = None
-        self._full: nn.Parameter
+        self._full: torch.Tensor
         self._made: list[torch.Tensor] = []  # by the hook, beside `gathered`
         self._memory: list[torch.Tensor] = []  # of these, while there is some
         self.released = ""
@@ -138,7 +145,7 @@ class Extension:
 
         `like` is one of which it has all else; left out: the one of before.
         """
-        parts: Any = self._hooks if like is None else like
+        parts = self._hooks if like is None else part_of(like)
         _, context = parts.__tensor_flatten__()
         inner = {_inner[type(parts)]: rows}
         return type(parts).__tensor_unflatten__(inner, context, rows.shape, rows.stride())
@@ -186,13 +193,18 @@ class Extension:
             full, inner = self._hooks.fsdp_post_all_gather(
                 self._outputs(), self._metadata, self._used_dtype
             )
-            self._full = nn.Parameter(full, requires_grad=trainable)
+            part = nn.Parameter(full, requires_grad=trainable)
+        self._full = part
         storages = {tensor.untyped_storage()._cdata for tensor in self.gathered}
         self._made = [t for t in inner if t.untyped_storage()._cdata not in storages]
         for tensor in self.gathered:
             _C.release(tensor, released)
         self.hide()
-        return self._full
+        return part
+
+    def show_in(self, full: torch.Tensor) -> None:
+        """Have another tensor on the same memory shown in place of what `make_full` has made."""
+        self._full = full
 
     @property
     def whole(self) -> list[torch.Tensor]:

@@ -53,9 +53,8 @@ def _is_scaled(parameter: Parameter, unit: Unit) -> bool:
     """Whether it is one of a block's matrices, or a stack of them, that are multiplied with."""
     is_looked_up = any(isinstance(module, nn.Embedding) for module, _ in parameter.places)
     is_of_block = unit.name != "root" and not unit.beside_blocks
-    is_plain = parameter.divided is None and parameter.dtype.is_floating_point
     is_matrix = len(parameter.shape) > 1 and parameter.shape[-1] >= _LEAST
-    return is_of_block and is_plain and is_matrix and not is_looked_up
+    return is_of_block and is_matrix and not is_looked_up
 
 
 class Scaled(Extension):

@@ -85,8 +85,8 @@ def shard(
     trains as it is, with a byte an element on its way; behind each step call
     ``precompute_float8_dynamic_scale_for_fsdp``, else ranks agree on one scale after the other.
     The rows' shape and a byte an element are what a hook may send. Shards, and what ``state_dict``
-    has, stay in their own dtype. ``offload=`` and DTensors of before are refused, `step` captures
-    nothing, and a process alone computes with plain parameters.
+    has, stay in their own dtype. ``offload=`` is refused, `step` captures nothing, and a process
+    alone computes with plain parameters.
 
     A model larger than the memory is built on the meta device (``with torch.device("meta")``). Its
     shards are allocated here, and get values before the first forward: from files, by
@@ -154,7 +154,7 @@ def shard(
         loses what float8 cannot hold: each element keeps 4 bits, those far below the largest of
         their row fewer. Shards and gradients lose nothing. Matrices are parameters, stacks of
         matrices too, whose last dimension has 64 elements or more; embeddings, what lies beside
-        the blocks, DTensors of before and a process alone have bfloat16.
+        the blocks, and a process alone have bfloat16.
     reduce_dtype : torch.dtype, optional
         In which gradients travel (they are summed in fp32); left out: as the gathered parameters.
     output_dtype : torch.dtype, optional

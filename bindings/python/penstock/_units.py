@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from penstock import _C
 from penstock._axes import block_of, make_divided, watch_divided
 from penstock._errors import PenstockError
-from penstock._extension import Extension, outside_passes
+from penstock._extension import Extension, outside_passes, part_of
 from penstock._sharded import make_sharded_parameter
 from penstock._world import Layout, World, local_of
 
@@ -168,6 +168,9 @@ class Parameter:
         if self.extension is not None:
             self.part = self.full = self.extension.make_full(device, self.trainable, self.released)
             self.memory = self.extension.gathered[0]
+            if self.divided is not None:
+                self.full = make_divided(self.part, self.divided)
+                self.extension.show_in(part_of(self.full))
 
     @property
     def whole(self) -> list[torch.Tensor]:
