@@ -378,6 +378,12 @@ def send_bytes():
         assert torch.equal(whole(model[0].weight.grad), torch.ones(64, WIDTH, device=DEVICE))
         model.zero_grad()
     assert model[0].weight.to_local().max() == 199  # what is trained is as it was
+    model[0].weight._local_tensor.sends = "words"
+    penstock.invalidate(model)
+    with pytest.raises(PenstockError, match="'0.weight' gives torch.int16"):
+        model(x)
+    model[0].weight._local_tensor.sends = "bytes"
+    assert torch.equal(model(x), out)
     penstock.close(model)
 
 
