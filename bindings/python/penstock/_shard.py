@@ -220,7 +220,8 @@ def shard(
     keep_copies : bool
         Where shards are gathered in another dtype (``param_dtype``): whether each rank keeps its
         rows in that, too, cast once behind an update. Without, each gather casts them, a group
-        ahead, in memory of about three groups; FSDP2 does so.
+        ahead, in memory of about three groups; FSDP2 does so. What is a byte an element, made by
+        hooks or as float8, stays anyway.
     ignored_params : iterable of nn.Parameter, optional
         Parameters of the model that are left alone: neither sharded nor moved, compared or
         broadcast, and their gradients are each rank's own.
