@@ -5,6 +5,7 @@
 #include "storage.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
 namespace penstock {
 // ---- life -------------------------------------------------------------------------------------
@@ -42,6 +43,7 @@ Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
         zero.gradient_target = gradient_target;
         zero.gradients_kept = gradients_kept;
         zero.gradients_consumed = gradients_consumed;
+        zero.fill_copy = fill_copy;
         zero.callback_context = this;
         zero.time_waits = options.time_waits;
         zero.shards_on_host = options.shards_on_host;
@@ -102,7 +104,8 @@ uint32_t Engine::add_parameter(const std::string &name, size_t rows, size_t row_
 
 uint32_t Engine::add_group(const std::string &name, const std::vector<uint32_t> &parameters,
                            at::ScalarType dtype, at::ScalarType gather_dtype,
-                           at::ScalarType reduce_dtype, bool forward_only) {
+                           at::ScalarType reduce_dtype, bool forward_only,
+                           std::optional<at::ScalarType> used_dtype) {
     pst_group_options options{};
     options.size = sizeof options;
     options.name = name.c_str();
@@ -112,6 +115,8 @@ uint32_t Engine::add_group(const std::string &name, const std::vector<uint32_t> 
     options.gather_dtype = dtype_of(gather_dtype);
     options.reduce_dtype = dtype_of(reduce_dtype);
     options.forward_only = forward_only;
+    options.filled = used_dtype.has_value();
+    options.used_dtype = dtype_of(used_dtype.value_or(gather_dtype));
     uint32_t index = 0;
     check(pst_zero_add_group(engine(), &options, &index));
     groups_.resize(std::max<size_t>(groups_.size(), index + 1));
@@ -119,6 +124,7 @@ uint32_t Engine::add_group(const std::string &name, const std::vector<uint32_t> 
     group.parameters = parameters;
     group.dtype = dtype;
     group.gather_dtype = gather_dtype;
+    group.used_dtype = used_dtype.value_or(gather_dtype);
     return index;
 }
 
@@ -162,12 +168,13 @@ void Engine::bind_shard(uint32_t group, const at::Tensor &shard) {
 }
 
 void Engine::attach(uint32_t index, const std::vector<at::Tensor> &tensors,
-                    const std::vector<std::string> &messages, std::vector<at::Tensor> wrappers) {
+                    const std::vector<at::Tensor> &leaves, const std::vector<std::string> &messages,
+                    std::vector<at::Tensor> wrappers) {
     Group &group = groups_.at(index);
     for (size_t i = 0; i < group.parameters.size(); i++) {
         const size_t offset = parameter_layout(index, group.parameters[i]).gathered_offset;
         const at::Tensor &tensor = tensors.at(i);
-        group.wholes.push_back({tensor, tensor.detach(), offset, messages.at(i)});
+        group.wholes.push_back({tensor, leaves.at(i), tensor.detach(), offset, messages.at(i)});
     }
     group.wrappers = std::move(wrappers);
     group.version = version_of(group);
@@ -271,10 +278,10 @@ void Engine::gradients(uint32_t index) {
     Group &group = groups_.at(index);
     std::vector<const void *> pointers(group.wholes.size(), nullptr);
     std::vector<at::Tensor> taken(group.wholes.size());
-    at::ScalarType dtype = group.gather_dtype;
+    at::ScalarType dtype = group.used_dtype;
     for (size_t i = 0; i < taken.size(); i++) {
-        if (!group.wholes[i].tensor.grad().defined()) continue;
-        taken[i] = std::exchange(group.wholes[i].tensor.mutable_grad(), at::Tensor());
+        if (!group.wholes[i].leaf.grad().defined()) continue;
+        taken[i] = std::exchange(group.wholes[i].leaf.mutable_grad(), at::Tensor());
         if (taken[i].requires_grad()) taken[i] = taken[i].detach();
         if (taken[i].layout() != at::kStrided) taken[i] = taken[i].to_dense();
         dtype = c10::promoteTypes(dtype, taken[i].scalar_type());
@@ -290,7 +297,7 @@ void Engine::gradients(uint32_t index) {
 }
 
 std::vector<uint32_t> Engine::unreported() const {
-    const auto has_gradient = [](const Whole &whole) { return whole.tensor.grad().defined(); };
+    const auto has_gradient = [](const Whole &whole) { return whole.leaf.grad().defined(); };
     std::vector<uint32_t> found;
     for (uint32_t i = 0; i < groups_.size(); i++)
         if (std::any_of(groups_[i].wholes.begin(), groups_[i].wholes.end(), has_gradient))
@@ -351,6 +358,23 @@ pst_status Engine::gradient_target(void *context, uint32_t index, void **memory,
         return error.status;
     } catch (const std::exception &) {
         return PST_ENOMEM;
+    }
+}
+
+pst_status Engine::fill_copy(void *context, uint32_t index, void *copy) {
+    auto &self = *static_cast<Engine *>(context);
+    const Group &group = self.groups_.at(index);
+    const RealTensors real_tensors;
+    const c10::InferenceMode no_inference(false); // later passes read what it makes
+    try {
+        const size_t count = self.group_layout(index).shard_bytes / c10::elementSize(group.dtype);
+        const at::Device where = self.runtime_->where();
+        const auto options = at::TensorOptions(where).dtype(group.gather_dtype);
+        self.filler_(index, at::from_blob(copy, {static_cast<int64_t>(count)}, options));
+        return PST_OK;
+    } catch (...) {
+        self.fill_failure_ = std::current_exception();
+        return PST_ECANCELED;
     }
 }
 

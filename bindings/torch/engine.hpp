@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -93,7 +94,8 @@ class Engine {
                            bool trainable);
     uint32_t add_group(const std::string &name, const std::vector<uint32_t> &parameters,
                        at::ScalarType dtype, at::ScalarType gather_dtype,
-                       at::ScalarType reduce_dtype, bool forward_only);
+                       at::ScalarType reduce_dtype, bool forward_only,
+                       std::optional<at::ScalarType> used_dtype);
     pst_group_layout group_layout(uint32_t group) const;
     pst_parameter_layout parameter_layout(uint32_t group, uint32_t parameter) const;
     // Memory for a flat shard of this group, not written yet: on the host, if it is to be there; or
@@ -101,10 +103,17 @@ class Engine {
     at::Tensor make_shard(uint32_t group);
     void bind_shard(uint32_t group, const at::Tensor &shard);
     // The tensors (one for each of the group's parameters, made by make_released_tensor) that show
-    // the group while it is gathered, and what touching each raises while it is not. Writes count
-    // to the wrappers, too, which wrap some of them.
+    // the group while it is gathered, whose .grad theirs are, and what touching each raises while
+    // it is not gathered. Writes count to the wrappers, too, which wrap some of them.
     void attach(uint32_t group, const std::vector<at::Tensor> &tensors,
-                const std::vector<std::string> &messages, std::vector<at::Tensor> wrappers);
+                const std::vector<at::Tensor> &leaves, const std::vector<std::string> &messages,
+                std::vector<at::Tensor> wrappers);
+    // Writes what is gathered of groups with a used_dtype: called with a group and the flat memory
+    // for it, in its gather_dtype, in `begin_forward` or `use`, which throw what it throws.
+    using Filler = std::function<void(uint32_t group, const at::Tensor &copy)>;
+    void set_filler(Filler filler) {
+        filler_ = std::move(filler);
+    }
     // Groups that are used together: before a pass. The name is for errors.
     uint32_t add_unit(std::string name, std::vector<uint32_t> groups);
 
@@ -148,6 +157,7 @@ class Engine {
   private:
     struct Whole {
         at::Tensor tensor;   // as Python has it
+        at::Tensor leaf;     // whose .grad is its gradient
         at::Tensor memory;   // an alias on the storage that it was made with
         size_t offset;       // in the gathered group
         std::string message; // what touching it raises while it is not gathered
@@ -158,7 +168,7 @@ class Engine {
         int64_t version = 0; // of all of these, when the latest use of the unit began
         std::vector<uint32_t> parameters;
         at::Tensor shard;
-        at::ScalarType dtype, gather_dtype;
+        at::ScalarType dtype, gather_dtype, used_dtype;
         at::Tensor gradient;
         std::vector<at::Tensor> kept;
         // By report, kept until the engine has read them.
@@ -172,6 +182,7 @@ class Engine {
 
     pst_zero *engine() const;
     void check(pst_status status) const {
+        if (fill_failure_) std::rethrow_exception(std::exchange(fill_failure_, nullptr));
         runtime_->check(status);
     }
     // On the host, pinned where the device is a GPU, or on the device: as shards_on_host says.
@@ -184,6 +195,7 @@ class Engine {
                                       int *accumulate);
     void flatten_kept(uint32_t group);
     static int gradients_kept(void *context, uint32_t group);
+    static pst_status fill_copy(void *context, uint32_t group, void *copy);
     static void gradients_consumed(void *context, uint32_t group);
 
     std::shared_ptr<Runtime> runtime_;
@@ -197,6 +209,8 @@ class Engine {
     std::vector<Unit> units_;
     size_t parameter_count_ = 0;
     std::vector<std::shared_ptr<AdamWUpdates>> updates_; // of the latest backward
+    Filler filler_;
+    mutable std::exception_ptr fill_failure_; // until it is thrown
 };
 
 } // namespace penstock

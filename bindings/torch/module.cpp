@@ -164,6 +164,16 @@ void destroy_engine(Engine &engine) {
     engine.runtime().check(PST_OK);
 }
 
+// The function may be let go of on any thread, with the interpreter or without it.
+void set_filler(Engine &engine, py::object function) {
+    const auto held =
+        std::make_shared<c10::SafePyObject>(function.release().ptr(), getPyInterpreter());
+    engine.set_filler([held](uint32_t group, const at::Tensor &copy) {
+        const py::gil_scoped_acquire gil;
+        py::handle(held->ptr(getPyInterpreter()))(group, copy);
+    });
+}
+
 // Everything that may wait, or that moves much memory, runs without the interpreter's lock.
 void bind_engine(py::module_ &module) {
     using Unlocked = py::call_guard<py::gil_scoped_release>;
@@ -185,6 +195,7 @@ void bind_engine(py::module_ &module) {
         .def("make_shard", &Engine::make_shard)
         .def("bind_shard", &Engine::bind_shard)
         .def("attach", &Engine::attach)
+        .def("set_filler", &set_filler)
         .def("add_unit", &Engine::add_unit)
         .def("begin_forward", &Engine::begin_forward, Unlocked())
         .def("use", &Engine::use, Unlocked())
@@ -310,6 +321,12 @@ PYBIND11_MODULE(_C, module) {
     module.def("sum_versions", &sum_versions,
                "A number that grows with every in-place operation on one of the tensors.");
     module.def("make_view", &make_view, "A part of a flat tensor, in a storage of its own.");
+    module.def(
+        "bind",
+        [](const at::Tensor &tensor, const at::Tensor &memory) {
+            bind_storage(tensor, memory.mutable_data_ptr());
+        },
+        "Gives the memory of another tensor, which has to live, to all tensors on a storage.");
     module.def("release", &release_storage, "Takes the memory away from all tensors on a storage.");
 }
 

@@ -108,6 +108,12 @@ typedef struct pst_zero_options {
      * own, on a stream beside compute, in memory that gathers take in turn: as much as the largest
      * copy, or three usual ones. One rank alone gathers, too, then. Alike on all ranks. */
     int transient_copies;
+    /* Writes what is to be gathered of this rank's part of a group that is `filled` to `copy`, of
+     * layout.shard_bytes / (bytes of dtype) elements of gather_dtype, which lie as those of the
+     * shard do; on the compute stream, behind what that was given. Called in begin_forward behind
+     * an update, or in `gather`, by the thread that calls these, which return its error. Not called
+     * by `updated`: what it reads may be written until a forward begins. */
+    pst_status (*fill_copy)(void *context, uint32_t group, void *copy);
 } pst_zero_options;
 
 PST_API pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *options,
@@ -132,12 +138,16 @@ typedef struct pst_group_options {
     size_t parameter_count;
     pst_dtype dtype;        /* of the shards */
     pst_dtype gather_dtype; /* of the gathered parameters: `dtype`, whatever that is, or another one
-                               where both are floats of 16 bits or more */
+                               where both are floats of 16 bits or more, or the group is filled */
     pst_dtype reduce_dtype; /* in which gradients travel; they are summed in fp32. Where a parameter
                                is trainable, it and `dtype` are floats of 16 bits or more */
     int forward_only;       /* backwards need its gradients alone, not its values (the rows of an
                                embedding): they gather it only where they use it, and from the
                                first use on all ranks must do so alike */
+    int filled; /* options.fill_copy writes what is gathered, in whatever dtype, in place of a cast;
+                   PST_EUNSUPPORTED where shards are on the host */
+    pst_dtype used_dtype; /* of a filled group: what the caller makes of it, and the dtype of most
+                             of its gradients */
 } pst_group_options;
 
 /* A parameter may be in several groups of different gather_dtype: it has one state for each

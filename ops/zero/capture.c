@@ -1,10 +1,14 @@
 /* Training steps as CUDA graphs: a capture of passes, and what is around a launch of the graph. */
 #include "ops/zero/engine.h"
 
-/* Captured passes begin as they do behind an update: so each launch gathers what it has updated. */
+/* Captured passes begin as they do behind an update: so each launch gathers what it has updated.
+ * Copies that are cast are so behind the update, those that the caller fills before a forward. */
 static void mark_stale(pst_zero *engine) {
-    for (size_t i = 0; i < engine->group_count; i++)
-        engine->groups[i].gathered.is_stale = 1;
+    for (size_t i = 0; i < engine->group_count; i++) {
+        pst__group *group = &engine->groups[i];
+        group->gathered.is_stale = 1;
+        if (group->is_filled_outside) group->copy_is_old = 1;
+    }
 }
 
 int pst_zero_is_steady(const pst_zero *engine) {

@@ -44,7 +44,9 @@ typedef struct pst__group {
     char *name;
     const char *wait_name, *full_name; /* in traces: interned */
     pst_dtype dtype, gather_dtype, reduce_dtype;
+    pst_dtype used_dtype; /* what compute has of it, and mostly gives gradients in */
     int forward_only;
+    int is_filled_outside; /* its copy is the caller's work: options.fill_copy */
     pst__layout layout;
 
     void *shard; /* the caller's */
@@ -268,6 +270,8 @@ pst_status pst__gather_settle(pst_zero *engine);
 pst_status pst__gather_wait_all(pst_zero *engine);
 /* The communication copies of all groups whose shard changed, in one go. */
 pst_status pst__gather_refresh(pst_zero *engine);
+/* Those that the caller fills. */
+pst_status pst__gather_fill(pst_zero *engine);
 /* What compute has written so far to shards and communication copies is for gathers from now on. */
 pst_status pst__gather_sources_written(pst_zero *engine);
 /* Compute waits until no peer reads shards themselves: the caller may write them. */

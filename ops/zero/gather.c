@@ -49,6 +49,20 @@ static size_t copy_piece(pst__group *group, pst_cast *piece) {
     return piece->count > 0;
 }
 
+/* Its values are the caller's to make, behind readers of the old ones. */
+static pst_status fill_copy(pst_zero *engine, pst__group *group) {
+    const pst_zero_options *options = &engine->options;
+    pst_status status = pst__wait_gather_readers(&engine->carrier);
+    if (status == PST_OK)
+        status = options->fill_copy(options->callback_context, (uint32_t)(group - engine->groups),
+                                    group->copy.memory);
+    if (status != PST_OK)
+        return pst__zero_fail(engine, status, "group '%s': what is to be gathered was not made",
+                              group->name);
+    group->copy_is_old = 0;
+    return PST_OK;
+}
+
 static int is_due(const pst__group *group) {
     return has_copy(group) && group->copy_is_old && group->is_bound &&
            group->gathered.state != PST__IN_FLIGHT;
@@ -65,9 +79,21 @@ pst_status pst__gather_refresh(pst_zero *engine) {
     size_t count = 0;
     if (engine->options.shards_on_host) return upload_all(engine);
     for (size_t i = 0; i < engine->group_count; i++)
-        if (is_due(&engine->groups[i]))
+        if (is_due(&engine->groups[i]) && !engine->groups[i].is_filled_outside)
             count += copy_piece(&engine->groups[i], &engine->casts[count]);
     return count == 0 ? PST_OK : cast_copies(engine, count);
+}
+
+pst_status pst__gather_fill(pst_zero *engine) {
+    pst_status status = PST_OK;
+    size_t count = 0;
+    for (size_t i = 0; status == PST_OK && i < engine->group_count; i++) {
+        pst__group *group = &engine->groups[i];
+        if (!group->is_filled_outside || !is_due(group)) continue;
+        status = fill_copy(engine, group);
+        count++;
+    }
+    return status == PST_OK && count > 0 ? pst__gather_sources_written(engine) : status;
 }
 
 /* Outside of a pass, at whose end the host waits, it does so at once. */
@@ -80,7 +106,12 @@ static pst_status upload_alone(pst_zero *engine, pst__group *group) {
 /* Refreshes one group's copy, right before its gather. */
 static pst_status refresh_copy(pst_zero *engine, pst__group *group) {
     if (engine->options.shards_on_host) return is_due(group) ? upload_alone(engine, group) : PST_OK;
-    if (!is_due(group) || copy_piece(group, engine->casts) == 0) return PST_OK;
+    if (!is_due(group)) return PST_OK;
+    if (group->is_filled_outside) {
+        const pst_status status = fill_copy(engine, group);
+        return status == PST_OK ? pst__gather_sources_written(engine) : status;
+    }
+    if (copy_piece(group, engine->casts) == 0) return PST_OK;
     return cast_copies(engine, 1);
 }
 

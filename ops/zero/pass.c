@@ -159,6 +159,7 @@ pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
     if (status == PST_OK) status = pst__pass_end_broken(engine);
     if (status == PST_OK) status = pst__operation_check_comms(&engine->carrier);
     if (status == PST_OK) status = pst__gather_refresh(engine);
+    if (status == PST_OK) status = pst__gather_fill(engine);
     if (status != PST_OK) return status;
     pass->grad = grad != 0;
     if (pass->grad) begin_uses(engine);

@@ -27,7 +27,7 @@ int pst__is_pushed(const pst_zero *engine, const pst__group *group, const pst__m
     const size_t bytes = chunk_elements(engine, member) * group->layout.reduce_element_bytes;
     return pst__bucket_pushes(&engine->carrier) && has_room(engine) && member->trainable &&
            member->rows % engine->carrier.world == 0 && bytes >= engine->options.push_bytes &&
-           group->reduce_dtype == group->gather_dtype;
+           group->reduce_dtype == group->used_dtype;
 }
 
 /* Interned, as that of a bucket. */

@@ -95,7 +95,7 @@ static int has_trainable(const pst_zero *engine, const pst_group_options *option
 
 static pst_status check_dtypes(pst_zero *engine, const pst_group_options *options) {
     int is_computable = is_computed(options->dtype);
-    if (options->gather_dtype != options->dtype &&
+    if (options->gather_dtype != options->dtype && !options->filled &&
         !(is_computable && is_computed(options->gather_dtype)))
         return pst__zero_fail(engine, PST_EUNSUPPORTED,
                               "group '%s': shards of %s cannot be converted to %s; gather them as "
@@ -111,6 +111,19 @@ static pst_status check_dtypes(pst_zero *engine, const pst_group_options *option
     return PST_OK;
 }
 
+static pst_status check_filled(pst_zero *engine, const pst_group_options *options) {
+    if (!options->filled) return PST_OK;
+    if (engine->options.fill_copy == NULL)
+        return pst__zero_fail(engine, PST_EINVAL,
+                              "group '%s' is to be filled: set options.fill_copy", options->name);
+    if (engine->options.shards_on_host)
+        return pst__zero_fail(engine, PST_EUNSUPPORTED,
+                              "group '%s' is to be filled on the device, and its shard is on the "
+                              "host",
+                              options->name);
+    return PST_OK;
+}
+
 static pst_status check_group(pst_zero *engine, const pst_group_options *options) {
     if (options->parameters == NULL || options->parameter_count == 0)
         return pst__zero_fail(engine, PST_EINVAL, "group '%s' has no parameters", options->name);
@@ -122,7 +135,8 @@ static pst_status check_group(pst_zero *engine, const pst_group_options *options
         pst_status status = check_member(engine, options, i);
         if (status != PST_OK) return status;
     }
-    return check_dtypes(engine, options);
+    const pst_status status = check_filled(engine, options);
+    return status == PST_OK ? check_dtypes(engine, options) : status;
 }
 
 /* A trace may be written when the engine is gone. */
@@ -164,11 +178,14 @@ static pst_status take_members(pst_zero *engine, pst__group *group,
 
 static pst_status build_group(pst_zero *engine, pst__group *group,
                               const pst_group_options *options) {
-    *group = (pst__group){.dtype = options->dtype,
-                          .gather_dtype = options->gather_dtype,
-                          .reduce_dtype = options->reduce_dtype,
-                          .forward_only = options->forward_only != 0,
-                          .copy_is_old = 1};
+    *group =
+        (pst__group){.dtype = options->dtype,
+                     .gather_dtype = options->gather_dtype,
+                     .reduce_dtype = options->reduce_dtype,
+                     .used_dtype = options->filled ? options->used_dtype : options->gather_dtype,
+                     .is_filled_outside = options->filled != 0,
+                     .forward_only = options->forward_only != 0,
+                     .copy_is_old = 1};
     group->layout.element_bytes = pst_dtype_size(options->dtype);
     group->layout.gather_element_bytes = pst_dtype_size(options->gather_dtype);
     group->layout.reduce_element_bytes = pst_dtype_size(options->reduce_dtype);

@@ -85,11 +85,11 @@ static pst_status alloc_tables(pst_zero *engine) {
 
 /* ---- what peers read ------------------------------------------------------------------------- */
 
-/* A group has a communication copy where it is gathered in another dtype than its shard has. Where
- * peers read from memory that was opened to them, a group without one has a place for its shard; a
- * shard that lies elsewhere is copied to it. */
+/* A group has a communication copy where it is gathered in another dtype than its shard has, or the
+ * caller fills that. Where peers read from memory that was opened to them, a group without one has
+ * a place for its shard; a shard that lies elsewhere is copied to it. */
 static int has_own_dtype(const pst__group *group) {
-    return group->gather_dtype == group->dtype;
+    return group->gather_dtype == group->dtype && !group->is_filled_outside;
 }
 
 int pst__has_place(const pst__group *group) {

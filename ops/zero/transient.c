@@ -15,7 +15,7 @@
 /* ---- how much -------------------------------------------------------------------------------- */
 
 int pst__is_transient(const pst_zero *engine, const pst__group *group) {
-    return engine->options.transient_copies &&
+    return engine->options.transient_copies && !group->is_filled_outside &&
            (engine->options.shards_on_host || group->gather_dtype != group->dtype);
 }
 

@@ -6,7 +6,7 @@
 #include "fixture.h"
 #include "sched/device/host.h"
 
-enum { ROWS = 8, COLUMNS = 16, PAUSE_NS = 5000000 };
+enum { ROWS = 8, COLUMNS = 16, VALUES = ROWS * COLUMNS, PAUSE_NS = 5000000 };
 enum { GROUPS = 2, APART = 2048 };
 enum { SHARD = 8192 }; /* where the shards lie in a rank's memory, APART bytes from each other */
 
@@ -30,6 +30,7 @@ static int time_waits;
 static size_t push_bytes; /* 0: nothing is that large */
 static int shards_on_host;
 static int is_transient; /* gathers make their communication copies, in bf16, which holds values */
+static int fills;        /* what is gathered is made by fill_copy */
 
 static inline pst_status give_target(void *context, uint32_t group, void **memory,
                                      int *accumulate) {
@@ -41,6 +42,14 @@ static inline pst_status give_target(void *context, uint32_t group, void **memor
 
 static inline void consumed(void *context, uint32_t group) {
     (void)context, (void)group;
+}
+
+static inline pst_status fill_copy(void *context, uint32_t group, void *copy) {
+    const engine_rank *self = context;
+    const pst_cast all = {copy, self->rank->memory + SHARD + group * APART,
+                          self->alone != NULL ? VALUES : VALUES / RANKS, PST_FLOAT32, PST_FLOAT32};
+    pst_device *device = self->rank->device;
+    return device->ops->cast_scale_copy(device, self->rank->stream, &all, 1, 1.0);
 }
 
 static inline pst_status create_engine(engine_rank *self) {
@@ -70,7 +79,8 @@ static inline pst_status create_engine(engine_rank *self) {
                                       .callback_context = self,
                                       .time_waits = time_waits,
                                       .shards_on_host = shards_on_host,
-                                      .transient_copies = is_transient};
+                                      .transient_copies = is_transient,
+                                      .fill_copy = fill_copy};
     if (status == PST_OK) status = pst_zero_create(rank->runtime, &options, &self->engine);
     return status;
 }
@@ -86,7 +96,8 @@ static inline pst_status add_block(engine_rank *self) {
                                      .name = "block",
                                      .parameters = &parameter,
                                      .parameter_count = 1,
-                                     .gather_dtype = is_transient ? PST_BFLOAT16 : PST_FLOAT32};
+                                     .gather_dtype = is_transient ? PST_BFLOAT16 : PST_FLOAT32,
+                                     .filled = fills};
     const pst_status status = pst_zero_add_parameter(self->engine, &weight, &parameter);
     return status == PST_OK ? pst_zero_add_group(self->engine, &group, &index) : status;
 }
@@ -139,7 +150,6 @@ static inline void all_are_well(void) {
 /* ---- a step as a graph ----------------------------------------------------------------------- */
 
 enum { SOURCE = 16384 }; /* where the gradients lie in a rank's memory */
-enum { VALUES = ROWS * COLUMNS };
 
 /* How many of them the rank has. */
 static inline int own_of(const engine_rank *self) {

@@ -55,6 +55,37 @@ static void steps_as_graphs_are_steps(void **state) {
     }
 }
 
+/* An evaluation fills what the graph, and what comes behind it, has to fill again. */
+static void *train_behind_evaluations(void *argument) {
+    engine_rank *self = &engines[((nccl_rank *)argument)->rank];
+    fake_graph *graph = NULL;
+    train_until_steady(self);
+    if (self->status == PST_OK) (void)step(argument);
+    if (self->status == PST_OK) self->status = capture(self, train, &graph);
+    for (int i = 0; i < 3 && self->status == PST_OK; i++) {
+        self->status = launch(self, graph);
+        if (self->status == PST_OK) self->status = launch(self, graph);
+        if (self->status == PST_OK) (void)step(argument);
+        if (self->status == PST_OK) self->status = launch(self, graph);
+        if (self->status == PST_OK) self->status = train(self);
+    }
+    if (self->status == PST_OK) self->status = pst_zero_drain(self->engine);
+    if (graph != NULL) fake_cuda_destroy(graph);
+    return NULL;
+}
+
+static void graphs_fill_what_they_gather(void **state) {
+    nccl_world *world = *state;
+    fills = 1;
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        create_nccls(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, seed < 3 ? train_by_turns : add_by_launches, 16);
+        create_nccls(world, 1 + (int)(seed % 2));
+        train_and_check(world, seed, train_behind_evaluations, 20);
+    }
+    fills = 0;
+}
+
 /* ---- a rank that stays away -------------------------------------------------------------------
  */
 
@@ -394,6 +425,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(hooks_under_capture_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(steps_as_graphs_are_steps, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(graphs_fill_what_they_gather, set_up, tear_down),
         cmocka_unit_test_setup_teardown(graphs_that_a_rank_does_not_launch_end_with_the_deadline,
                                         set_up_with_watchdog, tear_down),
         cmocka_unit_test_setup_teardown(graphs_over_copy_engines_are_steps, set_up, tear_down),

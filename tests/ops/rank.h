@@ -42,8 +42,10 @@ typedef struct rank_state {
     int has_target[MOST_GROUPS];           /* gradients of earlier backwards are in it */
     pst_status target_status[MOST_GROUPS]; /* what asking for it answers */
     int consumed[MOST_GROUPS], kept[MOST_GROUPS];
-    int keeps;           /* what one rank alone reports is kept as it is */
-    int spoils_consumed; /* gradients are overwritten, on compute, as soon as they are */
+    int keeps;              /* what one rank alone reports is kept as it is */
+    int fills;              /* how often what is gathered was asked for */
+    pst_status fill_status; /* what that answers */
+    int spoils_consumed;    /* gradients are overwritten, on compute, as soon as they are */
     float *gradients[MOST_PARAMETERS]; /* whole, of the current backward */
     uint64_t version;                  /* of the parameters' values */
     void *own; /* (optional) a test's block of memory, freed once its streams have ended */
@@ -190,6 +192,29 @@ static inline int keep_gradients(void *context, uint32_t group) {
     return state->keeps;
 }
 
+typedef struct fill_of {
+    const rank_state *state;
+    uint32_t group;
+    signed char *copy;
+} fill_of;
+
+/* What travels of values, which have few bits. */
+static inline pst_status fill_now(void *argument) {
+    const fill_of *of = argument;
+    const size_t count = of->state->layouts[of->group].shard_bytes / sizeof(float);
+    for (size_t i = 0; i < count; i++)
+        of->copy[i] = (signed char)(of->state->shards[of->group][i] * 16.0f);
+    return PST_OK;
+}
+
+static inline pst_status fill_copy(void *context, uint32_t group, void *copy) {
+    rank_state *state = context;
+    const fill_of of = {state, group, copy};
+    state->fills++;
+    if (state->fill_status == PST_OK) on_compute(state, fill_now, &of, sizeof of);
+    return state->fill_status;
+}
+
 static inline pst_status add_parameter(rank_state *state, size_t index, const shape *shape) {
     char name[32];
     (void)snprintf(name, sizeof name, "p%zu", index);
@@ -211,7 +236,8 @@ static inline pst_status add_group(rank_state *state, size_t index) {
                                  .dtype = model->dtype,
                                  .gather_dtype = model->gather_dtype,
                                  .reduce_dtype = model->reduce_dtype,
-                                 .forward_only = (int)(model->forward_only >> index & 1u)};
+                                 .forward_only = (int)(model->forward_only >> index & 1u),
+                                 .filled = model->gather_dtype == PST_INT8};
     return pst_zero_add_group(state->engine, &options, &state->groups[index]);
 }
 
@@ -266,6 +292,7 @@ static inline pst_status create_engine(rank_state *state) {
         .gradient_target = give_target,
         .gradients_kept = keep_gradients,
         .gradients_consumed = note_consumed,
+        .fill_copy = fill_copy,
         .callback_context = state,
         .replica_comm = state->replicas,
         .push_bytes = model->push_bytes,
@@ -413,6 +440,7 @@ static inline void update(rank_state *state) {
 
 static inline float read_gathered(const model *model, const char *memory, size_t element) {
     if (model->gather_dtype == PST_FLOAT32) return ((const float *)(const void *)memory)[element];
+    if (model->gather_dtype == PST_INT8) return (float)((const signed char *)memory)[element] / 16;
     uint32_t bits = (uint32_t)((const uint16_t *)(const void *)memory)[element] << 16; /* bf16 */
     float value;
     memcpy(&value, &bits, sizeof value);

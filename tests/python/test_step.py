@@ -36,6 +36,14 @@ class Dropping(Net):
         return x
 
 
+class Broad(Net):
+    """Some of its matrices have rows that are long enough for scales of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(64) for i in range(3))
+
+
 class DroppingBlock(Block):
     def forward(self, x):
         return super().forward(nn.functional.dropout(x, 0.3, self.training))
@@ -144,6 +152,7 @@ WAYS = {
     "tied": (Tied, {}),
     "bfloat16": (Net, {"param_dtype": torch.bfloat16}),
     "cast for each gather": (Net, {"param_dtype": torch.bfloat16, "keep_copies": False}),
+    "float8": (Broad, {"param_dtype": torch.float8_e4m3fn}),
 }
 
 

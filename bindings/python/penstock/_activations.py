@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from penstock._values import tree_leaves
 
@@ -93,11 +94,12 @@ class Use:
             if not has_parameters:
                 has_parameters = True
                 seen.update(StorageWeakRef(p.untyped_storage()) for p in parameters())
-            storage = tensor.untyped_storage()
-            reference = StorageWeakRef(storage)
-            if reference not in seen:
-                seen.add(reference)
-                self.kept += -(-storage.nbytes() // _GRAIN) * _GRAIN
+            for part in _parts_of(tensor):
+                storage = part.untyped_storage()
+                reference = StorageWeakRef(storage)
+                if reference not in seen:
+                    seen.add(reference)
+                    self.kept += -(-storage.nbytes() // _GRAIN) * _GRAIN
             return pack(tensor)
 
         with torch.autograd.graph.saved_tensors_hooks(note, unpack):
@@ -106,6 +108,14 @@ class Use:
     def timed(self, device: torch.device) -> Timing:
         """Time each recomputation."""
         return Timing(self, device)
+
+
+def _parts_of(tensor: Any) -> list[torch.Tensor]:
+    """Return what has the memory of a tensor: of one that wraps others, these."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in _parts_of(getattr(tensor, name))]
 
 
 class Timing:

@@ -160,7 +160,8 @@ class Options:
         check_communicator(self.communicator, device)
         if self.ranks_per_node is not None:
             check_count("ranks_per_node", self.ranks_per_node, 1)
-        check_dtype("param_dtype", self.param_dtype)
+        if self.param_dtype != torch.float8_e4m3fn:  # of which bfloat16 is made
+            check_dtype("param_dtype", self.param_dtype)
         check_dtype("reduce_dtype", self.reduce_dtype)
         check_dtype("output_dtype", self.output_dtype)
         check_count("prefetch_ahead", self.prefetch_ahead, 0)
@@ -182,6 +183,11 @@ class Options:
     def makes_copies(self) -> bool:
         """Whether what peers read, where it is no shard, is made anew for each gather."""
         return self.offload == "parameters" or not self.keep_copies
+
+    @property
+    def used_dtype(self) -> torch.dtype | None:
+        """What modules compute in: that of float8 parameters is made of them."""
+        return torch.bfloat16 if self.param_dtype == torch.float8_e4m3fn else self.param_dtype
 
     @property
     def recomputes_by_plan(self) -> bool:

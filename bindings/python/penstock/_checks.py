@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from penstock._arguments import refuse
 from penstock._errors import PenstockError
+from penstock._extension import has_hooks, why_no_hooks
 from penstock._units import is_shared
 
 Named = dict[str, nn.Parameter]
@@ -73,7 +74,11 @@ _PROBLEMS: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
         "is not initialised, as its module is a lazy one: run a forward before shard",
     ),
     (
-        lambda p: type(p) not in (nn.Parameter, DTensor),
+        lambda p: has_hooks(p) and bool(why_no_hooks(p)),
+        "is a {kind} that {why}",
+    ),
+    (
+        lambda p: type(p) not in (nn.Parameter, DTensor) and not has_hooks(p),
         "is a {kind}, which sharding would take apart: only a plain nn.Parameter can be sharded, "
         "so replace it by one before shard",
     ),
@@ -113,7 +118,9 @@ def _is_divided(parameter: DTensor) -> bool:
 
 def _problem(parameter: nn.Parameter) -> str:
     text = next((text for is_so, text in _PROBLEMS if is_so(parameter)), "")
-    return text.format(p=parameter, kind=type(parameter).__name__) if text else ""
+    if not text:
+        return ""
+    return text.format(p=parameter, kind=type(parameter).__name__, why=why_no_hooks(parameter))
 
 
 def check_device(parameters: Named) -> torch.device:

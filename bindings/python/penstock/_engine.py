@@ -99,7 +99,7 @@ class Engine:
         self.awaited: Awaited | None = None  # of a model that was sharded without values
         self.optimizer_steps = 0
         self.stage = options.stage
-        self.input_dtype = options.param_dtype
+        self.input_dtype = options.used_dtype
         self.reference = weakref.ref(self)
         self.depth = 0  # forwards of units that run, inside each other
         self._outermost: FrameType | None = None  # the call of the first of them

@@ -178,7 +178,9 @@ class Keeping:
 
         def parameters() -> list[torch.Tensor]:
             groups = [*block.unit.groups, *engine.root.groups]
-            return [parameter.part for group in groups for parameter in group.parameters]
+            return [
+                t for group in groups for parameter in group.parameters for t in parameter.whole
+            ]
 
         return use.metered(tensors_of(values), parameters), use.timed(engine.world.device)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -10,6 +12,7 @@ from penstock import _C
 from penstock._agree import find_failure
 from penstock._arguments import Options
 from penstock._errors import PenstockError
+from penstock._extension import Extension
 from penstock._memory import segment_maker
 from penstock._meta import unset
 from penstock._units import Group, Parameter, Unit
@@ -72,6 +75,8 @@ def open_native(
                 _register(native, group)
             unit.index = native.add_unit(unit.name, [group.index for group in unit.groups])
         native.seal()
+        filled = [group for unit in units for group in unit.groups if group.extensions]
+        native.set_filler(partial(_send, {group.index: weakref.ref(group) for group in filled}))
     except BaseException:
         native.destroy()
         runtime.destroy()
@@ -84,14 +89,34 @@ def _register(native: _C.Engine, group: Group) -> None:
         parameter.index = native.add_parameter(
             parameter.name, parameter.shape[0], parameter.row_elements, parameter.trainable
         )
+    members = [parameter.index for parameter in group.parameters]
+    for extension in group.extensions:
+        extension.more = _register_more(native, extension)
+        members += extension.more
     group.index = native.add_group(
         group.name,
-        [parameter.index for parameter in group.parameters],
+        members,
         group.dtype,
         group.gather_dtype,
         group.reduce_dtype,
         group.unit.forward_only,
+        group.used_dtype if group.extensions else None,
     )
+
+
+def _register_more(native: _C.Engine, extension: Extension) -> list[int]:
+    """Register what travels beside the rows of a parameter."""
+    return [
+        native.add_parameter(f"{extension.name}, {i}", extension.shape[0], row.numel(), False)
+        for i, row in enumerate(extension.rows[1:], 1)
+    ]
+
+
+def _send(groups: dict[int, weakref.ref[Group]], index: int, copy: torch.Tensor) -> None:
+    """Write what is gathered of a group whose parameters have hooks."""
+    group = groups[index]()
+    for extension in group.extensions if group is not None else ():
+        extension.send(copy.view(torch.uint8))
 
 
 # ---- shards -------------------------------------------------------------------------------------
@@ -109,16 +134,21 @@ def make_shards(native: _C.Engine, world: World, groups: list[Group]) -> None:
             for parameter, rows in _lay_out(native, group):
                 parameter.make_sharded(rows, world)
                 parameter.make_full(group.gather_dtype, world.device)
-            _bind(native, group)
     except Exception as caught:
         error = caught
     failure = find_failure(world, error)
+    if failure is not None and isinstance(error, PenstockError):
+        raise error
     if failure is not None:
         raise PenstockError(
             "ENOMEM",
             f"rank {failure.rank} has no memory for its shards; the models of all ranks are as "
             f"they were: {failure.text}",
         ) from error
+    for group in groups:
+        for parameter in group.parameters:
+            parameter.make_by_hooks(world.device)
+        _bind(native, group)
 
 
 @torch.no_grad()
@@ -153,6 +183,10 @@ def _lay_out(native: _C.Engine, group: Group) -> Iterator[tuple[Parameter, torch
     for parameter in group.parameters:
         at = native.parameter_layout(group.index, parameter.index)
         parameter.own = slice(at.first_row, at.first_row + at.shard_rows)
+        if parameter.extension is not None:
+            members = [parameter.index, *parameter.extension.more]
+            offsets = [native.parameter_layout(group.index, m).shard_offset for m in members]
+            parameter.extension.place([offset // size for offset in offsets], at.shard_rows)
         shape = [at.shard_rows, *parameter.shape[1:]]
         rows = _C.make_view(group.shard, at.shard_offset // size, shape)
         parameter.rows = (rows.shape, rows.stride(), at.gradient_offset // size)
@@ -160,8 +194,11 @@ def _lay_out(native: _C.Engine, group: Group) -> Iterator[tuple[Parameter, torch
 
 
 def _bind(native: _C.Engine, group: Group) -> None:
-    parts = [parameter.part for parameter in group.parameters]
-    wrappers = [p.full for p in group.parameters if p.divided is not None]
-    messages = [parameter.released for parameter in group.parameters]
-    native.attach(group.index, parts, messages, wrappers)
+    shown: list[tuple[torch.Tensor, torch.Tensor, str]]
+    shown = [(p.memory, p.part, p.released) for p in group.parameters]
+    for extension in group.extensions:
+        shown += [(more, more, extension.released) for more in extension.gathered[1:]]
+    memory, leaves, messages = zip(*shown, strict=True)
+    wrappers = [p.full for p in group.parameters if p.full is not p.memory]
+    native.attach(group.index, memory, leaves, messages, wrappers)
     native.bind_shard(group.index, group.shard)

@@ -18,14 +18,14 @@ from penstock._blocks import Blocks, Named, find_beside, find_blocks, select_blo
 from penstock._checkpoint import Checkpointed
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
+from penstock._float8 import find_extension
 from penstock._keeping import Keeping
 from penstock._mesh import Mesh
 from penstock._native import fill_shard, make_shards, open_native
-from penstock._units import Group, Parameter, Unit
-from penstock._world import World
+from penstock._units import Dtypes, Group, Parameter, Unit
+from penstock._world import World, is_alone
 
 Model = TypeVar("Model", bound=nn.Module)
-Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]  # of shards, gathered, and gradients
 
 _BUCKET_BYTES = 8 << 20
 _logger = logging.getLogger("penstock")
@@ -77,6 +77,16 @@ def shard(
     FSDP2 places them. Plain parameters are the same along the other dimensions, as their
     gradients have to be. `memory`, and ``checkpoint="auto"``, are refused then, and `step` captures
     nothing.
+
+    Parameters with hooks of a gather (``fsdp_pre_all_gather``, ``fsdp_post_all_gather``) travel as
+    FSDP2 has them travel: what the first makes of this rank's rows, once behind each update; and
+    modules have what the second makes of that. So a model that torchao's
+    ``convert_to_float8_training`` has converted for FSDP2 (``enable_fsdp_float8_all_gather=True``)
+    trains as it is, with a byte an element on its way; behind each step call
+    ``precompute_float8_dynamic_scale_for_fsdp``, else ranks agree on one scale after the other.
+    The rows' shape and a byte an element are what a hook may send. Shards, and what ``state_dict``
+    has, stay in their own dtype. ``offload=`` is refused, `step` captures nothing, and a process
+    alone computes with plain parameters.
 
     A model larger than the memory is built on the meta device (``with torch.device("meta")``). Its
     shards are allocated here, and get values before the first forward: from files, by
@@ -139,6 +149,12 @@ def shard(
     param_dtype : torch.dtype, optional
         Of gathered parameters and of the blocks' floating-point inputs; left out: as the shards.
         Those of batch norms that keep statistics stay as they are, as the statistics do.
+        ``torch.float8_e4m3fn``: bfloat16, but matrices of blocks are gathered in float8, a byte an
+        element and for each row a scale of 4 bytes, and become bfloat16 in front of each use. This
+        loses what float8 cannot hold: each element keeps 4 bits, those far below the largest of
+        their row fewer. Shards and gradients lose nothing. Matrices are parameters, stacks of
+        matrices too, whose last dimension has 64 elements or more; embeddings, what lies beside
+        the blocks, and a process alone have bfloat16.
     reduce_dtype : torch.dtype, optional
         In which gradients travel (they are summed in fp32); left out: as the gathered parameters.
     output_dtype : torch.dtype, optional
@@ -204,7 +220,8 @@ def shard(
     keep_copies : bool
         Where shards are gathered in another dtype (``param_dtype``): whether each rank keeps its
         rows in that, too, cast once behind an update. Without, each gather casts them, a group
-        ahead, in memory of about three groups; FSDP2 does so.
+        ahead, in memory of about three groups; FSDP2 does so. What is a byte an element, made by
+        hooks or as float8, stays anyway.
     ignored_params : iterable of nn.Parameter, optional
         Parameters of the model that are left alone: neither sharded nor moved, compared or
         broadcast, and their gradients are each rank's own.
@@ -254,7 +271,7 @@ def shard(
     ranks = on_mesh.choose(process_group, device, dims_divided(parameters))
     axes = find_axes(parameters, ranks, options)
     found = find_blocks(model, blocks)
-    units = _make_units(model, found, parameters, options)
+    units = _make_units(model, found, parameters, options, alone=is_alone(ranks))
     methods = _methods.find_methods(forward_methods, units)
     checkpointed, keeping = _find_checkpointed(model, found, units, options)
     groups = [group for unit in units for group in unit.groups]
@@ -401,6 +418,8 @@ def _make_units(
     blocks: list[tuple[str, nn.Module]],
     parameters: dict[str, nn.Parameter],
     options: Options,
+    *,
+    alone: bool,
 ) -> list[Unit]:
     root = Unit("root", model)
     units = [Unit(name, module) for name, module in blocks]
@@ -420,6 +439,8 @@ def _make_units(
         }
         # What several units share, or a unit and the rest, belongs to the root.
         unit = next(iter(owned_by.values())) if len(owned_by) == 1 else root
+        if not alone:  # else nothing travels
+            parameter.extension = find_extension(parameter, unit, options)
         parameter.group = _group_of(unit, _dtypes_of(parameter, options))
         parameter.group.parameters.append(parameter)
     return [root, *units]
@@ -441,9 +462,10 @@ def _parameters_of(model: nn.Module, wanted: set[int]) -> list[Parameter]:
 def _dtypes_of(parameter: Parameter, options: Options) -> Dtypes:
     dtype = parameter.dtype
     if not dtype.is_floating_point or dtype.itemsize == 1:  # float8 is moved as it is
-        return dtype, dtype, dtype
-    gather = dtype if _has_statistics(parameter) else options.param_dtype or dtype
-    return dtype, gather, options.reduce_dtype or gather
+        return Dtypes(dtype, dtype, dtype, dtype)
+    used = dtype if _has_statistics(parameter) else options.used_dtype or dtype
+    gather = used if parameter.extension is None else parameter.extension.wire_dtype
+    return Dtypes(dtype, gather, options.reduce_dtype or used, used)
 
 
 def _has_statistics(parameter: Parameter) -> bool:
@@ -455,11 +477,11 @@ def _has_statistics(parameter: Parameter) -> bool:
 
 def _group_of(unit: Unit, dtypes: Dtypes) -> Group:
     for group in unit.groups:
-        if (group.dtype, group.gather_dtype, group.reduce_dtype) == dtypes:
+        if group.dtypes == dtypes:
             return group
     names = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in dtypes[:2])
     name = unit.name if not unit.groups else f"{unit.name} {' as '.join(names)}"
-    unit.groups.append(Group(name, unit, *dtypes))
+    unit.groups.append(Group(name, unit, dtypes))
     return unit.groups[-1]
 
 

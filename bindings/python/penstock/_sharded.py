@@ -12,7 +12,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
 from penstock._errors import PenstockError
-from penstock._world import DTensorSpec, as_sharded
+from penstock._world import DTensorSpec, as_sharded, local_of
 
 
 class CountingDTensor(DTensor):
@@ -44,7 +44,7 @@ class CountingDTensor(DTensor):
     def detach(self) -> torch.Tensor:
         """Return the same rows without history; writes to them count for this tensor too."""
         alias = cast(DTensor, super().detach())
-        alias._local_tensor = self._local_tensor.detach()
+        alias._local_tensor = local_of(self).detach()
         alias.__class__ = CountingDTensor
         return alias
 
@@ -69,7 +69,7 @@ class CountingDTensor(DTensor):
         return self._ordinary().__reduce_ex__(protocol)
 
     def _ordinary(self) -> torch.Tensor:
-        ordinary = as_sharded(self._local_tensor, self._spec).requires_grad_(self.requires_grad)
+        ordinary = as_sharded(local_of(self), self._spec).requires_grad_(self.requires_grad)
         ordinary.__dict__.update(self.__dict__)
         return ordinary
 

@@ -408,6 +408,9 @@ def _why_never(engine: Engine) -> str | None:
         return f"there are no CUDA graphs on {engine.world.device}"
     if engine.options.offload is not None:
         return f"the host trains the shards of a model with offload={engine.options.offload!r}"
+    for parameter in engine.parameters():
+        if parameter.extension is not None and not parameter.extension.is_captured:
+            return f"hooks of the gather of {parameter.name!r} run in it, which no graph calls"
     if engine.world.axes is not None:
         return f"collectives along {engine.world.axes.names} are in it, which nobody captures"
     communicator = engine.native.communicator()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from penstock import _C
 from penstock._axes import block_of, make_divided, watch_divided
 from penstock._errors import PenstockError
+from penstock._extension import Extension, outside_passes, part_of
 from penstock._sharded import make_sharded_parameter
 from penstock._world import Layout, World, local_of
 
@@ -46,7 +47,11 @@ class Parameter:
     shape : torch.Size
         Of what is sharded: the whole tensor, or where that is divided this rank's part of it.
     part : nn.Parameter
-        What the group is gathered into: `full`, or where that is divided this rank's part of it.
+        What gets the gradients: `full`, or where that is divided this rank's part of it.
+    extension : Extension, optional
+        The hooks of its gather, if it has some: `full` is what they have made then.
+    memory : torch.Tensor
+        What the group is gathered into: `part`, or where there are hooks the bytes that they get.
     group : Group
         What it is gathered with.
     index : int
@@ -73,6 +78,7 @@ class Parameter:
         self.dtype = original.dtype
         self.trainable = original.requires_grad
         self.row_elements = self.shape[1:].numel()
+        self.extension: Extension | None = None
         self.group: Group
         self.index = -1
         self.layout: Layout
@@ -83,13 +89,20 @@ class Parameter:
         self.sharded: nn.Parameter
         self.full: nn.Parameter
         self.part: nn.Parameter
+        self.memory: torch.Tensor
 
     def make_sharded(self, rows: torch.Tensor, world: World) -> None:
         """Make `sharded` of this rank's rows, which may have no values yet."""
         whole = self.original.shape
         self.layout = world.layout_of(whole, rows.dtype, self.divided)
-        self.sharded = make_sharded_parameter(rows, self.layout, self.trainable)
-        self.sharded.__dict__.update(self.original.__dict__)  # users' marks
+        shown = rows if self.extension is None else self.extension.wrap(rows, self.original)
+        self.sharded = make_sharded_parameter(shown, self.layout, self.trainable)
+        of_class = vars(shown).keys()
+        marks = {name: mark for name, mark in vars(self.original).items() if name not in of_class}
+        self.sharded.__dict__.update(marks)  # users'
+        if self.extension is not None:
+            shown = self.sharded._local_tensor  # type: ignore[attr-defined]
+            self.extension.take_hooks(shown, world.mesh_of_parts)
         self.local = local_of(self.sharded)
         self.address = self.local.data_ptr()
 
@@ -101,6 +114,9 @@ class Parameter:
     def move(self, rows: torch.Tensor) -> None:
         """Move this rank's rows to other memory; any use of the old memory raises from now on."""
         before = self.local.detach()
+        if self.extension is not None:
+            rows = self.extension.wrap(rows)
+            self.extension.take_hooks(rows)
         if isinstance(self.sharded, DTensor):
             self.sharded._local_tensor = rows
         else:
@@ -139,11 +155,27 @@ class Parameter:
         )
 
     def make_full(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Make `full`, which has no memory yet."""
+        """Make `full`, which has no memory yet, unless hooks make it."""
+        if self.extension is not None:
+            return
         memory = _C.make_released_tensor(list(self.shape), dtype, device, self.released)
-        self.part = self.full = nn.Parameter(memory, requires_grad=self.trainable)
+        self.memory = self.part = self.full = nn.Parameter(memory, requires_grad=self.trainable)
         if self.divided is not None:
             self.full = make_divided(self.part, self.divided)
+
+    def make_by_hooks(self, device: torch.device) -> None:
+        """Have hooks make `full`, if there are some; all ranks call this alike."""
+        if self.extension is not None:
+            self.part = self.full = self.extension.make_full(device, self.trainable, self.released)
+            self.memory = self.extension.gathered[0]
+            if self.divided is not None:
+                self.full = make_divided(self.part, self.divided)
+                self.extension.show_in(part_of(self.full))
+
+    @property
+    def whole(self) -> list[torch.Tensor]:
+        """All that has memory while it is gathered."""
+        return [self.memory] if self.extension is None else self.extension.whole
 
     def watch(self, arrived: _C.Arrived) -> None:
         """Have its gradients, whenever they are computed, noted there and given to `part`."""
@@ -168,6 +200,26 @@ class Parameter:
             module._parameters[attribute] = tensor
 
 
+class Dtypes(NamedTuple):
+    """Those of parameters that go together.
+
+    Attributes
+    ----------
+    shard : torch.dtype
+        What optimizers have.
+    gather, reduce : torch.dtype
+        In which parameters travel, and gradients.
+    used : torch.dtype
+        Of what modules have, and of gradients as they are computed: `gather`, but where hooks make
+        it of what has travelled.
+    """
+
+    shard: torch.dtype
+    gather: torch.dtype
+    reduce: torch.dtype
+    used: torch.dtype
+
+
 class Group:
     """Parameters of one unit and of the same dtypes, which the engine gathers and reduces as one.
 
@@ -177,8 +229,10 @@ class Group:
         Those that get gradients.
     index : int
         Its number in the engine.
-    gather_dtype, reduce_dtype : torch.dtype
-        Of gathered parameters, and in which gradients travel.
+    dtypes : Dtypes
+        Of its parameters.
+    dtype, gather_dtype, reduce_dtype, used_dtype : torch.dtype
+        These.
     shard : torch.Tensor
         This rank's rows of all parameters, flat.
     gradient_elements : int
@@ -196,21 +250,13 @@ class Group:
         Whether gradients of backwards that did not reduce may be here.
     """
 
-    def __init__(
-        self,
-        name: str,
-        unit: Unit,
-        dtype: torch.dtype,
-        gather_dtype: torch.dtype,
-        reduce_dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, name: str, unit: Unit, dtypes: Dtypes) -> None:
         self.name = name
         self.unit = unit
         self.parameters: list[Parameter] = []
         self.trainable: list[Parameter] = []  # once the unit is sealed
-        self.dtype = dtype
-        self.gather_dtype = gather_dtype
-        self.reduce_dtype = reduce_dtype
+        self.dtypes = dtypes
+        self.dtype, self.gather_dtype, self.reduce_dtype, self.used_dtype = dtypes
         self.index = -1
         self.shard: torch.Tensor
         self.gradient_elements = 0
@@ -220,13 +266,18 @@ class Group:
         self.old: dict[Parameter, torch.Tensor] = {}
         self.keeps = False
 
+    @property
+    def extensions(self) -> list[Extension]:
+        """Those of its parameters; all of them have one, or none."""
+        return [p.extension for p in self.parameters if p.extension is not None]
+
     def keep_gradients(self) -> None:
         """Let gradients stay here, and add up in the more precise of their dtypes."""
         if self.keeps:
             return
         self.keeps = True
-        dtype = torch.promote_types(self.gather_dtype, self.reduce_dtype)
-        if dtype != self.gather_dtype:
+        dtype = torch.promote_types(self.used_dtype, self.reduce_dtype)
+        if dtype != self.used_dtype:
             self._set_gradient_dtype(dtype)
 
     def drop_gradients(self) -> None:
@@ -235,7 +286,7 @@ class Group:
             parameter.part.grad = None
         if self.keeps:
             self.keeps = False
-            self._set_gradient_dtype(self.gather_dtype)
+            self._set_gradient_dtype(self.used_dtype)
 
     def _set_gradient_dtype(self, dtype: torch.dtype) -> None:
         for parameter in self.trainable:
@@ -313,6 +364,7 @@ class Unit:
         self.calls: list[Use] = []
         self.reference = weakref.ref(self)
         self._shown: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
+        self._extensions: list[Extension] = []
 
     @property
     def has_frozen(self) -> bool:
@@ -324,6 +376,7 @@ class Unit:
         self.native = native
         for group in self.groups:
             group.trainable = [p for p in group.parameters if p.trainable]
+        self._extensions = [extension for group in self.groups for extension in group.extensions]
         self._shown = [
             (module, attribute, parameter.full, parameter.sharded)
             for group in self.groups
@@ -335,6 +388,10 @@ class Unit:
         """Begin a use; the first one shows the whole parameters."""
         if self.native.use(self.index):
             self.whole = True
+            if self._extensions:
+                with outside_passes():
+                    for extension in self._extensions:
+                        extension.show()
             for module, attribute, full, _ in self._shown:
                 module._parameters[attribute] = full
 
@@ -368,6 +425,8 @@ class Unit:
 
     def _show_sharded(self) -> None:
         self.whole = False
+        for extension in self._extensions:
+            extension.hide()
         for module, attribute, _, sharded in self._shown:
             module._parameters[attribute] = sharded
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from penstock._arguments import refuse
 from penstock._axes import Axes
 from penstock._errors import PenstockError
+from penstock._extension import plain_of
 from penstock._fork import groups_of_engines, groups_of_parent
 from penstock._memory import segment_maker
 from penstock._mesh import Ranks, name_of, ranks_of
@@ -87,7 +88,7 @@ class World:
         self.mesh: DeviceMesh | None = None
         self.ranks = Ranks()
         self.roll = Roll(None, 0, 1, timeout)
-        if process_group is None and not _joins_default():
+        if is_alone(process_group):
             if communicator == "hierarchy":
                 raise PenstockError("EINVAL", "communicator='hierarchy': this process is alone")
             return
@@ -111,6 +112,13 @@ class World:
     def size(self) -> int:
         """How many ranks there are, of all replicas."""
         return self.ranks.size
+
+    @property
+    def mesh_of_parts(self) -> Any:
+        """The ranks that this replica is sharded over, as a mesh of one dimension."""
+        if self.mesh is None or self.mesh.ndim == 1:
+            return self.mesh
+        return self.mesh[(self.mesh.mesh_dim_names or ())[self.ranks.dims[0]]]
 
     @property
     def among_all(self) -> tuple[int, int]:
@@ -243,6 +251,11 @@ def nodes_of(hosts: list[str], ranks_per_node: int | None) -> Nodes:
     return Nodes(runs[0], len(runs))
 
 
+def is_alone(process_group: Any) -> bool:
+    """Whether these ranks, which may be left out, are this process alone, without a group."""
+    return process_group is None and not _joins_default()
+
+
 def _joins_default() -> bool:
     """Whether there is a default group; where this process was started as one of several, make it.
 
@@ -293,8 +306,8 @@ def as_sharded(
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the rows of a sharded tensor that lie on this rank."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    """Return the rows of a sharded tensor that lie on this rank, as a plain tensor."""
+    return plain_of(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
 
 
 def stream_of(device: torch.device) -> int:
