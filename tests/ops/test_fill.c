@@ -1,10 +1,9 @@
 /* Groups of which the caller makes what is gathered. */
 #include "world.h"
 
-static model filled_model(int stage, int device) {
+static model filled_model(int stage) {
     model model = odd_model(stage);
     model.gather_dtype = PST_INT8;
-    model.device = device;
     return model;
 }
 
@@ -20,12 +19,11 @@ static void train(rank_state *state) {
 
 static void what_is_gathered_is_the_callers(void **unused) {
     (void)unused;
-    for (int device = ON_HOST; device <= ON_CE; device++)
-        for (int stage = 1; stage <= 3; stage++) {
-            const model model = filled_model(stage, device);
-            run_ranks(1, &model, train, NULL);
-            run_ranks(4, &model, train, NULL);
-        }
+    for (int stage = 1; stage <= 3; stage++) {
+        const model model = filled_model(stage);
+        run_ranks(1, &model, train, NULL);
+        run_ranks(4, &model, train, NULL);
+    }
 }
 
 static void refuse_once(rank_state *state) {
@@ -39,7 +37,7 @@ static void refuse_once(rank_state *state) {
 
 static void what_the_caller_cannot_make_is_asked_for_again(void **unused) {
     (void)unused;
-    const model model = filled_model(3, ON_HOST);
+    const model model = filled_model(3);
     run_ranks(2, &model, refuse_once, NULL);
 }
 
@@ -55,7 +53,7 @@ static void add_filled_on_host(rank_state *state) {
 
 static void shards_on_the_host_are_refused(void **unused) {
     (void)unused;
-    model model = filled_model(3, ON_HOST);
+    model model = filled_model(3);
     model.hosted = 1;
     run_ranks(2, &model, add_filled_on_host, NULL);
 }
