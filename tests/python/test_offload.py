@@ -280,13 +280,13 @@ def refuses(text, function, *args, **given):
 
 def test_what_is_not_offloaded_is_refused():
     both = "leave one of them out"
-    text = "offload=True: give 'optimizer' or 'parameters'"
+    text = "offload=True: give one or several of 'optimizer'"
     refuses(text, penstock.shard, make(Net), offload=True)
     refuses(f"memory=4096: .*{both}", penstock.shard, make(Net), memory=4096, **HOSTED)
     given = {"checkpoint": "auto", "memory": 4096}
     refuses(f"memory=4096: .*{both}", penstock.shard, make(Net), **given, **HOSTED)
     model = penstock.shard(make(Net), **HOSTED)
-    refuses("in_backward=True: .* offload= are updated in step", adamw, model, in_backward=True)
+    refuses("in_backward=True: .* offload=, are updated in step", adamw, model, in_backward=True)
     penstock.close(model)
 
 

@@ -175,12 +175,8 @@ class Keeping:
         if not self._span.is_metered or self._engine.is_captured:
             return None
         use, engine = self._span.uses[block], self._engine
-
-        def parameters() -> list[torch.Tensor]:
-            groups = [*block.unit.groups, *engine.root.groups]
-            return [parameter.part for group in groups for parameter in group.parameters]
-
-        return use.metered(tensors_of(values), parameters), use.timed(engine.world.device)
+        metered = use.metered(tensors_of(values), block.unit, engine.root)
+        return metered, use.timed(engine.world.device)
 
     # ---- passes ----------------------------------------------------------------------------------
 

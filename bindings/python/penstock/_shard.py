@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -57,7 +57,7 @@ def shard(
     checkpoint: Blocks = None,
     forward_methods: str | Iterable[str] = (),
     memory: str | int | float | None = None,
-    offload: str | None = None,
+    offload: str | Sequence[str] | None = None,
     keep_copies: bool = True,
     ignored_params: Iterable[nn.Parameter] | None = None,
 ) -> Model:
@@ -295,7 +295,7 @@ def shard(
     )
     _hooks.install(engine)
     _methods.install(engine, methods)
-    _checkpoint.install(checkpointed)
+    _checkpoint.install(checkpointed, engine.offloading)
     _state.install(engine)
     _asked.install(engine)
     _shown.install(engine)
@@ -375,7 +375,12 @@ def _find_checkpointed(
     chosen = _select_checkpointed(model, blocks, options)
     among = {id(module) for _, module in chosen}
     of_blocks = [unit for unit in units if id(unit.module) in among]
-    by_hand = [] if options.recomputes_by_plan else [Checkpointed(unit) for unit in of_blocks]
+    offloads = options.offloads_activations
+    by_hand = (
+        []
+        if options.recomputes_by_plan
+        else [Checkpointed(unit, offloads=offloads) for unit in of_blocks]
+    )
     if options.budget is None:
         return by_hand, None
     keeping = Keeping(options.budget, of_blocks if options.recomputes_by_plan else [])
@@ -384,11 +389,12 @@ def _find_checkpointed(
 
 def _select_checkpointed(model: nn.Module, blocks: list[Named], options: Options) -> list[Named]:
     wanted = options.checkpoint
-    if wanted is None:
+    if wanted is None and not options.offloads_activations:
         return []
     if not blocks:
-        refuse("checkpoint", wanted, f"{type(model).__name__} has no blocks: name them by blocks=")
-    if options.recomputes_by_plan:
+        name, value = ("offload", options.offload) if wanted is None else ("checkpoint", wanted)
+        refuse(name, value, f"{type(model).__name__} has no blocks: name them by blocks=")
+    if wanted is None or options.recomputes_by_plan:
         return blocks
     return select_blocks("checkpoint", model, blocks, wanted)
 

@@ -406,8 +406,10 @@ def _why_never(engine: Engine) -> str | None:
     """Return why no step of this model can be captured; None: steps can."""
     if engine.world.device.type != "cuda":
         return f"there are no CUDA graphs on {engine.world.device}"
-    if engine.options.offload is not None:
+    if engine.options.offloads_shards:
         return f"the host trains the shards of a model with offload={engine.options.offload!r}"
+    if engine.options.offloads_activations:
+        return "offload='activations' has its copies launched beside it: name blocks by checkpoint="
     if engine.world.axes is not None:
         return f"collectives along {engine.world.axes.names} are in it, which nobody captures"
     communicator = engine.native.communicator()
