@@ -3,6 +3,8 @@
 #include "outside_python.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
 
@@ -20,6 +22,8 @@ void drop_storage(void *, void *storage) {
 Offload::Offload(std::shared_ptr<Runtime> runtime, size_t most_bytes)
     : runtime_(std::move(runtime)), most_bytes_(most_bytes) {
     runtime_->check_process("this sharded model");
+    const c10::Device where = runtime_->where();
+    if (where.is_cuda()) compute_ = c10::impl::VirtualGuardImpl(where.type()).getStream(where);
     pst_offload_options options{};
     options.size = sizeof options;
     options.name = "activations";
@@ -114,6 +118,7 @@ at::Tensor Stored::load() {
     const std::lock_guard<std::mutex> guard(offload_->lock_);
     pst_offload *offload = offload_->open();
     offload_->forget_returned();
+    const c10::OptionalStreamGuard on(offload_->compute_);
     at::Tensor tensor =
         at::empty({static_cast<int64_t>(bytes_)},
                   at::TensorOptions().dtype(at::kByte).device(offload_->runtime_->where()));

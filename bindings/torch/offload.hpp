@@ -8,10 +8,12 @@
 #include <penstock/offload.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace penstock {
@@ -44,7 +46,8 @@ class Stored {
 // Called with the interpreter or without it, on any thread, one at a time.
 class Offload : public std::enable_shared_from_this<Offload> {
   public:
-    // `most_bytes`: of the host's memory, for all that is stored at a time.
+    // `most_bytes`: of the host's memory, for all that is stored at a time. On a GPU the runtime's
+    // stream is current.
     Offload(std::shared_ptr<Runtime> runtime, size_t most_bytes);
     ~Offload();
     Offload(const Offload &) = delete;
@@ -64,6 +67,7 @@ class Offload : public std::enable_shared_from_this<Offload> {
 
     const std::shared_ptr<Runtime> runtime_;
     const size_t most_bytes_;
+    std::optional<c10::Stream> compute_; // on a GPU: what comes back is memory of this stream's
     const Process home_;
     std::mutex lock_; // of the C object, which one thread uses at a time
     pst_offload *offload_ = nullptr;

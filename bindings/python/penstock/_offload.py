@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -26,6 +27,7 @@ from penstock._units import Unit
 from penstock._world import World, stream_of
 
 _LEAST = 4096  # bytes: what is less is not worth a copy
+_COUNTS = ("stores", "store_bytes", "loads", "load_bytes")
 _Output = TypeVar("_Output")
 _logger = logging.getLogger("penstock")
 
@@ -55,8 +57,10 @@ class Offloading:
         self._engine: weakref.ref[Passes] = engine
         self._offload: _C.Offload | None = None
         self._last: weakref.ref[_Call] | None = None  # whose copies may be on their way
+        self._newest: _C.Stored | None = None  # of what compute has not come behind
         self._near: list[weakref.ref[_Call]] = []  # that the backward has got to
         self._has_warned = False
+        self._before: Counter[str] = Counter()  # of counts: what they were at a reset
 
     def run(self, unit: Unit, forward: Callable[[], _Output], values: list[Any]) -> _Output:
         """Run a call of a block with these arguments, and offload what it saves."""
@@ -74,9 +78,7 @@ class Offloading:
 
     def _leave(self, call: _Call, kept: list[_Kept], engine: Passes) -> None:
         self._forget_near([])
-        last = None if self._last is None else self._last()
-        if last is not None:
-            last.let_go()
+        self._settle()
         if not kept:
             return
         if self._offload is None:
@@ -84,10 +86,20 @@ class Offloading:
         for one in kept:
             assert one.here is not None
             one.stored = self._offload.store(one.here)
+            self._newest = one.stored or self._newest
         if any(one.stored is None for one in kept):
             self._warn_of_full(engine.name)
         call.kept = [weakref.ref(one) for one in kept if one.stored is not None]
         self._last = weakref.ref(call)
+
+    def _settle(self) -> None:
+        """Have compute come behind all copies to the host; what they read is given up."""
+        if self._newest is not None:
+            self._newest.wait_store()  # they end in their order
+            self._newest = None
+        last = None if self._last is None else self._last()
+        if last is not None:
+            last.let_go()
 
     def _warn_of_full(self, name: str) -> None:
         if not self._has_warned:
@@ -103,6 +115,8 @@ class Offloading:
         """Note that the backward is at a call: it, and the one before it, come back."""
         if self._near and self._near[0]() is call:
             return
+        if self._last is None or self._last() is not call:
+            self._settle()
         before = None if call.before is None else call.before()
         near = [call] if before is None else [call, before]
         self._forget_near(near)
@@ -118,16 +132,23 @@ class Offloading:
                 call.forget()
         self._near = []
 
-    def stats(self) -> dict[str, int]:
-        """Return counts and bytes of the copies, and bytes of the host's memory."""
-        return {} if self._offload is None else self._offload.stats()
+    def stats(self) -> Counter[str]:
+        """Return counts of the copies, since `reset_stats`, and bytes of the host's memory."""
+        now = Counter[str]() if self._offload is None else Counter(self._offload.stats())
+        now.subtract(self._before)
+        return now
+
+    def reset_stats(self) -> None:
+        """Begin to count anew; the host's peak stays."""
+        self._before.update({name: self.stats()[name] for name in _COUNTS})
 
     def close(self) -> None:
         """Wait for its copies: the runtime ends. What is on the host is lost."""
         if self._offload is not None:
             self._offload.close()
         self._offload = None
-        self._last, self._near = None, []
+        self._last, self._newest, self._near = None, None, []
+        self._before.clear()
 
 
 class _Call:
@@ -155,11 +176,8 @@ class _Call:
         return [one for one in found if one is not None]
 
     def let_go(self) -> None:
-        """Give up the memory on the device, behind the copies."""
-        leaving = [one for one in self._each() if one.here is not None]
-        if leaving and leaving[-1].stored is not None:
-            leaving[-1].stored.wait_store()  # they end in their order
-        for one in leaving:
+        """Give up the memory on the device: compute is behind the copies."""
+        for one in self._each():
             one.let_go()
 
     def load(self) -> None:
@@ -199,7 +217,8 @@ class _Kept:
 
     def let_go(self) -> None:
         """Give up the memory on the device: it is on the host."""
-        self._version, self.here = self.version, None
+        if self.here is not None:
+            self._version, self.here = self.here._version, None
 
     def load(self) -> None:
         """Begin to copy it back."""
