@@ -60,6 +60,7 @@ class Offloading:
         self._newest: _C.Stored | None = None  # of what compute has not come behind
         self._near: list[weakref.ref[_Call]] = []  # that the backward has got to
         self._has_warned = False
+        self._most_bytes: int | None = None
         self._before: Counter[str] = Counter()  # of counts: what they were at a reset
 
     def run(self, unit: Unit, forward: Callable[[], _Output], values: list[Any]) -> _Output:
@@ -82,7 +83,7 @@ class Offloading:
         if not kept:
             return
         if self._offload is None:
-            self._offload = _C.Offload(engine.runtime, host_share(engine.world))
+            self._offload = _C.Offload(engine.runtime, self.most_bytes())
         for one in kept:
             assert one.here is not None
             one.stored = self._offload.store(one.here)
@@ -131,6 +132,13 @@ class Offloading:
             if call is not None and call not in but:
                 call.forget()
         self._near = []
+
+    def most_bytes(self) -> int:
+        """Return the bytes of the host's memory that it may take, as when it was asked first."""
+        engine = self._engine()
+        if self._most_bytes is None and engine is not None:
+            self._most_bytes = host_share(engine.world)
+        return self._most_bytes or 0
 
     def stats(self) -> Counter[str]:
         """Return counts of the copies, since `reset_stats`, and bytes of the host's memory."""
