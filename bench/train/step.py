@@ -19,8 +19,9 @@ more steps are profiled: how long no work ran on the device, and none on the str
 kernel time, and what worked how long on one rank; the profiler slows the host, so their time stands
 beside. With `--time-waits` penstock's own figures show how long its compute waited, which costs a
 little. With `--offload` shards, gradients and optimizer lie on the host: by CPUOffloadPolicy with
-FSDP2, by `shard`'s offload= with penstock. `--checkpoint auto` is penstock's, within `--memory`,
-beside others that checkpoint every layer, or one of `--every`.
+FSDP2, by `shard`'s offload= with penstock. `--checkpoint auto` is penstock's, within `--memory`, and
+`--checkpoint offload` its offload="activations", beside others that checkpoint every layer, or one of
+`--every`.
 """
 
 from __future__ import annotations
@@ -272,7 +273,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sequence", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=1, help="sequences of a micro-batch, a rank")
     parser.add_argument("--micro-batches", type=int, default=1, help="of a step")
-    parser.add_argument("--checkpoint", choices=("none", "all", "auto"), default="none")
+    parser.add_argument("--checkpoint", choices=("none", "all", "auto", "offload"), default="none")
     parser.add_argument(
         "--every", type=int, default=1, metavar="K", help="others checkpoint one of K layers"
     )

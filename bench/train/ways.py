@@ -175,9 +175,10 @@ def penstock(model: Model, given: argparse.Namespace, part_mib: int) -> None:
         part_bytes=part_mib << 20 or None,
         communicator=given.communicator,
         time_waits=given.time_waits,
-        checkpoint={"none": None, "all": "*", "auto": "auto"}[given.checkpoint],
+        checkpoint={"all": "*", "auto": "auto"}.get(given.checkpoint),
         memory=given.memory,
-        offload=given.offload,
+        offload=[given.offload] * bool(given.offload)
+        + ["activations"] * (given.checkpoint == "offload"),
         keep_copies=not given.cast_each,
     )
 

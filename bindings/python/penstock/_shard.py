@@ -170,9 +170,11 @@ def shard(
     checkpoint : str, class, module, iterable of these, or callable, optional
         Which blocks recompute their activations in the backward instead of keeping them, by
         ``torch.utils.checkpoint`` around each: named as by ``blocks=``; left out: none. "auto":
-        blocks keep their activations as far as ``memory`` goes, and begin with recomputing them.
-        Blocks that are called with more than was measured are recomputed, and after some such
-        passes it is decided anew. Blocks are compiled by ``block.compile()``, before or after this
+        blocks keep their activations as far as ``memory`` goes, and begin with recomputing them; on
+        a GPU those whose copies hide beside compute offload them, as ``offload`` says, within what
+        its link moves and the host has, unless a function was decorated with `step`. Blocks that
+        are called with more than was measured are recomputed, and after some such passes it is
+        decided anew. Blocks are compiled by ``block.compile()``, before or after this
         call; they recompute what the compiler finds that gradients need. What the model checkpoints
         itself goes on so, and a warning says that nothing is done for it here.
     forward_methods : str or iterable of str
@@ -182,16 +184,16 @@ def shard(
     memory : str, int or float, optional
         What may be taken to save time: by groups that are gathered further ahead (then
         ``prefetch_ahead`` is where it begins) or stay gathered from forward to backward, and with
-        ``checkpoint="auto"`` by activations that are kept. Bytes, or a fraction of the device's
-        memory: what torch's allocator may hold at the peak of a step, of all that it is for.
-        "auto": what the device has free in the measured step, but for 10 % of its memory, as
+        ``checkpoint="auto"`` by activations that are kept, or on their way. Bytes, or a fraction of
+        the device's memory: what torch's allocator may hold at the peak of a step, of all that it
+        is for. "auto": what the device has free in the measured step, but for 10 % of its memory, as
         torch's allocator cannot use all that is free. Left out: "auto" with ``checkpoint="auto"``;
         else nothing is taken. The third step, as an optimizer of torch's or Penstock's ends them,
         is measured; then the ranks decide alike, by the least memory and the slowest rank, for
         what saves most time; the log says what. On GPUs torch's peak
         (``torch.cuda.max_memory_allocated``) begins anew with what is measured. On the CPU bytes
         are those that all of it may take.
-    offload : str, optional
+    offload : str or list of them, optional
         "optimizer": shards, their gradients and the optimizer's states lie in the host's memory,
         pinned where the model is on a GPU, and the optimizer works there. The GPU has a copy of the
         shards in ``param_dtype``, which comes up a group at a time while the next forward goes on;
@@ -201,6 +203,13 @@ def shard(
         need a process group for CPUs too, as ``"cpu:gloo,cuda:nccl"``, where norms are asked for.
         On the CPU it trains as without. Neither ``memory``, ``checkpoint="auto"`` nor DTensors of
         before are for such models, nor is ``in_backward`` of `AdamW`, and `step` captures nothing.
+        "activations": the blocks that ``checkpoint`` names, or all, recompute nothing: what they
+        save for the backward, but for inputs, outputs and parameters, is copied to pinned memory of
+        the host behind their forward, and comes back one block ahead of the backward. The device
+        holds that of two blocks at a time: compute waits where copies take longer than the next of
+        these blocks, and the last one's stay. A rank takes at most its share of what the host has
+        available at the first copy, but for 10 % of its memory; what is more stays on the device,
+        with a warning. `step` captures nothing.
     keep_copies : bool
         Where shards are gathered in another dtype (``param_dtype``): whether each rank keeps its
         rows in that, too, cast once behind an update. Without, each gather casts them, a group
