@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import models
 import penstock
 import pytest
+import test_tensor_parallel
 import torch
 from equality import breaking_off, train_both, world
 from models import DEVICE, Net, batch, loss_of, make
@@ -166,6 +167,24 @@ def train_by_all():
 
 def test_backwards_of_all_kinds_are_the_same_bit_for_bit(worlds):
     worlds(2).run(train_by_all)
+
+
+def divide_and_train():
+    with offloading_all():
+        found = []
+        for options in (OFFLOADED, {}):
+            model = test_tensor_parallel.ours(test_tensor_parallel.square(), **options)
+            for step in range(2):
+                test_tensor_parallel.loss_of(model, step, 0).backward()
+            found.append([penstock._world.local_of(p.grad) for p in model.parameters()])
+            left = penstock.stats(model).offload_bytes
+            assert (left > 2 * 3 * 4 * 8 * 8) == bool(options)  # more than a tensor of a block
+            penstock.close(model)
+        assert_same(*found)
+
+
+def test_dtensors_leave_as_well(worlds):
+    worlds(4).run(divide_and_train)
 
 
 def test_parameters_may_be_unfrozen():

@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from penstock._units import Unit
 from penstock._values import tree_leaves
+from penstock._world import local_of
 
 _GRAIN = 512  # bytes: what torch's allocators hand out is a multiple
 
@@ -37,7 +38,7 @@ def there_anyway(
     parameters = (parameter.part for group in groups for parameter in group.parameters)
     for tensor in (*inputs, *parameters, *unit.module.buffers()):
         if tensor.layout is torch.strided:
-            yield tensor.untyped_storage()
+            yield local_of(tensor).untyped_storage()
 
 
 class Stopwatch:

@@ -116,8 +116,8 @@ class Checkpointed:
         if is_within and not self._has_warned:
             self._has_warned = True
             _logger.warning(
-                "block %r is checkpointed by the model itself, which goes on; checkpoint= of "
-                "penstock.shard does nothing for it",
+                "block %r is checkpointed by the model itself, which goes on; checkpoint= and "
+                "offload= of penstock.shard do nothing for it",
                 self.unit.name,
             )
         return is_within

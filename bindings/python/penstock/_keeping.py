@@ -349,6 +349,8 @@ class Keeping:
         """Measure what offloads could use: nothing where steps are to be captured."""
         engine = self._engine
         link = None
+        if self.blocks:
+            self._gather([0])  # the ranks of a host copy at the same time
         if self.blocks and not engine.graph_owners:
             link = measure_link(engine.world.device, engine.offloading.most_bytes())
         return link or Link(0, 0, 0)

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from penstock import _C
 from penstock._activations import tensors_of, there_anyway
@@ -24,7 +25,7 @@ from penstock._budget import readable
 from penstock._errors import PenstockError
 from penstock._host_memory import host_share
 from penstock._units import Unit
-from penstock._world import World, stream_of
+from penstock._world import World, local_of, stream_of
 
 _LEAST = 4096  # bytes: what is less is not worth a copy
 _COUNTS = ("stores", "store_bytes", "loads", "load_bytes")
@@ -263,7 +264,9 @@ class _Saving:
         self._there: set[int] | None = None  # storages
         self._kept: weakref.WeakValueDictionary[int, _Kept] = weakref.WeakValueDictionary()
 
-    def pack(self, tensor: torch.Tensor) -> _Held | _Saved:
+    def pack(self, tensor: torch.Tensor) -> _Packed:
+        if type(tensor) is DTensor:
+            return _Divided(self.pack(tensor._local_tensor), tensor)
         if not self._may_leave(tensor):
             return _Held(tensor)
         if self._there is None:
@@ -294,7 +297,8 @@ class _Saving:
 
     def leaving(self, output: Any) -> list[_Kept]:
         """List what the call has saved, but for what it has returned, which others hold."""
-        outputs = {tensor.untyped_storage()._cdata for tensor in tensors_of([output])}
+        dense = [one for one in tensors_of([output]) if one.layout is torch.strided]
+        outputs = {local_of(one).untyped_storage()._cdata for one in dense}
         return [kept for place, kept in self._kept.items() if place not in outputs]
 
 
@@ -326,7 +330,25 @@ class _Held:
         return self._tensor
 
 
-def _unpack(saved: _Held | _Saved) -> torch.Tensor:
+class _Divided:
+    """A DTensor that was saved."""
+
+    def __init__(self, local: _Packed, tensor: DTensor) -> None:
+        self._local = local
+        self._spec = tensor._spec
+
+    def unpack(self) -> torch.Tensor:
+        return DTensor(self._local.unpack(), self._spec, requires_grad=False)
+
+
+class _Packed(Protocol):
+    """What autograd has in place of a tensor that it has saved."""
+
+    def unpack(self) -> torch.Tensor:
+        """Return the tensor, for compute to read."""
+
+
+def _unpack(saved: _Packed) -> torch.Tensor:
     return saved.unpack()
 
 

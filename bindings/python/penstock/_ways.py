@@ -12,7 +12,7 @@ from penstock._budget import Offer, choose
 _SHARE = 0.8  # of what the link was measured to move: gathers, and what a job copies, need some
 _LEAST_SAVED = 0.5  # of a recomputation: what an offload saves at least beside its waits
 _BACKWARD = 2  # times of a forward that the backward takes beside recomputing
-_PROBE = 64 << 20  # bytes that are copied to measure the link
+_PROBE, _TIMES = 32 << 20, 8  # bytes that are copied to measure the link, and how often
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def waits(offers: Sequence[Offer], offloaded: Collection[int], link: Link) -> in
     An offloaded call ends when the copies of the one before have; in the backward those of one
     begin when the backward gets to the one behind it. The last one's stay on the device.
     """
-    places = sorted(offloaded)
+    places = set(offloaded)
     time = copied = waited = 0
     for i, offer in enumerate(offers):
         time += offer.nanoseconds
@@ -143,7 +143,8 @@ def waits(offers: Sequence[Offer], offloaded: Collection[int], link: Link) -> in
             time = max(time, copied)
             copied = time + _nanoseconds(offer.size, link.down)
     time = copied = 0
-    before = dict(zip(places[1:], places, strict=False))
+    in_order = sorted(places)
+    before = dict(zip(in_order[1:], in_order, strict=False))
     for i in reversed(range(len(offers))):
         if i in places:
             waited += max(0, copied - time)
@@ -159,21 +160,27 @@ def _nanoseconds(size: int, rate: int) -> int:
 
 
 def measure_link(device: torch.device, host_bytes: int) -> Link | None:
-    """Measure what the copy engines of a GPU move; None elsewhere. All ranks do so at once."""
+    """Measure what a GPU's copy engines move; None elsewhere, and where there is no memory for it.
+
+    All ranks call this at once, so that those of a host share what it has.
+    """
     if device.type != "cuda":
         return None
-    there = torch.empty(_PROBE, dtype=torch.uint8, device=device)
-    here = torch.empty(_PROBE, dtype=torch.uint8, pin_memory=True)
-    down, up = _rate(here, there), _rate(there, here)
-    return Link(down, up, host_bytes)
+    try:
+        there = torch.empty(_PROBE, dtype=torch.uint8, device=device)
+        here = torch.empty(_PROBE, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError:
+        return None
+    return Link(_rate(here, there), _rate(there, here), host_bytes)
 
 
 def _rate(to: torch.Tensor, source: torch.Tensor) -> int:
-    """Return the bytes a second of a copy between a GPU and its host, behind one that is first."""
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    """Return the bytes a second of copies between a GPU and its host, behind one that is first."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     to.copy_(source, non_blocking=True)
-    events[0].record()
-    to.copy_(source, non_blocking=True)
-    events[1].record()
-    events[1].synchronize()
-    return int(_PROBE / max(events[0].elapsed_time(events[1]), 1e-3) * 1e3)
+    begin.record()
+    for _ in range(_TIMES):
+        to.copy_(source, non_blocking=True)
+    end.record()
+    end.synchronize()
+    return int(_TIMES * _PROBE / begin.elapsed_time(end) * 1e3)
