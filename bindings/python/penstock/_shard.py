@@ -188,9 +188,9 @@ def shard(
         the device's memory: what torch's allocator may hold at the peak of a step, of all that it
         is for. "auto": what the device has free in the measured step, but for 10 % of its memory,
         as torch's allocator cannot use all that is free. Left out: "auto" with
-        ``checkpoint="auto"``; else nothing is taken. The third step, as an optimizer of torch's or Penstock's ends them,
-        is measured; then the ranks decide alike, by the least memory and the slowest rank, for
-        what saves most time; the log says what. On GPUs torch's peak
+        ``checkpoint="auto"``; else nothing is taken. The third step, as an optimizer of torch's or
+        Penstock's ends them, is measured; then the ranks decide alike, by the least memory and the
+        slowest rank, for what saves most time; the log says what. On GPUs torch's peak
         (``torch.cuda.max_memory_allocated``) begins anew with what is measured. On the CPU bytes
         are those that all of it may take.
     offload : str or list of them, optional
