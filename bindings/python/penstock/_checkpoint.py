@@ -21,6 +21,7 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from penstock._compile import not_compiled
 from penstock._offload import Offloading
 from penstock._units import Unit
 
@@ -77,6 +78,7 @@ class Checkpointed:
         self.offloading: Offloading
         self._has_warned = False
 
+    @not_compiled
     def way_of(self, values: list[Any]) -> Way:
         """Tell what is to be done about this call's activations here."""
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
@@ -89,6 +91,7 @@ class Checkpointed:
         is_plain = torch._C._functorch.peek_interpreter_stack() is None
         return Way.OFFLOAD if self.offloads and is_plain else Way.KEEP
 
+    @not_compiled
     def contexts(self, values: list[Any]) -> Contexts | None:
         """Return what a call runs in, and what it is run anew in, if anything."""
         return None if self.plan is None else self.plan.contexts(self, values)

@@ -17,11 +17,13 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.distributed.tensor import DTensor
 
 from penstock import _C
 from penstock._activations import tensors_of, there_anyway
 from penstock._budget import readable
+from penstock._compile import not_compiled
 from penstock._errors import PenstockError
 from penstock._host_memory import host_share
 from penstock._units import Unit
@@ -64,24 +66,31 @@ class Offloading:
         self._most_bytes: int | None = None
         self._before: Counter[str] = Counter()  # of counts: what they were at a reset
 
+    @_disable_dynamo(recursive=False)
     def run(self, unit: Unit, forward: Callable[[], _Output], values: list[Any]) -> _Output:
         """Run a call of a block with these arguments, and offload what it saves."""
-        engine = self._engine()
-        assert engine is not None  # the block is a part of its model
-        call = _Call(self, self._last)
-        saving = _Saving(call, engine, unit, values)
+        saving = self._begin(unit, values)
         try:
             with torch.autograd.graph.saved_tensors_hooks(saving.pack, _unpack):
                 output = forward()
         finally:
             saving.end()
-        self._leave(call, saving.leaving(output), engine)
+        self._leave(saving, output)
         return output
 
-    def _leave(self, call: _Call, kept: list[_Kept], engine: Passes) -> None:
+    @not_compiled
+    def _begin(self, unit: Unit, values: list[Any]) -> _Saving:
+        engine = self._engine()
+        assert engine is not None  # the block is a part of its model
+        return _Saving(_Call(self, self._last), engine, unit, values)
+
+    @not_compiled
+    def _leave(self, saving: _Saving, output: Any) -> None:
         self._forget_near([])
         self._settle()
-        if not kept:
+        call, kept = saving.call, saving.leaving(output)
+        engine = self._engine()
+        if not kept or engine is None:
             return
         if self._offload is None:
             self._offload = _C.Offload(engine.runtime, self.most_bytes())
@@ -256,7 +265,7 @@ class _Saving:
     """Takes what a call saves, while it runs."""
 
     def __init__(self, call: _Call, engine: Passes, unit: Unit, values: list[Any]) -> None:
-        self._call = call
+        self.call = call
         self._device = engine.world.device
         self._stream = engine.stream
         # Once parameters are gathered; graphs hold this object, too.
@@ -264,6 +273,7 @@ class _Saving:
         self._there: set[int] | None = None  # storages
         self._kept: weakref.WeakValueDictionary[int, _Kept] = weakref.WeakValueDictionary()
 
+    @not_compiled
     def pack(self, tensor: torch.Tensor) -> _Packed:
         if type(tensor) is DTensor:
             return _Divided(self.pack(tensor._local_tensor), tensor)
@@ -276,7 +286,7 @@ class _Saving:
             return _Held(tensor)
         kept = self._kept.get(place)
         if kept is None:
-            kept = self._kept[place] = _Kept(self._call, tensor)
+            kept = self._kept[place] = _Kept(self.call, tensor)
         return _Saved(kept, tensor)
 
     def _may_leave(self, tensor: torch.Tensor) -> bool:
@@ -291,6 +301,7 @@ class _Saving:
             and stream_of(self._device) == self._stream
         )
 
+    @not_compiled
     def end(self) -> None:
         """Let go of the model: the call has ended."""
         self._find_there = lambda: iter(())
@@ -348,6 +359,7 @@ class _Packed(Protocol):
         """Return the tensor, for compute to read."""
 
 
+@not_compiled
 def _unpack(saved: _Packed) -> torch.Tensor:
     return saved.unpack()
 
