@@ -19,9 +19,9 @@ more steps are profiled: how long no work ran on the device, and none on the str
 kernel time, and what worked how long on one rank; the profiler slows the host, so their time stands
 beside. With `--time-waits` penstock's own figures show how long its compute waited, which costs a
 little. With `--offload` shards, gradients and optimizer lie on the host: by CPUOffloadPolicy with
-FSDP2, by `shard`'s offload= with penstock. `--checkpoint auto` is penstock's, within `--memory`, and
-`--checkpoint offload` its offload="activations", beside others that checkpoint every layer, or one of
-`--every`.
+FSDP2, by `shard`'s offload= with penstock. `--checkpoint auto` is penstock's, within `--memory`,
+and `--checkpoint offload` its offload="activations", beside others that checkpoint every layer, or
+one of `--every`.
 """
 
 from __future__ import annotations
