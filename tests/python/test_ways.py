@@ -229,13 +229,17 @@ def test_a_step_that_grows_is_recomputed(monkeypatch):
 
 
 @on_cpus
-def test_a_step_that_is_to_be_captured_offloads_nothing(monkeypatch):
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_step_that_is_to_be_captured_offloads_nothing(monkeypatch, is_captured):
     with activations_alone():
         Patched(monkeypatch, [TIME], FAST)
-        trainer = Trainer(checkpoint="auto", memory=2 * OF_A_BLOCK)
-        decorated = penstock.step(trainer.model)(trainer.loss)
+        options = {} if is_captured else {"offload": []}  # nor what is told not to
+        trainer = Trainer(checkpoint="auto", memory=2 * OF_A_BLOCK, **options)
+        decorated = penstock.step(trainer.model)(trainer.loss) if is_captured else None
         trainer.train(5)
-        assert stats(trainer.model).offloaded_blocks == 0 and decorated is not None
+        figures = stats(trainer.model)
+        assert (figures.kept_blocks, figures.offloaded_blocks) == (2, 0)
+        del decorated
         trainer.finish()
 
 

@@ -25,6 +25,7 @@ def host_share(world: World) -> int:
     total, available = host_memory()
     hosts = world.roll.hosts
     ranks = hosts.count(hosts[world.roll.rank]) if hosts else 1
+    ranks *= world.among_all[1] // world.size  # those along other axes of a mesh: on this host, too
     return max(0, available - int(_MARGIN * total)) // ranks
 
 

@@ -346,12 +346,12 @@ class Keeping:
         return self._left, Link(*least) if all(least) else None
 
     def _measure_link(self) -> Link:
-        """Measure what offloads could use: nothing where steps are to be captured."""
+        """Measure what offloads could use: nothing where steps are captured, or none is wanted."""
         engine = self._engine
         link = None
         if self.blocks:
             self._gather([0])  # the ranks of a host copy at the same time
-        if self.blocks and not engine.graph_owners:
+        if self.blocks and not engine.graph_owners and engine.options.offload is None:
             link = measure_link(engine.world.device, engine.offloading.most_bytes())
         return link or Link(0, 0, 0)
 

@@ -57,7 +57,7 @@ class Offloading:
     """
 
     def __init__(self, engine: weakref.ref[Any]) -> None:
-        self._engine: weakref.ref[Passes] = engine
+        self._engine: Callable[[], Any] = engine  # it is there while a block of its model runs
         self._offload: _C.Offload | None = None
         self._last: weakref.ref[_Call] | None = None  # whose copies may be on their way
         self._newest: _C.Stored | None = None  # of what compute has not come behind
@@ -80,26 +80,21 @@ class Offloading:
 
     @not_compiled
     def _begin(self, unit: Unit, values: list[Any]) -> _Saving:
-        engine = self._engine()
-        assert engine is not None  # the block is a part of its model
-        return _Saving(_Call(self, self._last), engine, unit, values)
+        return _Saving(_Call(self, self._last), self._engine(), unit, values)
 
     @not_compiled
     def _leave(self, saving: _Saving, output: Any) -> None:
         self._forget_near([])
         self._settle()
         call, kept = saving.call, saving.leaving(output)
-        engine = self._engine()
-        if not kept or engine is None:
+        if not kept:
             return
         if self._offload is None:
-            self._offload = _C.Offload(engine.runtime, self.most_bytes())
+            self._offload = _C.Offload(self._engine().runtime, self.most_bytes())
         for one in kept:
-            assert one.here is not None
-            one.stored = self._offload.store(one.here)
-            self._newest = one.stored or self._newest
+            self._newest = one.store(self._offload) or self._newest
         if any(one.stored is None for one in kept):
-            self._warn_of_full(engine.name)
+            self._warn_of_full()
         call.kept = [weakref.ref(one) for one in kept if one.stored is not None]
         self._last = weakref.ref(call)
 
@@ -112,13 +107,13 @@ class Offloading:
         if last is not None:
             last.let_go()
 
-    def _warn_of_full(self, name: str) -> None:
+    def _warn_of_full(self) -> None:
         if not self._has_warned:
             self._has_warned = True
             _logger.warning(
                 "%s: the host has no more memory for activations (%s are there): what does not fit "
                 "stays on the device",
-                name,
+                self._engine().name,
                 readable(self.stats()["host_bytes"]),
             )
 
@@ -145,10 +140,9 @@ class Offloading:
 
     def most_bytes(self) -> int:
         """Return the bytes of the host's memory that it may take, as when it was asked first."""
-        engine = self._engine()
-        if self._most_bytes is None and engine is not None:
-            self._most_bytes = host_share(engine.world)
-        return self._most_bytes or 0
+        if self._most_bytes is None:
+            self._most_bytes = host_share(self._engine().world)
+        return self._most_bytes
 
     def stats(self) -> Counter[str]:
         """Return counts of the copies, since `reset_stats`, and bytes of the host's memory."""
@@ -225,7 +219,7 @@ class _Kept:
         self.here: torch.Tensor | None = tensor.detach()
         self.stored: _C.Stored | None = None
         self._version = 0
-        self._loaded: torch.Tensor | None = None
+        self._loaded: Any = None  # a tensor on what has come back, or is to come
         self._has_come = False
 
     @property
@@ -233,15 +227,20 @@ class _Kept:
         """How often it was written in place, as long as anybody may have written what is saved."""
         return self._version if self.here is None else self.here._version
 
+    def store(self, offload: _C.Offload) -> _C.Stored | None:
+        """Copy it to the host; None: that has no memory for it."""
+        if self.here is not None:
+            self.stored = offload.store(self.here)
+        return self.stored
+
     def let_go(self) -> None:
         """Give up the memory on the device: it is on the host."""
         if self.here is not None:
             self._version, self.here = self.here._version, None
 
     def load(self) -> None:
-        """Begin to copy it back."""
-        if self.here is None and self._loaded is None:
-            assert self.stored is not None
+        """Begin to copy it back, unless it is here or does so."""
+        if self.here is None and self._loaded is None and self.stored is not None:
             self._loaded, self._has_come = self.stored.load(), False
 
     def forget(self) -> None:
@@ -254,11 +253,11 @@ class _Kept:
         if self.here is not None:
             return self.here.untyped_storage()
         self.load()
-        assert self._loaded is not None and self.stored is not None
-        if not self._has_come:
+        if self.stored is not None and not self._has_come:
             self.stored.wait_load()
             self._has_come = True
-        return self._loaded.untyped_storage()
+        found: torch.UntypedStorage = self._loaded.untyped_storage()
+        return found
 
 
 class _Saving:

@@ -172,11 +172,11 @@ def shard(
         ``torch.utils.checkpoint`` around each: named as by ``blocks=``; left out: none. "auto":
         blocks keep their activations as far as ``memory`` goes, and begin with recomputing them; on
         a GPU those whose copies hide beside compute offload them, as ``offload`` says, within what
-        its link moves and the host has, unless a function was decorated with `step`. Blocks that
-        are called with more than was measured are recomputed, and after some such passes it is
-        decided anew. Blocks are compiled by ``block.compile()``, before or after this
-        call; they recompute what the compiler finds that gradients need. What the model checkpoints
-        itself goes on so, and a warning says that nothing is done for it here.
+        its link moves and the host has, unless a function was decorated with `step`, or with
+        ``offload=[]``. Blocks that are called with more than was measured are recomputed, and after
+        some such passes it is decided anew. Blocks are compiled by ``block.compile()``, before or
+        after this call; they recompute what the compiler finds that gradients need. What the model
+        checkpoints itself goes on so, and a warning says that nothing is done for it here.
     forward_methods : str or iterable of str
         Names of methods of the model or of blocks in which parameters are whole, as in a forward
         of theirs: ``generate`` where it calls parts of the model, an encoder's part alone. What
