@@ -4,6 +4,7 @@ import gc
 import logging
 import weakref
 from contextlib import contextmanager
+from itertools import groupby
 
 import models
 import penstock
@@ -260,6 +261,54 @@ def test_activations_come_back_one_block_ahead():
     # and when its backward has begun, the first block's are; the third block's have never left.
     assert loads == [0, each, 2 * each], (loads, each)
     assert penstock.stats(model).offloaded_blocks == 3
+    penstock.close(model)
+
+
+class Listed:
+    """What is stored, and notes what is asked of it."""
+
+    def __init__(self, stored, note):
+        self._stored, self._note = stored, note
+
+    def __getattr__(self, name):
+        self._note(name)
+        return getattr(self._stored, name)
+
+
+def listing(calls, block):
+    """Return the class Offload, whose calls are noted with the block that they are for."""
+
+    class Listing(penstock._C.Offload):
+        def store(self, tensor):
+            of = block[0]
+            calls.append(("store", of))
+            return Listed(super().store(tensor), lambda name: calls.append((name, of)))
+
+    return Listing
+
+
+def test_compute_comes_behind_each_copy_before_it_uses_memory_of_it(monkeypatch):
+    calls, block = [], [None]
+    monkeypatch.setattr(_offload._C, "Offload", listing(calls, block))
+    model = penstock.shard(make(Net), **OFFLOADED)
+    for place, one in enumerate(model.blocks):
+        one.register_forward_hook(lambda *_, place=place: block.__setitem__(0, place))
+    loss_of(model, 0, 0).backward()
+    assert [call for call, _ in groupby(calls)] == [
+        ("store", 0),
+        ("wait_store", 0),  # when the second block's call has ended
+        ("store", 1),
+        ("wait_store", 1),
+        ("store", 2),
+        ("load", 1),  # when the third block's backward begins
+        ("wait_store", 2),
+        ("load", 0),
+        ("wait_load", 1),
+        ("wait_load", 0),
+    ]
+    for place in (0, 1):
+        counts = {name: calls.count((name, place)) for name in ("store", "load", "wait_load")}
+        assert len(set(counts.values())) == 1, counts
     penstock.close(model)
 
 
