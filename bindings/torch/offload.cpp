@@ -3,8 +3,8 @@
 #include "outside_python.hpp"
 
 #include <ATen/ATen.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/StreamGuard.h>
 
 #include <utility>
 
