@@ -20,7 +20,8 @@ kernel time, and what worked how long on one rank; the profiler slows the host, 
 beside. With `--time-waits` penstock's own figures show how long its compute waited, which costs a
 little. With `--offload` shards, gradients and optimizer lie on the host: by CPUOffloadPolicy with
 FSDP2, by `shard`'s offload= with penstock. `--checkpoint auto` is penstock's, within `--memory`,
-beside others that checkpoint every layer, or one of `--every`.
+and `offload` and `auto-offload` have activations leave, beside others that checkpoint every layer,
+or one of `--every`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from figures import flops_of_token, idle_in, record, work_in
 from model import TINY, Model, Shape, build
 from torch.distributed.tensor import DTensor
 from ways import (
+    CHECKPOINTS,
     OPTIMIZERS,
     SHARDS,
     USUAL_WAYS,
@@ -272,7 +274,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sequence", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=1, help="sequences of a micro-batch, a rank")
     parser.add_argument("--micro-batches", type=int, default=1, help="of a step")
-    parser.add_argument("--checkpoint", choices=("none", "all", "auto"), default="none")
+    parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="none")
     parser.add_argument(
         "--every", type=int, default=1, metavar="K", help="others checkpoint one of K layers"
     )
@@ -322,7 +324,7 @@ def parse() -> argparse.Namespace:
         )
     if given.offload and not {"fsdp2", "penstock"}.issuperset(given.ways):
         parser.error("--offload: the others train on the device; name --ways fsdp2 penstock")
-    if given.checkpoint == "auto" and given.no_optimizer:
+    if given.checkpoint.startswith("auto") and given.no_optimizer:
         parser.error("--checkpoint auto measures steps of an optimizer: leave out --no-optimizer")
     return given
 

@@ -21,6 +21,14 @@ from torch.distributed.fsdp import (
 
 WAYS = ("compute", "compute-captured", "fsdp2", "penstock", "captured")
 USUAL_WAYS = ("compute", "fsdp2", "penstock", "captured")  # one model that is not sharded
+# What penstock takes for them: checkpoint=, and offload= beside that of shards.
+CHECKPOINTS: dict[str, tuple[str | None, list[str]]] = {
+    "none": (None, []),
+    "all": ("*", []),
+    "auto": ("auto", []),
+    "offload": (None, ["activations"]),
+    "auto-offload": ("auto", ["activations"]),
+}
 SHARDS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 COMPUTE = torch.bfloat16
 EAGER_STEPS = 3  # of a step before it is captured
@@ -166,6 +174,7 @@ def fsdp2(model: Model, given: argparse.Namespace) -> None:
 
 def penstock(model: Model, given: argparse.Namespace, part_mib: int) -> None:
     """Shard with Penstock."""
+    checkpoint, more = CHECKPOINTS[given.checkpoint]
     library.shard(
         model,
         stage=2 if given.keep else 3,
@@ -175,9 +184,9 @@ def penstock(model: Model, given: argparse.Namespace, part_mib: int) -> None:
         part_bytes=part_mib << 20 or None,
         communicator=given.communicator,
         time_waits=given.time_waits,
-        checkpoint={"none": None, "all": "*", "auto": "auto"}[given.checkpoint],
+        checkpoint=checkpoint,
         memory=given.memory,
-        offload=given.offload,
+        offload=[*more, given.offload] if given.offload else more,
         keep_copies=not given.cast_each,
     )
 

@@ -3,6 +3,7 @@
 #include "dumps.hpp"
 #include "engine.hpp"
 #include "hooks.hpp"
+#include "offload.hpp"
 #include "outside_python.hpp"
 #include "storage.hpp"
 
@@ -298,6 +299,30 @@ void bind_hooks(py::module_ &module) {
             [](Arrived &arrived, size_t expected) { arrived.expected = expected; });
 }
 
+// Each of them gives up the interpreter where it may wait.
+void bind_offload(py::module_ &module) {
+    py::class_<Stored, std::shared_ptr<Stored>>(module, "Stored")
+        .def("wait_store", &Stored::wait_store)
+        .def("load", &Stored::load)
+        .def("wait_load", &Stored::wait_load);
+    py::class_<Offload, std::shared_ptr<Offload>>(module, "Offload")
+        .def(py::init(&make_own<Offload, const std::shared_ptr<Runtime> &, size_t>),
+             py::arg("runtime"), py::arg("most_bytes"))
+        .def("store", &Offload::store)
+        .def("close", &Offload::close)
+        .def("stats", [](Offload &offload) {
+            const pst_offload_stats stats = offload.stats();
+            py::dict result;
+            result["stores"] = stats.stores;
+            result["store_bytes"] = stats.store_bytes;
+            result["loads"] = stats.loads;
+            result["load_bytes"] = stats.load_bytes;
+            result["host_bytes"] = stats.host_bytes;
+            result["host_peak"] = stats.host_peak;
+            return result;
+        });
+}
+
 } // namespace
 
 PYBIND11_MODULE(_C, module) {
@@ -312,6 +337,7 @@ PYBIND11_MODULE(_C, module) {
     bind_engine(module);
     bind_adamw(module);
     bind_hooks(module);
+    bind_offload(module);
     module.def("dump", &dump_as_asked, py::call_guard<py::gil_scoped_release>(), py::arg("folder"),
                py::arg("reason"), py::arg("is_failure"),
                "Writes the flight records of all runtimes of this module; returns the files.");

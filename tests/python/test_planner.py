@@ -14,6 +14,7 @@ from equality import world
 from models import DEVICE, Net, loss_of, make
 from penstock._budget import Offer
 from penstock._drafts import choose_draft
+from penstock._ways import Ways
 from penstock.plan import Draft, PlanError
 
 
@@ -138,6 +139,12 @@ def test_a_budget_that_is_no_number_is_refused():
 # ---- by the memory that is left ------------------------------------------------------------------
 
 
+def choose_beside(drafts, offers, room):
+    draft, choice = choose_draft(drafts, Ways(offers), room)
+    assert not choice.offloaded
+    return draft, list(choice.kept)
+
+
 def test_the_draft_that_saves_most_is_chosen():
     first, ahead, kept, near = (
         Draft(prefetch_ahead, keep_bytes, peak, nanoseconds / 1e9, 0.0)
@@ -149,21 +156,21 @@ def test_the_draft_that_saves_most_is_chosen():
         )
     )
     drafts = [first, ahead, kept, near]
-    assert choose_draft([first], [], -50) == (first, [])
-    assert choose_draft(drafts, [], 99) == (first, [])
-    assert choose_draft(drafts, [], 300) == (ahead, [])  # near saves a ten thousandth more
-    assert choose_draft(drafts, [], 500) == (kept, [])
+    assert choose_beside([first], [], -50) == (first, [])
+    assert choose_beside(drafts, [], 99) == (first, [])
+    assert choose_beside(drafts, [], 300) == (ahead, [])  # near saves a ten thousandth more
+    assert choose_beside(drafts, [], 500) == (kept, [])
     block = Offer(size=250, nanoseconds=5_000)
-    assert choose_draft(drafts, [block], 300) == (first, [0])
-    assert choose_draft(drafts, [block], 500) == (ahead, [0])
-    assert choose_draft(drafts, [block], 750) == (kept, [0])
+    assert choose_beside(drafts, [block], 300) == (first, [0])
+    assert choose_beside(drafts, [block], 500) == (ahead, [0])
+    assert choose_beside(drafts, [block], 750) == (kept, [0])
     smaller = Draft(1, 0, 50, 10_005 / 1e9, 0.0)
-    assert choose_draft([first, smaller], [], 0) == (smaller, [])
+    assert choose_beside([first, smaller], [], 0) == (smaller, [])
     stays = Draft(2, 300, 400, 10_001 / 1e9, 0.0)
-    assert choose_draft([first, stays, smaller], [], 300) == (stays, [])  # and spares the link
-    assert choose_draft([first, stays, smaller], [], 299) == (smaller, [])
+    assert choose_beside([first, stays, smaller], [], 300) == (stays, [])  # and spares the link
+    assert choose_beside([first, stays, smaller], [], 299) == (smaller, [])
     unknown = Draft(2, 0, 100, 0.0, 0.0)
-    assert choose_draft([unknown], [block], 250) == (unknown, [0])
+    assert choose_beside([unknown], [block], 250) == (unknown, [0])
 
 
 def train_within(memories, **options):

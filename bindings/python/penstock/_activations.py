@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from penstock._units import Unit
 from penstock._values import tree_leaves
 
 _GRAIN = 512  # bytes: what torch's allocators hand out is a multiple
@@ -24,6 +25,23 @@ def tensors_of(values: list[Any]) -> list[torch.Tensor]:
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Count what tensors have, as they are seen."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def there_anyway(
+    inputs: list[torch.Tensor], unit: Unit, root: Unit
+) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages that a call of a block may save and does not make.
+
+    Those of its inputs, of its parameters, which are gathered, and the root's, and its buffers.
+    """
+    groups = [*unit.groups, *root.groups]
+    parameters = (
+        tensor for group in groups for parameter in group.parameters for tensor in parameter.whole
+    )
+    for tensor in (*inputs, *parameters, *unit.module.buffers()):
+        for part in _parts_of(tensor):
+            if part.layout is torch.strided:
+                yield part.untyped_storage()
 
 
 class Stopwatch:
@@ -75,25 +93,19 @@ class Use:
         self.watches: list[Stopwatch] = []
 
     @contextmanager
-    def metered(
-        self, inputs: list[torch.Tensor], parameters: Callable[[], Iterable[torch.Tensor]]
-    ) -> Iterator[None]:
+    def metered(self, inputs: list[torch.Tensor], unit: Unit, root: Unit) -> Iterator[None]:
         """Count what a call within its checkpoint saves for its backward.
 
-        Not counted are what is there anyway: inputs, and parameters, which are asked for once they
-        are gathered.
+        What is there anyway is not counted; it is asked for once parameters are gathered.
         """
         # The checkpoint's own hooks, which drop what is saved; torch calls the innermost alone.
         pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False)
         # By weak references: memory that the checkpoint has dropped comes back as another tensor's.
-        seen = {StorageWeakRef(tensor.untyped_storage()) for tensor in inputs}
-        has_parameters = False
+        seen: set[StorageWeakRef] = set()
 
         def note(tensor: torch.Tensor) -> Any:
-            nonlocal has_parameters
-            if not has_parameters:
-                has_parameters = True
-                seen.update(StorageWeakRef(p.untyped_storage()) for p in parameters())
+            if not seen:
+                seen.update(map(StorageWeakRef, there_anyway(inputs, unit, root)))
             for part in _parts_of(tensor):
                 storage = part.untyped_storage()
                 reference = StorageWeakRef(storage)

@@ -147,8 +147,8 @@ class AdamW(torch.optim.Optimizer):
         engines = engines_of(self)
         if not engines:
             refuse("in_backward", True, "shard the model before: penstock.shard(model)")
-        if any(engine.options.offload is not None for engine in engines):
-            refuse("in_backward", True, "shards of a model with offload= are updated in step()")
+        if any(engine.options.offloads_shards for engine in engines):
+            refuse("in_backward", True, "shards on the host, by offload=, are updated in step()")
         self._is_late = False
         for engine in engines:
             engine.updaters.add(self)

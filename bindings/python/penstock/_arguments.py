@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -13,7 +14,7 @@ from torch import nn
 
 from penstock._errors import PenstockError
 
-OFFLOADS = ("optimizer", "parameters")
+OFFLOADS = ("optimizer", "parameters", "activations")
 COMMUNICATORS = ("auto", "ce", "nccl", "crossover", "hierarchy")
 _OF_GPUS = ("ce", "nccl", "crossover")
 _MOST = 2**32 - 1  # what the engine counts in
@@ -100,8 +101,12 @@ def check_communicator(name: Any, device: torch.device) -> None:
 
 def check_offload(offload: Any) -> None:
     """Raise unless it is None or says what lies on the host."""
-    if offload is not None and offload not in OFFLOADS:
-        refuse("offload", offload, f"give {' or '.join(map(repr, OFFLOADS))}, or leave it out")
+    if offload is None:
+        return
+    names = offload if isinstance(offload, (list, tuple)) else [offload]
+    if not all(name in OFFLOADS for name in names):
+        some = ", ".join(map(repr, OFFLOADS))
+        refuse("offload", offload, f"give one or several of {some}, or leave it out")
 
 
 def check_seconds(timeout: Any) -> float:
@@ -145,7 +150,7 @@ class Options:
     broadcast: bool
     checkpoint: Any
     memory: str | int | float | None
-    offload: str | None
+    offload: str | Sequence[str] | None
     keep_copies: bool
 
     def check(self, device: torch.device) -> None:
@@ -176,13 +181,29 @@ class Options:
         check_flag("keep_copies", self.keep_copies)
         if self.budget is not None:
             check_memory(self.budget, device)
-            if self.offload is not None:
+            if self.offloads_shards:
                 self.refuse_budget("nothing is measured with offload=: leave one of them out")
+
+    @property
+    def offloaded(self) -> tuple[str, ...]:
+        """What lies in the host's memory."""
+        one = isinstance(self.offload, str)
+        return (self.offload,) if one else tuple(self.offload or ())  # type: ignore[return-value]
+
+    @property
+    def offloads_shards(self) -> bool:
+        """Whether shards, their gradients and the optimizer's states do."""
+        return "optimizer" in self.offloaded or "parameters" in self.offloaded
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether activations do: of blocks by plan, of those that are named by hand, or of all."""
+        return "activations" in self.offloaded
 
     @property
     def makes_copies(self) -> bool:
         """Whether what peers read, where it is no shard, is made anew for each gather."""
-        return self.offload == "parameters" or not self.keep_copies
+        return "parameters" in self.offloaded or not self.keep_copies
 
     @property
     def used_dtype(self) -> torch.dtype | None:

@@ -161,7 +161,7 @@ def find_axes(parameters: Mapping[str, nn.Parameter], ranks: Any, options: Optio
             f"parameter {name!r} is a DTensor over {tuple(axes)}, along which ranks do not agree "
             "on what was measured: leave memory= out, and name the blocks by checkpoint=",
         )
-    if options.offload is not None:
+    if options.offloads_shards:
         refuse("offload", options.offload, f"parameter {name!r} is a DTensor: leave it out")
     joined = _joined(ranks, axes, name)
     order = joined.mesh_dim_names or ()

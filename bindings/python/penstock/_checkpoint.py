@@ -2,7 +2,8 @@
 
 A checkpoint lies around a block's call, hooks and all, as one that is written by hand does: so a
 forward that is run anew is noticed like any other one. In a block that is compiled it lies around
-what is compiled instead: so the compiler recomputes what gradients need, and no more.
+what is compiled instead: so the compiler recomputes what gradients need, and no more. A block that
+offloads its activations is called in a context of `Offloading` at the same place.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import types
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from enum import Enum
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,6 +21,8 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from penstock._compile import not_compiled
+from penstock._offload import Offloading
 from penstock._units import Unit
 
 _ATTRIBUTE = "_penstock_checkpointed"
@@ -26,6 +30,14 @@ _WITHIN = "_penstock_checkpoint_within"  # whether this call's checkpoint is its
 _logger = logging.getLogger("penstock")
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]  # forward, recomputation
+
+
+class Way(Enum):
+    """What becomes of the activations of a call until its backward."""
+
+    KEEP = 0
+    RECOMPUTE = 1
+    OFFLOAD = 2
 
 
 class Plan(Protocol):
@@ -48,26 +60,38 @@ class Checkpointed:
     ----------
     unit : Unit
         The block.
-    recomputes : bool
-        Whether its activations are recomputed.
     plan : Plan, optional
         Who decides; None: it was decided by hand.
+    recomputes : bool
+        Whether its activations are recomputed.
+    offloads : bool
+        Whether those that are not are offloaded.
+    offloading : Offloading
+        What does that.
     """
 
-    def __init__(self, unit: Unit, plan: Plan | None = None) -> None:
+    def __init__(self, unit: Unit, plan: Plan | None = None, *, offloads: bool = False) -> None:
         self.unit = unit
         self.plan = plan
-        self.recomputes = True
+        self.recomputes = not offloads
+        self.offloads = offloads
+        self.offloading: Offloading
         self._has_warned = False
 
-    def is_recomputed(self, values: list[Any]) -> bool:
-        """Tell whether this call is to be checkpointed here."""
+    @not_compiled
+    def way_of(self, values: list[Any]) -> Way:
+        """Tell what is to be done about this call's activations here."""
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
-            return False
+            return Way.KEEP
         if self._is_within_another():
-            return False
-        return self.recomputes if self.plan is None else self.plan.recomputes(self, values)
+            return Way.KEEP
+        if self.recomputes if self.plan is None else self.plan.recomputes(self, values):
+            return Way.RECOMPUTE
+        # torch.func's transforms save no tensors that have memory.
+        is_plain = torch._C._functorch.peek_interpreter_stack() is None
+        return Way.OFFLOAD if self.offloads and is_plain else Way.KEEP
 
+    @not_compiled
     def contexts(self, values: list[Any]) -> Contexts | None:
         """Return what a call runs in, and what it is run anew in, if anything."""
         return None if self.plan is None else self.plan.contexts(self, values)
@@ -95,8 +119,8 @@ class Checkpointed:
         if is_within and not self._has_warned:
             self._has_warned = True
             _logger.warning(
-                "block %r is checkpointed by the model itself, which goes on; checkpoint= of "
-                "penstock.shard does nothing for it",
+                "block %r is checkpointed by the model itself, which goes on; checkpoint= and "
+                "offload= of penstock.shard do nothing for it",
                 self.unit.name,
             )
         return is_within
@@ -106,10 +130,11 @@ def _is_of_checkpoint(pack: Any) -> bool:
     return getattr(pack, "__qualname__", "").startswith("_checkpoint_hook.")
 
 
-def install(blocks: Iterable[Checkpointed]) -> None:
+def install(blocks: Iterable[Checkpointed], offloading: Offloading) -> None:
     """Put checkpoints around calls of these blocks: their classes are derived from."""
     classes: dict[type[nn.Module], type[nn.Module]] = {}  # one a kind, as they are compiled a kind
     for block in blocks:
+        block.offloading = offloading
         module = block.unit.module
         kind = type(module)
         if kind not in classes:
@@ -140,11 +165,13 @@ def _call(
     block: Checkpointed, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     values = [*args, *kwargs.values()]
-    is_recomputed = block.is_recomputed(values)
-    contexts = block.contexts(values) if is_recomputed else None
-    is_within = is_recomputed and contexts is None and block.is_compiled
+    way = block.way_of(values)
+    contexts = block.contexts(values) if way is Way.RECOMPUTE else None
+    is_within = way is Way.RECOMPUTE and contexts is None and block.is_compiled
     block.unit.module.__dict__[_WITHIN] = is_within
-    if is_within or not is_recomputed:
+    if way is Way.OFFLOAD:
+        return block.offloading.run(block.unit, partial(run, *args, **kwargs), values)
+    if is_within or way is Way.KEEP:
         return run(*args, **kwargs)
 
     # All by position: torch takes the device, whose random numbers it draws anew, from those alone.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock import _C
-from penstock._budget import Offer, choose, readable
+from penstock._budget import readable
 from penstock._plans import Draft
+from penstock._ways import Choice, Ways
 
 _LEAST = 1e-3  # of a pass: what memory has to save
 
@@ -49,17 +50,15 @@ def cost(draft: Draft, first: Draft) -> int:
     return draft.peak_bytes - first.peak_bytes
 
 
-def choose_draft(
-    drafts: Sequence[Draft], offers: Sequence[Offer], room: int
-) -> tuple[Draft, list[int]]:
+def choose_draft(drafts: Sequence[Draft], ways: Ways, room: int) -> tuple[Draft, Choice]:
     """Choose a draft, and what else the room is for: what saves most together.
 
     Parameters
     ----------
     drafts : sequence of Draft
         The first one is there, and fits.
-    offers : sequence of Offer
-        As for `penstock._budget.choose`.
+    ways : Ways
+        What the rest of the room is best used for.
     room : int
         Bytes that all may take beside the first draft.
 
@@ -69,16 +68,14 @@ def choose_draft(
         Of those that save about as much the one with most groups that stay, and of these the one
         that takes least: what need not travel leaves the link, and the memory's bandwidth, to
         others.
-    list of int
-        Places of the offers that are taken beside it.
+    Choice
+        What blocks do beside it.
     """
     first = drafts[0]
     fitting = [draft for draft in drafts if draft is first or cost(draft, first) <= room]
-    beside = {draft: choose(offers, room - cost(draft, first)) for draft in fitting}
+    beside = {draft: ways.choose(room - cost(draft, first)) for draft in fitting}
     saved = {
-        draft: first.predicted_step
-        - draft.predicted_step
-        + sum(offers[i].nanoseconds for i in beside[draft]) / 1e9
+        draft: first.predicted_step - draft.predicted_step + beside[draft].nanoseconds / 1e9
         for draft in fitting
     }
     limit = max(saved.values()) - _LEAST * first.predicted_step

@@ -25,6 +25,7 @@ from penstock._frames import has_ended, module_call
 from penstock._keeping import Keeping
 from penstock._meta import Awaited
 from penstock._native import move_shard, open_native
+from penstock._offload import Offloading
 from penstock._phases import Phases
 from penstock._structure import Structure
 from penstock._units import Group, Parameter, Unit
@@ -101,6 +102,7 @@ class Engine:
         self.stage = options.stage
         self.input_dtype = options.used_dtype
         self.reference = weakref.ref(self)
+        self.offloading = Offloading(self.reference)
         self.depth = 0  # forwards of units that run, inside each other
         self._outermost: FrameType | None = None  # the call of the first of them
         self.read: list[Unit] = []  # held because the root's forward, which runs, has read them
@@ -298,6 +300,7 @@ class Engine:
             parameter.trainable = True
         try:
             self.drop_graphs()
+            self.offloading.close()
             self.native.destroy()
             self.runtime.destroy()
             self.runtime, self.native = open_native(self.name, self.options, self.world, self.units)
@@ -370,6 +373,7 @@ class Engine:
         for unit in self.units:
             unit.reset()
         self.drop_graphs()
+        self.offloading.close()
         try:
             self.native.destroy()
         finally:

@@ -106,19 +106,33 @@ _FAMILIES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ),
     (
         "checkpointed_blocks",
-        "Blocks that keep their activations among those that might recompute them, and that "
-        "recompute them.",
-        {"kept": "kept_blocks", "recomputed": "recomputed_blocks"},
+        "Blocks that keep their activations among those that might do otherwise, that recompute "
+        "them, and that offload them.",
+        {
+            "kept": "kept_blocks",
+            "recomputed": "recomputed_blocks",
+            "offloaded": "offloaded_blocks",
+        },
     ),
     (
         "kept_activations_bytes",
-        "Activations that blocks keep which might recompute them.",
+        "Activations that blocks keep which might do otherwise.",
         {"": "kept_activations_bytes"},
     ),
     (
         "saved_recomputing_seconds",
-        "What a pass saves by kept activations, as measured.",
+        "What a pass saves by activations that are not recomputed, as measured.",
         {"": "saved_recomputing_ns"},
+    ),
+    (
+        "offloaded_bytes_total",
+        "Activations copied to the host, and back.",
+        {"offload": "offload_bytes", "reload": "reload_bytes"},
+    ),
+    (
+        "offload_host_peak_bytes",
+        "The host's memory that activations took at most.",
+        {"": "offload_host_peak"},
     ),
 )
 

@@ -34,7 +34,7 @@ def find_extension(parameter: Parameter, unit: Unit, options: Options) -> Extens
         kind = Scaled
     if kind is None:
         return None
-    if options.offload is not None:
+    if options.offloads_shards:
         refuse(
             "offload",
             options.offload,

@@ -1,9 +1,10 @@
 """What stays in memory, as it is measured and as the memory that is left has it.
 
 The first steps recompute all blocks that may be. One of them is measured: the bytes that each block
-would keep, the time that its recomputation takes, and when compute gets where. The ranks bring
-together what they have measured and what memory they have left, and all decide by the same figures
-which blocks keep their activations, which groups stay gathered, and how far ahead gathers begin.
+would keep, the time that its recomputation takes, and when compute gets where; then how fast the
+device copies to its host and back. The ranks bring together what they have measured and what memory
+they have left, and all decide by the same figures which blocks keep their activations, which ones
+offload them, which groups stay gathered, and how far ahead gathers begin.
 
 A block that is called with more than was measured is recomputed, and so are all after it in that
 pass: a step that grows takes no more memory than without a plan. What it takes is measured on the
@@ -25,8 +26,10 @@ from penstock._arguments import Options
 from penstock._budget import Memory, Offer, readable
 from penstock._checkpoint import Checkpointed, Contexts
 from penstock._drafts import choose_draft, cost, describe, make_drafts
+from penstock._offload import Offloading
 from penstock._plans import Draft
 from penstock._units import Unit
+from penstock._ways import Choice, Link, Ways, measure_link
 from penstock._world import World
 
 _WARM_STEPS = 2  # in which blocks are compiled, and the optimizer makes its states
@@ -47,6 +50,7 @@ class Passes(Protocol):
     plans: dict[bool, object]
     optimizer_steps: int
     is_captured: bool
+    offloading: Offloading
 
     def drop_graphs(self) -> None:
         """Destroy CUDA graphs of its passes: they hold another decision."""
@@ -147,6 +151,7 @@ class Keeping:
         self._recording: _C.Recording | None = None  # of a pass that was measured
         self._drafts: list[Draft] = []
         self._draft: Draft | None = None  # of the plan that was made; None: by the options
+        self._choice = Choice()  # of what blocks do
         self._span = Span(is_metered=False)
         self._measured: list[Span] = []
         self._measures_next = False
@@ -175,14 +180,8 @@ class Keeping:
         if not self._span.is_metered or self._engine.is_captured:
             return None
         use, engine = self._span.uses[block], self._engine
-
-        def parameters() -> list[torch.Tensor]:
-            groups = [*block.unit.groups, *engine.root.groups]
-            return [
-                t for group in groups for parameter in group.parameters for t in parameter.whole
-            ]
-
-        return use.metered(tensors_of(values), parameters), use.timed(engine.world.device)
+        metered = use.metered(tensors_of(values), block.unit, engine.root)
+        return metered, use.timed(engine.world.device)
 
     # ---- passes ----------------------------------------------------------------------------------
 
@@ -210,8 +209,7 @@ class Keeping:
 
     def begin_anew(self) -> None:
         """Forget what was measured, and recompute all blocks: all ranks begin with other ones."""
-        for block in self.blocks:
-            block.recomputes = True
+        self._follow(Choice())
         self.is_decided = False
         self._begin_anew()
 
@@ -269,7 +267,7 @@ class Keeping:
         peak, over = _budget.peak_of(device), -_budget.left_at_peak(self._memory, device, 0)
         if over > 0 and peak > self._peak:
             self._grown_passes = _GROWN
-            self._left = min(self._left or 0, self.saved().kept + self._cost() - over)
+            self._left = min(self._left or 0, self._choice.size + self._cost() - over)
         self._peak = max(self._peak, peak)
 
     # ---- deciding --------------------------------------------------------------------------------
@@ -283,20 +281,25 @@ class Keeping:
         """Agree on what was measured, and choose by it."""
         engine = self._engine
         self._take_measured()
-        left = self._agree()
+        left, link = self._agree()
         ahead, limit = engine.options.prefetch_ahead, engine.options.prefetch_bytes
         self._drafts = make_drafts(engine.native, self._recorded(), ahead, limit, left)
         offers = [Offer(f.kept, f.nanoseconds) for f in self._figures.values()]
-        draft, chosen = choose_draft(self._drafts, offers, left)
-        for place, block in enumerate(self.blocks):
-            block.recomputes = place not in chosen
+        draft, choice = choose_draft(self._drafts, Ways(offers, link), left)
+        self._follow(choice)
         self.is_decided = True
         self._passes = self._grown_passes = 0
         engine.drop_graphs()
         self._plan_by(draft)
         _budget.release_pieces(engine.world.device)
-        for line in self.describe(left):
+        for line in self.describe(left, link):
             _logger.info("%s: %s", engine.name, line)
+
+    def _follow(self, choice: Choice) -> None:
+        self._choice = choice
+        for place, block in enumerate(self.blocks):
+            block.offloads = place in choice.offloaded
+            block.recomputes = place not in (*choice.kept, *choice.offloaded)
 
     def _recorded(self) -> _C.Recording:
         """Return the pass that was measured, with its times: the device has come to its end."""
@@ -323,50 +326,73 @@ class Keeping:
                 self._figures[block].take(use)
         self._measured.clear()
 
-    def _agree(self) -> int:
+    def _agree(self) -> tuple[int, Link | None]:
         """Take the largest and slowest of all ranks for each block; return the least left."""
-        mine = [self._left or 0]
+        link = self._measure_link()
+        mine = [self._left or 0, link.down, link.up, link.host_bytes]
         for figures in self._figures.values():
             mine += [figures.inputs, figures.kept, figures.nanoseconds]
         everyones = self._gather(mine)
-        most = iter(everyones.max(dim=0).values[1:].tolist())
+        most = iter(everyones.max(dim=0).values[4:].tolist())
         for figures in self._figures.values():
             figures.inputs, figures.kept, figures.nanoseconds = next(most), next(most), next(most)
-        self._left = int(everyones[:, 0].min())
-        return self._left
+        self._left, *least = everyones[:, :4].min(dim=0).values.tolist()
+        return self._left, Link(*least) if all(least) else None
+
+    def _measure_link(self) -> Link:
+        """Measure what offloads could use: nothing where none is wanted."""
+        engine = self._engine
+        link = None
+        if self.blocks and engine.options.offloads_activations:
+            self._gather([0])  # the ranks of a host copy at the same time
+            link = measure_link(engine.world.device, engine.offloading.most_bytes())
+        return link or Link(0, 0, 0)
 
     # ---- figures ---------------------------------------------------------------------------------
 
     def saved(self) -> Figures:
-        """Sum up what the blocks that are kept take and save."""
-        kept = [figures for block, figures in self._figures.items() if not block.recomputes]
-        return Figures(
-            sum(figures.inputs for figures in kept),
-            sum(figures.kept for figures in kept),
-            sum(figures.nanoseconds for figures in kept),
-        )
+        """Sum up what the blocks that are kept take, and what all that are not recomputed save."""
+        figures = list(self._figures.values())
+        kept = sum(figures[place].kept for place in self._choice.kept)
+        return Figures(kept=kept, nanoseconds=self._choice.nanoseconds)
 
     def _cost(self) -> int:
         """Return the bytes that the plan takes more than one by the options."""
         return 0 if self._draft is None else cost(self._draft, self._drafts[0])
 
-    def describe(self, left: int) -> Iterator[str]:
-        """Say in lines what is kept, and by which plan."""
+    def describe(self, left: int, link: Link | None) -> Iterator[str]:
+        """Say in lines what is kept or offloaded, and by which plan."""
         if self.blocks:
             yield self._describe_blocks(left)
+        if link is not None and self._choice.offloaded:
+            yield self._describe_offloaded(link)
         if self._draft is not None:
             yield describe(self._draft, self._drafts[0])
 
     def _describe_blocks(self, left: int) -> str:
-        count = len(self.blocks)
-        kept = [block.unit.name for block in self.blocks if not block.recomputes]
-        if not kept:
+        count, choice = len(self.blocks), self._choice
+        if not choice.kept and not choice.offloaded:
             least = readable(min(figures.kept for figures in self._figures.values()))
             room = readable(max(left, 0))
             return f"all {count} blocks are recomputed: one keeps {least} at least, {room} are left"
-        saved = self.saved()
+        saved, beside = self.saved(), len(choice.offloaded)
+        more = f", beside {beside} that are offloaded" if beside else ""
+        names = f" ({self._names(choice.kept)})" if choice.kept else ""
         return (
-            f"activations of {len(kept)} of {count} blocks are kept: {readable(saved.kept)} of "
-            f"{readable(left)} that are left, which saves {saved.nanoseconds / 1e6:.2f} ms a pass "
-            f"({', '.join(kept)})"
+            f"activations of {len(choice.kept)} of {count} blocks are kept: {readable(saved.kept)} "
+            f"of {readable(left)} that are left{more}, which saves "
+            f"{saved.nanoseconds / 1e6:.2f} ms a pass{names}"
         )
+
+    def _describe_offloaded(self, link: Link) -> str:
+        figures = list(self._figures.values())
+        size = sum(figures[place].kept for place in self._choice.offloaded)
+        return (
+            f"activations of {len(self._choice.offloaded)} of {len(self.blocks)} blocks are "
+            f"offloaded: {readable(size)} of {readable(link.host_bytes)} of the host's memory, at "
+            f"{link.down / 1e9:.1f} GB/s to the host and {link.up / 1e9:.1f} GB/s back "
+            f"({self._names(self._choice.offloaded)})"
+        )
+
+    def _names(self, places: Iterable[int]) -> str:
+        return ", ".join(self.blocks[place].unit.name for place in places)

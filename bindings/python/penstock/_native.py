@@ -65,7 +65,7 @@ def open_native(
         part_bytes=options.part_bytes or 0,
         verify=options.verify,
         time_waits=options.time_waits,
-        shards_on_host=options.offload is not None,
+        shards_on_host=options.offloads_shards,
         transient_copies=options.makes_copies,
         segments=segment_maker(world.device),
     )

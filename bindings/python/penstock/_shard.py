@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -57,7 +57,7 @@ def shard(
     checkpoint: Blocks = None,
     forward_methods: str | Iterable[str] = (),
     memory: str | int | float | None = None,
-    offload: str | None = None,
+    offload: str | Sequence[str] | None = None,
     keep_copies: bool = True,
     ignored_params: Iterable[nn.Parameter] | None = None,
 ) -> Model:
@@ -186,8 +186,9 @@ def shard(
     checkpoint : str, class, module, iterable of these, or callable, optional
         Which blocks recompute their activations in the backward instead of keeping them, by
         ``torch.utils.checkpoint`` around each: named as by ``blocks=``; left out: none. "auto":
-        blocks keep their activations as far as ``memory`` goes, and begin with recomputing them.
-        Blocks that are called with more than was measured are recomputed, and after some such
+        blocks keep their activations as far as ``memory`` goes, and begin with recomputing them;
+        with ``offload="activations"``, on a GPU, those whose copies hide beside compute offload
+        them. Blocks that are called with more than was measured are recomputed, and after some such
         passes it is decided anew. Blocks are compiled by ``block.compile()``, before or after this
         call; they recompute what the compiler finds that gradients need. What the model checkpoints
         itself goes on so, and a warning says that nothing is done for it here.
@@ -198,16 +199,16 @@ def shard(
     memory : str, int or float, optional
         What may be taken to save time: by groups that are gathered further ahead (then
         ``prefetch_ahead`` is where it begins) or stay gathered from forward to backward, and with
-        ``checkpoint="auto"`` by activations that are kept. Bytes, or a fraction of the device's
-        memory: what torch's allocator may hold at the peak of a step, of all that it is for.
-        "auto": what the device has free in the measured step, but for 10 % of its memory, as
-        torch's allocator cannot use all that is free. Left out: "auto" with ``checkpoint="auto"``;
-        else nothing is taken. The third step, as an optimizer of torch's or Penstock's ends them,
-        is measured; then the ranks decide alike, by the least memory and the slowest rank, for
-        what saves most time; the log says what. On GPUs torch's peak
+        ``checkpoint="auto"`` by activations that are kept, or on their way. Bytes, or a fraction of
+        the device's memory: what torch's allocator may hold at the peak of a step, of all that it
+        is for. "auto": what the device has free in the measured step, but for 10 % of its memory,
+        as torch's allocator cannot use all that is free. Left out: "auto" with
+        ``checkpoint="auto"``; else nothing is taken. The third step, as an optimizer of torch's or
+        Penstock's ends them, is measured; then the ranks decide alike, by the least memory and the
+        slowest rank, for what saves most time; the log says what. On GPUs torch's peak
         (``torch.cuda.max_memory_allocated``) begins anew with what is measured. On the CPU bytes
         are those that all of it may take.
-    offload : str, optional
+    offload : str or list of them, optional
         "optimizer": shards, their gradients and the optimizer's states lie in the host's memory,
         pinned where the model is on a GPU, and the optimizer works there. The GPU has a copy of the
         shards in ``param_dtype``, which comes up a group at a time while the next forward goes on;
@@ -217,6 +218,14 @@ def shard(
         need a process group for CPUs too, as ``"cpu:gloo,cuda:nccl"``, where norms are asked for.
         On the CPU it trains as without. Neither ``memory``, ``checkpoint="auto"`` nor DTensors of
         before are for such models, nor is ``in_backward`` of `AdamW`, and `step` captures nothing.
+        "activations": the blocks that ``checkpoint`` names, or all, or of ``checkpoint="auto"``
+        those that it chooses by what the link moves, recompute nothing: what they save for the
+        backward, but for inputs, outputs and parameters, is copied to pinned memory of the host
+        behind their forward, and comes back one block ahead of the backward. The device holds that
+        of two blocks at a time: compute waits where copies take longer than the next of these
+        blocks, and the last one's stay. A rank takes at most its share of what the host has
+        available at the first copy, but for 10 % of its memory; what is more stays on the device,
+        with a warning. `step` captures nothing.
     keep_copies : bool
         Where shards are gathered in another dtype (``param_dtype``): whether each rank keeps its
         rows in that, too, cast once behind an update. Without, each gather casts them, a group
@@ -312,7 +321,7 @@ def shard(
     )
     _hooks.install(engine)
     _methods.install(engine, methods)
-    _checkpoint.install(checkpointed)
+    _checkpoint.install(checkpointed, engine.offloading)
     _state.install(engine)
     _asked.install(engine)
     _shown.install(engine)
@@ -392,7 +401,12 @@ def _find_checkpointed(
     chosen = _select_checkpointed(model, blocks, options)
     among = {id(module) for _, module in chosen}
     of_blocks = [unit for unit in units if id(unit.module) in among]
-    by_hand = [] if options.recomputes_by_plan else [Checkpointed(unit) for unit in of_blocks]
+    offloads = options.offloads_activations
+    by_hand = (
+        []
+        if options.recomputes_by_plan
+        else [Checkpointed(unit, offloads=offloads) for unit in of_blocks]
+    )
     if options.budget is None:
         return by_hand, None
     keeping = Keeping(options.budget, of_blocks if options.recomputes_by_plan else [])
@@ -401,11 +415,12 @@ def _find_checkpointed(
 
 def _select_checkpointed(model: nn.Module, blocks: list[Named], options: Options) -> list[Named]:
     wanted = options.checkpoint
-    if wanted is None:
+    if wanted is None and not options.offloads_activations:
         return []
     if not blocks:
-        refuse("checkpoint", wanted, f"{type(model).__name__} has no blocks: name them by blocks=")
-    if options.recomputes_by_plan:
+        name, value = ("offload", options.offload) if wanted is None else ("checkpoint", wanted)
+        refuse(name, value, f"{type(model).__name__} has no blocks: name them by blocks=")
+    if wanted is None or options.recomputes_by_plan:
         return blocks
     return select_blocks("checkpoint", model, blocks, wanted)
 

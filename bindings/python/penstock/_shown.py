@@ -22,7 +22,8 @@ def install(engine: Engine) -> None:
     replicas = engine.world.ranks.replicas
     how = f"sharded: stage={engine.stage}, ranks={engine.world.size}"
     how += f", replicas={replicas}" if replicas > 1 else ""
-    how += f", offload={engine.options.offload}" if engine.options.offload else ""
+    offloaded = "+".join(engine.options.offloaded)
+    how += f", offload={offloaded}" if offloaded else ""
     how += "" if engine.options.keep_copies else ", keep_copies=False"
     for unit in engine.units:
         contents = ", ".join(map(_describe, unit.groups))

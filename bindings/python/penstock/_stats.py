@@ -69,12 +69,16 @@ class Stats:
     places_reserved, sources_reserved, staging_reserved : int
         Bytes reserved beside ``arena_reserved``: where shards lie for their peers to read; for
         copies of shards in another dtype, and buckets; for what reductions bring together.
-    kept_blocks, recomputed_blocks : int
-        With ``checkpoint=``: blocks that keep their activations, among those that might recompute
-        them, and blocks that recompute them.
+    kept_blocks, recomputed_blocks, offloaded_blocks : int
+        With ``checkpoint=`` or ``offload=``: blocks that keep their activations on the device,
+        among those that might do otherwise, that recompute them, and that offload them.
     kept_activations_bytes, saved_recomputing_ns : int
-        With ``checkpoint="auto"``: what these activations take, and the time that a pass saves by
-        them, as measured.
+        With ``checkpoint="auto"``: what kept activations take, and the time that a pass saves by
+        not recomputing those of other blocks, as measured.
+    offload_bytes, reload_bytes : int
+        Activations that were copied to the host, and back.
+    offload_host_peak : int
+        Bytes of the host's memory that they took at most.
     """
 
     communicator: str
@@ -116,8 +120,12 @@ class Stats:
     staging_reserved: int
     kept_blocks: int
     recomputed_blocks: int
+    offloaded_blocks: int
     kept_activations_bytes: int
     saved_recomputing_ns: int
+    offload_bytes: int
+    reload_bytes: int
+    offload_host_peak: int
 
     def __str__(self) -> str:
         figures = asdict(self).items()
@@ -167,15 +175,21 @@ def stats(
         refuse("format", format, "give 'prometheus', or None for an object")
     engine = engine_of(model)
     recomputed = sum(block.recomputes for block in engine.checkpointed)
+    offloaded = sum(block.offloads for block in engine.checkpointed)
+    copies = engine.offloading.stats()
     saved = Figures() if engine.keeping is None else engine.keeping.saved()
     predicted = _predicted(engine)
     figures = Stats(
         communicator=engine.native.communicator(),
         broken_backwards=engine.broken_backwards,
-        kept_blocks=len(engine.checkpointed) - recomputed,
+        kept_blocks=len(engine.checkpointed) - recomputed - offloaded,
         recomputed_blocks=recomputed,
+        offloaded_blocks=offloaded,
         kept_activations_bytes=saved.kept,
         saved_recomputing_ns=saved.nanoseconds,
+        offload_bytes=copies["store_bytes"],
+        reload_bytes=copies["load_bytes"],
+        offload_host_peak=copies["host_peak"],
         predicted_pass_ns=predicted[0],
         predicted_exposed_ns=predicted[1],
         **engine.native.stats(),
@@ -185,6 +199,7 @@ def stats(
         told = expose(asdict(figures), copy_head(memoryview(engine.world.roll.page)))
     if reset:
         engine.native.reset_stats()
+        engine.offloading.reset_stats()
         engine.broken_backwards = 0
     return told
 

@@ -406,11 +406,12 @@ def _why_never(engine: Engine) -> str | None:
     """Return why no step of this model can be captured; None: steps can."""
     if engine.world.device.type != "cuda":
         return f"there are no CUDA graphs on {engine.world.device}"
-    if engine.options.offload is not None:
-        return f"the host trains the shards of a model with offload={engine.options.offload!r}"
-    for parameter in engine.parameters():
-        if parameter.extension is not None and not parameter.extension.is_captured:
-            return f"hooks of the gather of {parameter.name!r} run in it, which no graph calls"
+    offload = engine.options.offload
+    if engine.options.offloads_shards or engine.options.offloads_activations:
+        return f"the host has a part in steps of a model with offload={offload!r}"
+    called = [p for p in engine.parameters() if p.extension and not p.extension.is_captured]
+    if called:
+        return f"hooks of the gather of {called[0].name!r} run in it, which no graph calls"
     if engine.world.axes is not None:
         return f"collectives along {engine.world.axes.names} are in it, which nobody captures"
     communicator = engine.native.communicator()
