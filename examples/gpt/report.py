@@ -19,11 +19,11 @@ PLAIN_LINES = 10  # about so many where the output is no terminal
 class Progress:
     """One line that is drawn over and over; a few plain lines where the output is no terminal."""
 
-    def __init__(self, label: str, steps: int, output: TextIO = sys.stdout) -> None:
+    def __init__(self, label: str, steps: int, output: TextIO | None = None) -> None:
         self.label = label
         self.steps = steps
-        self.output = output
-        self.terminal = output.isatty()
+        self.output = output or sys.stdout
+        self.terminal = self.output.isatty()
         self.every = max(1, steps // PLAIN_LINES)
 
     def show(self, step: int, text: str = "") -> None:

@@ -30,7 +30,7 @@ def temporary_files_go_with_the_test(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
 
 
-def run(command: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def start(command: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command, str(EXAMPLES / "train_gpt.py"), *TINY, *arguments],
         capture_output=True,
@@ -41,9 +41,9 @@ def run(command: list[str], *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def run_over(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return run(torchrun, *arguments)
+def start_ranks(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    return start(torchrun, *arguments)
 
 
 def share_held(output: str, what: str) -> float:
@@ -78,7 +78,7 @@ def expect_a_picture(trace: Path, ranks: int) -> None:
 def test_training_over_torchruns_ranks_equals_unsharded_training(tmp_path):
     trace = tmp_path / "trace.json"
     options = ["--stage", "3", "--optimizer", "penstock-adamw", "--trace", str(trace)]
-    result = run_over(2, *options, "--check")
+    result = start_ranks(2, *options, "--check")
     assert result.returncode == 0, result.stdout + result.stderr
     expect_an_equal_run(result.stdout, trace, 2)
     assert list(tmp_path.glob("penstock-*")) == []
@@ -94,43 +94,60 @@ def test_training_at_each_stage_equals_unsharded_training(tmp_path):
 
 
 def test_one_process_trains_without_torchrun():
-    result = run([], "--check")
+    result = start([], "--check")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "1 rank" in result.stdout
 
 
-def test_a_text_of_the_users_own_is_used(tmp_path):
+@pytest.fixture
+def run_here(monkeypatch, capsys):
+    """Run it in this process; returns its status, and what it has printed."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["train_gpt.py", *TINY, *arguments])
+        try:
+            status = train_gpt.main()
+        except SystemExit as ended:
+            status = ended.code
+        return status, capsys.readouterr()
+
+    return run
+
+
+def test_a_text_of_the_users_own_is_used(run_here, tmp_path):
     # One byte over and over has nothing left to learn after a few steps.
     file = tmp_path / "text.txt"
     file.write_text("x" * 1000)
-    result = run([], "--text", str(file), "--lr", "0.01")
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert float(re.search(r"step 6/6 loss ([\d.]+)", result.stdout)[1]) < 1
+    status, printed = run_here("--text", str(file), "--lr", "0.01")
+    assert status == 0, printed
+    assert float(re.search(r"step 6/6 loss ([\d.]+)", printed.out)[1]) < 1
 
 
-def test_a_text_that_is_too_short_is_an_error_that_names_it(tmp_path):
+def test_a_text_that_is_too_short_is_an_error_that_names_it(run_here, tmp_path):
     file = tmp_path / "short.txt"
     file.write_text("x" * 32)
-    result = run([], "--text", str(file))
-    assert result.returncode == 2
-    assert str(file) in result.stderr
-    assert "33" in result.stderr
+    status, printed = run_here("--text", str(file))
+    assert status == 2
+    assert str(file) in printed.err
+    assert "33" in printed.err
 
 
-def test_help_is_printed_once_for_all_ranks():
-    result = run_over(2, "--help")
-    assert result.returncode == 0
-    assert result.stdout.count("usage: ") == 1
+def test_help_is_printed_once_for_all_ranks(run_here, monkeypatch):
+    for rank, count in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        status, printed = run_here("--help")
+        assert status == 0
+        assert printed.out.count("usage: ") == count
 
 
-def test_a_trace_folder_that_is_missing_is_an_error_before_training(tmp_path):
-    result = run([], "--trace", str(tmp_path / "missing" / "trace.json"))
-    assert result.returncode == 2
-    assert "missing" in result.stderr
-    assert "step 1" not in result.stdout
+def test_a_trace_folder_that_is_missing_is_an_error_before_training(run_here, tmp_path):
+    status, printed = run_here("--trace", str(tmp_path / "missing" / "trace.json"))
+    assert status == 2
+    assert "missing" in printed.err
+    assert "step 1" not in printed.out
 
 
-def test_a_deviation_ends_with_status_1(monkeypatch, capsys):
+def test_a_deviation_ends_with_status_1(run_here, monkeypatch):
     shard = penstock.shard
 
     def spoil_and_shard(gpt, **settings):
@@ -139,10 +156,9 @@ def test_a_deviation_ends_with_status_1(monkeypatch, capsys):
         shard(gpt, **settings)
 
     monkeypatch.setattr(penstock, "shard", spoil_and_shard)
-    monkeypatch.setattr(sys, "argv", ["train_gpt.py", *TINY, "--steps", "1", "--check"])
-    assert train_gpt.main() == 1
-    output = capsys.readouterr().out
-    assert re.search(r"^gradients, step 1 .* FAILED ", output, re.MULTILINE)
+    status, printed = run_here("--steps", "1", "--check")
+    assert status == 1
+    assert re.search(r"^gradients, step 1 .* FAILED ", printed.out, re.MULTILINE)
 
 
 # ---- the comparison -----------------------------------------------------------------------------
