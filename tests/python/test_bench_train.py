@@ -1,37 +1,12 @@
 """The benchmark of a training step, bench/train/step.py, with tiny models."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launch import forked
 
 STEP = Path(__file__).resolve().parents[2] / "bench" / "train" / "step.py"
-FEW = ["--sequence", "16", "--warm", "2", "--steps", "2", "--alternations", "2"]
-BOTH = ["--ways", "fsdp2", "penstock"]
-# What is compiled is traced, and run as the graphs that that makes: machine code takes a minute.
-TRACED_ALONE = {"TORCH_COMPILE_OVERRIDE_BACKENDS": ">=0:aot_eager"}
-TINY_QWEN3 = [
-    *("--model", "qwen3-8b", "--layers", "2", "--no-compile"),
-    *("--set", "hidden_size=64", "intermediate_size=96", "head_dim=16", "vocab_size=203"),
-    *("num_attention_heads=4", "num_key_value_heads=2"),
-]
-
-
-def run_two_ranks(*arguments):
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ended = subprocess.run(
-        [sys.executable, *torchrun, str(STEP), *FEW, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **TRACED_ALONE},
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
 
 
 def expect_equal_losses(printed):
@@ -41,30 +16,16 @@ def expect_equal_losses(printed):
         assert abs(float(of_fsdp2) - float(of_penstock)) < 0.02  # bfloat16
 
 
-def test_all_implementations_train_the_same_model(tmp_path):
-    trace = ["--trace", str(tmp_path / "{rank}.json"), "--time-waits"]
-    printed = run_two_ranks("--tiny", *BOTH, *trace)
-    expect_equal_losses(printed)
+def expect_accounts(printed):
     accounts = re.findall(r"^(\w+) +MiB: (.*)$", printed, re.MULTILINE)
     for of_fsdp2, of_penstock in zip(
         *(parts.split(", ")[:3] for _, parts in accounts), strict=True
     ):
         assert of_fsdp2 == of_penstock and not of_fsdp2.endswith(" 0.0")
     assert "staging" in accounts[1][1]
-    assert (tmp_path / "0.json").exists() and (tmp_path / "1.json").exists()
 
 
-def test_all_implementations_train_the_same_model_on_the_host():
-    options = ["--tiny", *BOTH, "--no-compile", "--shards", "float32"]
-    expect_equal_losses(
-        run_two_ranks(*options, "--offload", "parameters", "--optimizer", "penstock")
-    )
-
-
-def test_all_implementations_checkpoint_the_same_model():
-    micro = ["--batch", "2", "--micro-batches", "2", "--no-compile"]
-    printed = run_two_ranks("--tiny", *BOTH, *micro, "--checkpoint", "auto", "--memory", "300000")
-    expect_equal_losses(printed)
+def expect_a_choice(printed):
     kept, recomputed = map(
         int, re.search(r"kept_blocks=(\d), recomputed_blocks=(\d)", printed).groups()
     )
@@ -72,9 +33,16 @@ def test_all_implementations_checkpoint_the_same_model():
     assert kept >= 1 and kept + recomputed == 3, printed
 
 
-def test_a_model_of_transformers_is_trained():
+def test_all_implementations_train_the_same_model(tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    expect_equal_losses(run_two_ranks(*TINY_QWEN3, *BOTH))
+    names = ("compiled", "hosted", "checkpointed", "of_transformers")
+    forked("bench_job", *((2, name) for name in names), folder=tmp_path)
+    printed = {name: (tmp_path / name).read_text() for name in names}
+    for one in printed.values():
+        expect_equal_losses(one)
+    expect_accounts(printed["compiled"])
+    expect_a_choice(printed["checkpointed"])
+    assert (tmp_path / "0.json").exists() and (tmp_path / "1.json").exists()
 
 
 def test_idle_time_is_what_no_work_of_the_device_or_of_its_busiest_stream_covers(monkeypatch):
