@@ -163,8 +163,9 @@ def account(way: Implementation, tokens: torch.Tensor) -> dict[str, int]:
     parts = {"parameters": bytes_of(parameters)}
     if not way.is_captured:  # beside a graph's memory there may be no room for another pass
         way.model(tokens).backward()
+        way.step_optimizer()  # before anybody looks at them: it takes that for a need of them
         parts["gradients"] = bytes_of([p.grad for p in parameters if p.grad is not None])
-        way.update()
+        way.optimizer.zero_grad()
     states = [x for state in way.optimizer.state.values() for x in state.values()]
     parts["optimizer"] = bytes_of([x for x in states if isinstance(x, torch.Tensor)])
     if way.is_penstock:

@@ -100,9 +100,13 @@ class Implementation:
 
     def update(self) -> None:
         """Consume the gradients."""
+        self.step_optimizer()
+        self.optimizer.zero_grad()
+
+    def step_optimizer(self) -> None:
+        """Update by the gradients, and leave them."""
         if self.has_optimizer:
             self.optimizer.step()
-        self.optimizer.zero_grad()
 
     def forget_times(self) -> None:
         """Measure from now on."""

@@ -370,7 +370,10 @@ pst_status Engine::fill_copy(void *context, uint32_t index, void *copy) {
         const size_t count = self.group_layout(index).shard_bytes / c10::elementSize(group.dtype);
         const at::Device where = self.runtime_->where();
         const auto options = at::TensorOptions(where).dtype(group.gather_dtype);
-        self.filler_(index, at::from_blob(copy, {static_cast<int64_t>(count)}, options));
+        // With its device, for which torch would ask the driver, under a capture, too.
+        self.filler_(index,
+                     at::from_blob(
+                         copy, {static_cast<int64_t>(count)}, [](void *) {}, options, where));
         return PST_OK;
     } catch (...) {
         self.fill_failure_ = std::current_exception();

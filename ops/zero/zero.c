@@ -196,7 +196,7 @@ static size_t shard_bytes(const pst_zero *engine) {
 
 void pst__zero_post(pst_zero *engine) {
     pst_page *page = pst__runtime_page(engine->carrier.runtime);
-    if (page == NULL) return;
+    if (page == NULL || engine->carrier.outside != NULL) return; /* nothing runs in a capture */
     pst_zero_stats stats = {.size = sizeof stats};
     pst_zero_get_stats(engine, &stats);
     const pst_page_engine figures = {

@@ -151,7 +151,9 @@ static pst_status get_time(pst__cuda *cuda, const pst_event *event, uint64_t *na
     pst__cuda_anchor *anchor = &cuda->anchor;
     float milliseconds = 0;
     (void)pthread_mutex_lock(&anchor->lock);
-    if (pst__now() - anchor->host_ns > ANCHOR_SPAN_NS) renew(cuda, ANCHOR_LIMIT_NS);
+    /* A renewal asks for events, which would end a capture. */
+    if (pst__load_relaxed(&cuda->capture) == 0 && pst__now() - anchor->host_ns > ANCHOR_SPAN_NS)
+        renew(cuda, ANCHOR_LIMIT_NS);
     const pst_status status =
         pst__cuda_call(cuda, cuEventElapsedTime, (&milliseconds, anchor->event, event->native),
                        "event %p", (void *)event->native);

@@ -179,6 +179,34 @@ static void a_stream_under_capture_takes_nothing(void **state) {
     f->ops->stream_destroy(f->device, wrapped);
 }
 
+/* Although the anchor that times are told by is old. A thread that had a context before may ask for
+ * no event. */
+static void times_of_before_a_capture_are_told_within(void **state) {
+    fixture *f = *state;
+    pst__cuda *cuda = pst__cuda_of(f->device);
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+    pst_stream *wrapped = NULL;
+    pst_event *event = NULL;
+    fake_graph *graph = NULL;
+    uint64_t at = 0;
+    assert_ok(f->ops->stream_wrap(f->device, pst_cuda_stream(f->a), &wrapped));
+    assert_ok(f->ops->event_create(f->device, 1, &event));
+    assert_ok(f->ops->event_record(f->device, event, wrapped));
+    finish(f, wrapped);
+    cuda->anchor.host_ns -= 2000000000u;
+    assert_int_equal(cuda->driver.cuThreadExchangeStreamCaptureMode(&mode), CUDA_SUCCESS);
+    fake_cuda_begin_capture(pst_cuda_stream(f->a));
+    assert_ok(f->ops->capture_begin(f->device, wrapped));
+    assert_ok(f->ops->event_query(f->device, event));
+    assert_ok(f->ops->event_time(f->device, event, &at));
+    f->ops->capture_end(f->device);
+    assert_int_equal(fake_cuda_end_capture(pst_cuda_stream(f->a), &graph), CUDA_SUCCESS);
+    assert_int_equal(cuda->driver.cuThreadExchangeStreamCaptureMode(&mode), CUDA_SUCCESS);
+    fake_cuda_destroy(graph);
+    f->ops->event_destroy(f->device, event);
+    f->ops->stream_destroy(f->device, wrapped);
+}
+
 static void a_step_of_adamw_may_be_captured(void **state) {
     fixture *f = *state;
     _Alignas(16) static unsigned char coefficients[PST_ADAMW_COEFFICIENTS_BYTES];
@@ -361,6 +389,7 @@ int main(void) {
         TEST(the_time_of_an_untimed_or_pending_event_is_refused),
         TEST(the_default_stream_is_wrapped_and_not_destroyed),
         TEST(a_stream_under_capture_takes_nothing),
+        TEST(times_of_before_a_capture_are_told_within),
         TEST(a_step_of_adamw_may_be_captured),
         TEST(several_copies_are_one_batch_without_the_empty_ones),
         TEST(the_default_stream_gets_single_copies),

@@ -4,6 +4,7 @@
 #define PST_TESTS_NCCL_ENGINE_RANK_H
 
 #include "fixture.h"
+#include "sched/cuda/cuda.h"
 #include "sched/device/host.h"
 
 enum { ROWS = 8, COLUMNS = 16, VALUES = ROWS * COLUMNS, PAUSE_NS = 5000000 };
@@ -219,16 +220,29 @@ static inline pst_status train(engine_rank *self) {
     return status == PST_OK ? update(self, 0.5) : status;
 }
 
+/* Whoever tells a time next wants another anchor for it. */
+static inline void age_anchor(pst__cuda *cuda) {
+    (void)pthread_mutex_lock(&cuda->anchor.lock);
+    if (cuda->anchor.host_ns != 0) cuda->anchor.host_ns -= 2000000000u;
+    (void)pthread_mutex_unlock(&cuda->anchor.lock);
+}
+
+/* As a thread with a context of its own, which may ask the driver for no event meanwhile. */
 static inline pst_status capture(engine_rank *self, pst_status (*body)(engine_rank *self),
                                  fake_graph **graph) {
     const CUstream native = pst_cuda_stream(self->wrapped);
+    pst__cuda *cuda = pst__cuda_of(self->rank->device);
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
     pst_status status = pst_zero_drain(self->engine);
     if (status != PST_OK) return status;
+    age_anchor(cuda);
+    (void)cuda->driver.cuThreadExchangeStreamCaptureMode(&mode);
     fake_cuda_begin_capture(native);
     status = pst_zero_begin_capture(self->engine, native);
     if (status == PST_OK) status = body(self);
     const pst_status ended = pst_zero_end_capture(self->engine);
     const CUresult joined = fake_cuda_end_capture(native, graph);
+    (void)cuda->driver.cuThreadExchangeStreamCaptureMode(&mode);
     if (status == PST_OK) status = ended;
     return status == PST_OK && joined != CUDA_SUCCESS ? PST_EDEVICE : status;
 }

@@ -23,6 +23,7 @@
 
 typedef struct nccl_rank {
     int rank;
+    pst_page *page;
     pst_runtime *runtime;
     pst_comm *host; /* the exchange goes over it */
     pst_exchange exchange;
@@ -52,7 +53,9 @@ static inline void note_warning(void *context, pst_log_level level, const char *
 
 static inline int open_nccl_rank(nccl_world *world, int number) {
     nccl_rank *rank = &world->ranks[number];
+    if (pst_page_create(&rank->page) != PST_OK) return -1;
     const pst_runtime_options options = {.size = sizeof options,
+                                         .page = rank->page,
                                          .log = note_warning,
                                          .log_context = rank,
                                          .rank = number,
@@ -110,6 +113,7 @@ static inline void close_nccl_rank(nccl_rank *rank) {
     pst_comm_exchange_close(&rank->exchange);
     rank->host->ops->destroy(rank->host);
     pst_runtime_destroy(rank->runtime);
+    pst_page_destroy(rank->page);
     ops->destroy(rank->device); /* lanes of the runtime may use it */
 }
 

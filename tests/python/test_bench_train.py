@@ -1,9 +1,14 @@
 """The benchmark of a training step, bench/train/step.py, with tiny models."""
 
 import re
+import sys
+from argparse import Namespace
 from pathlib import Path
+from unittest.mock import patch
 
+import penstock
 import pytest
+import torch
 from launch import forked
 
 STEP = Path(__file__).resolve().parents[2] / "bench" / "train" / "step.py"
@@ -43,6 +48,26 @@ def test_all_implementations_train_the_same_model(tmp_path):
     expect_accounts(printed["compiled"])
     expect_a_choice(printed["checkpointed"])
     assert (tmp_path / "0.json").exists() and (tmp_path / "1.json").exists()
+
+
+def account_of_updates_in_backward():
+    with patch.object(sys, "path", [str(STEP.parent), *sys.path]):
+        from model import TINY, build
+        from step import account
+        from ways import Implementation
+    model = build(TINY, 0, torch.device("cpu"), torch.float32)
+    penstock.shard(model)
+    given = Namespace(no_optimizer=False, micro_batches=1, offload=None, optimizer="in-backward")
+    way = Implementation("penstock", model, given)
+    parts = account(way, torch.randint(model.vocabulary, (1, 16)))
+    has_account = parts["gradients"] > 0 and parts["optimizer"] > 0
+    goes_on = len(way.optimizer.owned()) == len(list(model.parameters()))
+    penstock.close(model)
+    return has_account and goes_on
+
+
+def test_an_account_of_gradients_does_not_end_updates_in_backwards(worlds):
+    assert worlds(2).run(account_of_updates_in_backward) == [True, True]
 
 
 def test_idle_time_is_what_no_work_of_the_device_or_of_its_busiest_stream_covers(monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from equality import breaking_off, whole, world
 from models import DEVICE, Checkpointed, Frozen, Net, Tied, batch, loss_of, make
+from penstock._engine import engine_of
 
 on_gpus = pytest.mark.skipif(
     DEVICE != "cuda", reason="nothing is updated beside a CPU: PENSTOCK_TEST_DEVICE=cuda"
@@ -136,6 +137,13 @@ def clip_by_torch(model, optimizer, number):
     optimizer.step()
 
 
+def where_gradients_lie(model, optimizer, number):
+    """What `penstock.step` asks around a step is no use of gradients."""
+    loss_of(model, number, 0).backward()
+    assert len(engine_of(model).gradient_addresses()) == len(list(model.parameters()))
+    optimizer.step()
+
+
 def accumulate(model, optimizer, number):
     for piece in range(2):
         loss_of(model, number + piece, 0).backward()
@@ -182,6 +190,11 @@ def listen_to(work):
 @pytest.mark.parametrize("work", [clip, clip_by_torch])
 def test_what_needs_gradients_has_them_between_ranks(worlds, work):
     assert worlds(2).run(listen_to, work) == [(0, 1)] * 2
+
+
+def test_to_ask_where_gradients_lie_is_no_use_of_them(worlds):
+    for updates, said in worlds(2).run(listen_to, where_gradients_lie):
+        assert (updates > 0) == (DEVICE == "cuda") and said == 0
 
 
 def test_hooks_are_called_with_gradients():

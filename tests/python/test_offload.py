@@ -177,8 +177,9 @@ def train_both(name, offload):
         "dtype": torch.float32,
         "shard": {},
     } | CASES[name]
-    # What one GPU adds up in its own order is no bit of the host's.
-    is_exact = DEVICE == "cpu" or ("clipping" not in name and "torch" not in name)
+    # What one GPU adds up in its own order, or divides behind moments of 16 bits, is no bit of the
+    # host's.
+    is_exact = DEVICE == "cpu" or not any(k in name for k in ("clipping", "torch", "masters"))
     for own, wanted in zip(train(offload, **case), train(None, **case), strict=True):
         torch.testing.assert_close(own, wanted, **(EXACT if is_exact else {}))
 

@@ -27,10 +27,11 @@ from penstock._meta import Awaited
 from penstock._native import move_shard, open_native
 from penstock._offload import Offloading
 from penstock._phases import Phases
+from penstock._sharded import rows_unwatched
 from penstock._structure import Structure
 from penstock._units import Group, Parameter, Unit
 from penstock._updates import Updater
-from penstock._world import World, local_of, stream_of
+from penstock._world import World, stream_of
 
 _ATTRIBUTE = "_penstock_engine"
 _live: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -141,7 +142,7 @@ class Engine:
         # Ranks without rows of a parameter have a storage as well.
         gradients = [parameter.sharded.grad for parameter in self._parameters]
         return [
-            None if gradient is None else local_of(gradient).untyped_storage().data_ptr()
+            None if gradient is None else rows_unwatched(gradient).untyped_storage().data_ptr()
             for gradient in gradients
         ]
 

@@ -216,6 +216,8 @@ def shard(
         "parameters": the same, and no copy stays: each gather brings up its part of the shards, a
         group ahead, so that the GPU has what is gathered, and memory of about three groups. Ranks
         need a process group for CPUs too, as ``"cpu:gloo,cuda:nccl"``, where norms are asked for.
+        The optimizer has ``torch.get_num_threads()`` threads, which is one under torchrun unless
+        ``OMP_NUM_THREADS`` says another number.
         On the CPU it trains as without. Neither ``memory``, ``checkpoint="auto"`` nor DTensors of
         before are for such models, nor is ``in_backward`` of `AdamW`, and `step` captures nothing.
         "activations": the blocks that ``checkpoint`` names, or all, or of ``checkpoint="auto"``

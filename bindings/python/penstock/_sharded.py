@@ -99,6 +99,11 @@ def watch(tensor: torch.Tensor) -> None:
         tensor.__class__ = WatchedDTensor
 
 
+def rows_unwatched(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a tensor, sharded or not, without a use of it."""
+    return _local.__get__(tensor) if isinstance(tensor, DTensor) else tensor
+
+
 def end_watch(tensor: torch.Tensor) -> bool:
     """Say whether a tensor was used since `watch`; it is what it was before."""
     if not isinstance(tensor, WatchedDTensor):

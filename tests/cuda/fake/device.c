@@ -132,8 +132,13 @@ CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *lowest, int *highest) {
     return fake_end(CUDA_SUCCESS);
 }
 
+static _Thread_local CUstreamCaptureMode of_thread = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+int fake_is_relaxed(void) {
+    return of_thread == CU_STREAM_CAPTURE_MODE_RELAXED;
+}
+
 CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
-    static _Thread_local CUstreamCaptureMode of_thread = CU_STREAM_CAPTURE_MODE_GLOBAL;
     CALL_GLOBAL(cuThreadExchangeStreamCaptureMode);
     const CUstreamCaptureMode before = of_thread;
     of_thread = *mode;

@@ -35,6 +35,7 @@ static inline CUresult fake_end(CUresult result) {
 #define FAKE_DEVICES 8
 
 int fake_has_context(void);
+int fake_is_relaxed(void); /* the thread, for captures */
 
 /* ---- stream.c: under the lock ------------------------------------------------------- */
 

@@ -208,6 +208,9 @@ void fake_cuda_poll(void) {
 
 static fake_graph *open_graphs[8]; /* those that streams are captured into now */
 
+/* This thread's captures, and whether it has asked for an event within, which ends them. */
+static _Thread_local int captures_here, is_invalidated;
+
 static int is_open(const fake_graph *graph) {
     for (size_t i = 0; i < 8; i++)
         if (open_graphs[i] == graph) return 1;
@@ -221,6 +224,7 @@ void fake_cuda_begin_capture(CUstream stream) {
         place++;
     open_graphs[place] = fake_graph_create();
     fake_branch_begin(&stream->branch, open_graphs[place]);
+    captures_here++;
     if (result == CUDA_SUCCESS) fake_leave();
 }
 
@@ -229,6 +233,9 @@ CUresult fake_cuda_end_capture(CUstream stream, fake_graph **graph) {
     if (result != CUDA_SUCCESS) return result;
     *graph = stream->branch.graph;
     result = fake_graph_end(&stream->branch);
+    captures_here--;
+    if (is_invalidated) result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    is_invalidated = captures_here > 0 && is_invalidated;
     for (size_t i = 0; i < 8; i++)
         if (open_graphs[i] == *graph) open_graphs[i] = NULL;
     for (CUstream at = streams; at != NULL; at = at->next)
@@ -359,6 +366,10 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flag
 CUresult CUDAAPI cuEventQuery(CUevent event) {
     CALL(cuEventQuery, NULL);
     if (event->graph != NULL) return fake_end(CUDA_ERROR_CAPTURED_EVENT);
+    if (captures_here > 0 && !fake_is_relaxed()) {
+        is_invalidated = 1;
+        return fake_end(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
     run();
     return fake_end(is_reached(event, event->asked) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
