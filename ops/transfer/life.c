@@ -71,7 +71,8 @@ pst_status pst__fill_join(pst__carrier *carrier) {
 
 pst_status pst__carrier_add_copying(pst__carrier *carrier) {
     if (!carrier->asynchronous || carrier->copying != NULL) return PST_OK;
-    return carrier->device->ops->stream_create(carrier->device, 0, &carrier->copying);
+    /* Urgent: a gather waits for what is made there, and compute for the gather. */
+    return carrier->device->ops->stream_create(carrier->device, -1, &carrier->copying);
 }
 
 /* What nobody has waited for ends before its memory goes. */

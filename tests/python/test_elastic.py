@@ -64,7 +64,7 @@ def test_a_job_that_loses_a_machine_names_its_rank_and_goes_on(tmp_path):
         start_machine(tmp_path, port, is_host=0, DOOMED="yes"),
     ]
     try:
-        output = machines[0].communicate(timeout=120)[0]
+        output = machines[0].communicate(timeout=240)[0]
     finally:
         for machine in machines:
             machine.terminate()  # it ends its rank
