@@ -136,8 +136,11 @@ def train_in_all_ways(stage, compiled=("before", "after")):
 
 
 # On GPUs each model makes communicators anew.
-@pytest.mark.parametrize("stage", [3] if models.DEVICE == "cuda" else [1, 2, 3])
-@pytest.mark.parametrize("size", [1, 2, 3])
+FEW = [(1, 3), (2, 3), (3, 3)]
+MORE = [(1, 1), (1, 2), (2, 1), (2, 2)]
+
+
+@pytest.mark.parametrize(("size", "stage"), FEW + MORE * (models.DEVICE == "cpu"))
 def test_training_is_the_same_bit_for_bit(worlds, size, stage):
     compiled = ("before", "after") if size == 2 else ()
     worlds(size).run(train_in_all_ways, stage, compiled)
@@ -167,16 +170,19 @@ KINDS = [
 ]
 
 
-def train_kinds(stage):
+def train_kinds(options):
     for kind in KINDS:
-        for options in ({"checkpoint": "*"}, {"checkpoint": "auto", "memory": 2 * OF_A_BLOCK}):
-            penstock.close(train_both(kind, steps=STEPS, stage=stage, **options))
+        penstock.close(train_both(kind, steps=STEPS, **options))
+
+
+BY_HAND = {"stage": 1, "checkpoint": "*"}
+AS_MEASURED = {"stage": 3, "checkpoint": "auto", "memory": 2 * OF_A_BLOCK}
 
 
 @on_cpus
-@pytest.mark.parametrize("stage", [1, 3])
-def test_all_kinds_of_models_equal_unsharded(worlds, stage):
-    worlds(2).run(train_kinds, stage)
+@pytest.mark.parametrize("options", [BY_HAND, AS_MEASURED], ids=["by hand", "as measured"])
+def test_all_kinds_of_models_equal_unsharded(worlds, options):
+    worlds(2).run(train_kinds, options)
 
 
 # ---- by hand -------------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 import penstock
 import pytest
 import torch
-from equality import train_both
+from equality import train_both, world
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from models import DEVICE, Block, CheckpointedInside, Net, batch, make
 from penstock._compile import not_compiled
+from test_use_after_release import keeping, refuses_released
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -69,8 +70,16 @@ def test_compiled_blocks_equal_unsharded(worlds, kind, stage):
     worlds(2).run(train_compiled, kind, stage)
 
 
-def test_blocks_compiled_to_machine_code_equal_unsharded(worlds):
-    worlds(2).run(train_compiled, Inductor, 3)
+def run_machine_code():
+    """A process's first takes half a minute: all of it is here."""
+    train_compiled(Inductor, 3)
+    with keeping() as kept:
+        if world()[0] == 0:
+            refuses_released(kept, "inductor")
+
+
+def test_machine_code_equals_unsharded_and_raises_for_what_is_released(worlds):
+    worlds(2).run(run_machine_code, answer_within=240)
 
 
 def graphs_of_a_block():

@@ -1,5 +1,7 @@
 """A gathered parameter that is used after its release raises an error that names it."""
 
+from contextlib import contextmanager
+
 import penstock
 import pytest
 import torch
@@ -8,8 +10,8 @@ from models import DEVICE, Net, batch, make
 NAMED = r"parameter 'blocks\.1\.up\.weight' is sharded and not gathered now"
 
 
-@pytest.fixture
-def kept():
+@contextmanager
+def keeping():
     """What a forward left behind: the whole weight, a view of it, and what was computed from it."""
     model = penstock.shard(make(Net))
     found = {}
@@ -24,6 +26,12 @@ def kept():
     model(batch(0, 0))
     yield found
     penstock.close(model)
+
+
+@pytest.fixture
+def kept():
+    with keeping() as found:
+        yield found
 
 
 def test_eager_code_raises(kept):
@@ -50,13 +58,16 @@ def test_a_view_raises(kept):
         kept["view"].sum()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_code_raises(kept, backend):
+def refuses_released(kept, backend):
     function = torch.compile(lambda w: (w * 2).sum(), backend=backend)
     with torch.no_grad():
         assert torch.isfinite(function(kept["copy"]))
         with pytest.raises(RuntimeError, match=NAMED):
             function(kept["weight"].detach())
+
+
+def test_compiled_code_raises(kept):  # machine code: test_compile.py
+    refuses_released(kept, "aot_eager")
 
 
 def test_a_saved_tensor_raises(kept):
