@@ -197,7 +197,7 @@ static pst_status build_group(pst_zero *engine, pst__group *group,
     if (status == PST_OK)
         status = engine->carrier.device->ops->event_create(engine->carrier.device, 0,
                                                            &group->gathered.released);
-    if (status == PST_OK && engine->options.shards_on_host)
+    if (status == PST_OK && engine->options.shards_on_host && !engine->options.transient_copies)
         status =
             engine->carrier.device->ops->event_create(engine->carrier.device, 0, &group->uploaded);
     return status;
