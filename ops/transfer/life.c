@@ -75,13 +75,6 @@ pst_status pst__carrier_add_copying(pst__carrier *carrier) {
     return carrier->device->ops->stream_create(carrier->device, -1, &carrier->copying);
 }
 
-/* What nobody has waited for ends before its memory goes. */
-static void free_copying(pst__carrier *carrier) {
-    if (carrier->copying == NULL) return;
-    (void)pst__carrier_wait_stream(carrier, carrier->copying, PST__PATIENCE_NS);
-    carrier->device->ops->stream_destroy(carrier->device, carrier->copying);
-}
-
 /* ---- creating -------------------------------------------------------------------------------- */
 
 /* It serves beside the other two, and for memory that is opened to nobody. */
@@ -417,6 +410,11 @@ void pst__carrier_free(pst__carrier *carrier) {
     pst_device *device = carrier->device;
     if (device == NULL) return; /* it was refused */
     stop_watching(carrier);
+    /* Copies that nobody has waited for end before their memory goes. */
+    if (carrier->copying != NULL) {
+        (void)pst__carrier_wait_stream(carrier, carrier->copying, PST__PATIENCE_NS);
+        device->ops->stream_destroy(device, carrier->copying);
+    }
     pst_buckets_destroy(carrier->buckets);
     pst__operation_free_all(carrier);
     pst__script_free(carrier->heap, &carrier->script);
@@ -430,7 +428,6 @@ void pst__carrier_free(pst__carrier *carrier) {
     (void)pst_graph_destroy(carrier->graph);
     destroy_lanes(carrier);
     free_filling(carrier);
-    free_copying(carrier);
     if (carrier->reached != NULL) device->ops->event_destroy(device, carrier->reached);
     if (carrier->options.compute == NULL && carrier->compute != NULL)
         device->ops->stream_destroy(device, carrier->compute);

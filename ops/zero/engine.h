@@ -342,8 +342,7 @@ pst_status pst__hosted_download(pst_zero *engine, pst__operation *operation,
                                 const pst__group *group, pst__part part, size_t offset,
                                 int accumulate);
 
-/* ---- transient.c
- * ---------------------------------------------------------------------------------- */
+/* ---- transient.c ----------------------------------------------------------------------------- */
 /* Does each gather of this group make its communication copy? */
 int pst__is_transient(const pst_zero *engine, const pst__group *group);
 size_t pst__transient_bytes(const pst_zero *engine);
