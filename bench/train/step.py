@@ -17,16 +17,17 @@ for `compute-captured`, compute alone in one CUDA graph of torch's. MFU is of 6 
 and parameter and 12 a layer, pair of tokens and element of attention's width. With `--idle` some
 more steps are profiled: how long no work ran on the device, and none on the stream with the most
 kernel time, and what worked how long on one rank; the profiler slows the host, so their time stands
-beside. With `--time-waits` penstock's own figures show how long its compute waited, which costs a
-little. With `--offload` shards, gradients and optimizer lie on the host: by CPUOffloadPolicy with
-FSDP2, by `shard`'s offload= with penstock. `--checkpoint auto` is penstock's, within `--memory`,
-and `offload` and `auto-offload` have activations leave, beside others that checkpoint every layer,
-or one of `--every`.
+beside, and `--profile` keeps the traces. With `--time-waits` penstock's own figures show how long
+its compute waited, which costs a little. With `--offload` shards, gradients and optimizer lie on
+the host: by CPUOffloadPolicy with FSDP2, by `shard`'s offload= with penstock. `--checkpoint auto`
+is penstock's, within `--memory`, and `offload` and `auto-offload` have activations leave, beside
+others that checkpoint every layer, or one of `--every`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import logging
 import os
@@ -36,13 +37,14 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import penstock as library
 import torch
 import torch.distributed as dist
 from causal_lm import build_causal_lm
-from figures import flops_of_token, idle_in, record, work_in
+from figures import WORK, flops_of_token, idle_in, record, work_in
 from model import TINY, Model, Shape, build
 from torch.distributed.tensor import DTensor
 from ways import (
@@ -222,6 +224,8 @@ def report_idle(way: Implementation, given: argparse.Namespace, device: torch.de
         synchronize()
 
     events = record(train)
+    if given.profile:
+        write_profile(given.profile / f"{way.name}-rank{dist.get_rank()}.json.gz", events)
     idle = idle_in(events)
     of_device, of_stream, span = of_all_ranks(
         [idle.device, idle.stream, idle.span_ms / len(batches)], device
@@ -234,6 +238,14 @@ def report_idle(way: Implementation, given: argparse.Namespace, device: torch.de
         whole, alone = (part / len(batches) for part in parts)
         if whole >= span / 100:
             say(f"    {whole:8.2f} ms, {alone:8.2f} alone  {kind}")
+
+
+def write_profile(path: Path, events: list[dict[str, Any]]) -> None:
+    """Write a Chrome trace of the device's work, as small as it gets."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = [event for event in events if event.get("cat") in WORK]
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        json.dump({"traceEvents": kept}, file)
 
 
 def field_of(text: str) -> tuple[str, Any]:
@@ -315,10 +327,15 @@ def parse() -> argparse.Namespace:
         "--peak-tflops", type=float, default=989, help="of a rank's device, for MFU"
     )
     parser.add_argument("--idle", type=int, default=0, metavar="STEPS", help="to profile; on GPUs")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FOLDER", help="write what --idle profiles: Chrome traces"
+    )
     parser.add_argument("--trace", help="write a Chrome trace of some steps of the last penstock")
     given = parser.parse_args()
     if given.idle and not torch.cuda.is_available():
         parser.error("--idle profiles a GPU, and there is none")
+    if given.profile and not given.idle:
+        parser.error("--profile writes what --idle profiles: name a number of steps")
     if given.shards == "float32" and any(way.startswith("compute") for way in given.ways):
         parser.error(
             "--shards float32: a model that is not sharded would compute in it; name --ways"
