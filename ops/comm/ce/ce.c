@@ -291,7 +291,8 @@ static pst__ce *ce_create(const pst__meeting_place *place, pst_device *device,
 static pst_status create_streams(pst__ce *ce) {
     pst_device *device = ce->device;
     const pst_device_ops *ops = device->ops;
-    pst_status status = ops->stream_create(device, -1, &ce->aside);
+    /* Not urgent: compute needs what is gathered later, and multiprocessors now. */
+    pst_status status = ops->stream_create(device, 0, &ce->aside);
     if (status == PST_OK) status = ops->event_create(device, 0, &ce->fork);
     if (status == PST_OK) status = ops->event_create(device, 0, &ce->join);
     if (status == PST_OK) status = ops->event_create(device, 0, &ce->ended);
