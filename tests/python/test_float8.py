@@ -18,12 +18,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional
-from torchao.float8 import (
-    Float8LinearConfig,
-    convert_to_float8_training,
-    precompute_float8_dynamic_scale_for_fsdp,
-)
-from torchao.float8.float8_tensor_parallel import Float8ColwiseParallel, Float8RowwiseParallel
+
+torchao = pytest.importorskip("torchao.float8", reason="torchao is not installed")
+parallel = pytest.importorskip("torchao.float8.float8_tensor_parallel")
+precompute = torchao.precompute_float8_dynamic_scale_for_fsdp
 
 WORDS, WIDTH = 32, 64
 WIDE, BF16, FLOAT8 = torch.float32, torch.bfloat16, torch.float8_e4m3fn
@@ -64,8 +62,8 @@ def make(hidden: int = 128) -> nn.Module:
 
 
 def convert(model: nn.Module) -> nn.Module:
-    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=True)
-    return convert_to_float8_training(
+    config = torchao.Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=True)
+    return torchao.convert_to_float8_training(
         model, config=config, module_filter_fn=lambda module, name: "blocks" in name
     )
 
@@ -138,8 +136,12 @@ def train_both(options, policy, then):
 HALF = {"param_dtype": BF16, "reduce_dtype": WIDE}
 CASES = {  # options, policy of FSDP2's, what follows a step
     "fp32": ({}, {}, nothing),
-    "bf16": (HALF | {"checkpoint": "blocks.*"}, HALF, precompute_float8_dynamic_scale_for_fsdp),
-    "stage 1": ({"stage": 1}, {}, precompute_float8_dynamic_scale_for_fsdp),
+    "bf16": (
+        HALF | {"checkpoint": "blocks.*"},
+        HALF,
+        precompute,
+    ),
+    "stage 1": ({"stage": 1}, {}, precompute),
 }
 
 
@@ -237,7 +239,7 @@ def test_they_are_unfrozen_and_accumulate(worlds):
 
 def go_on(folder):
     """Checkpoints of FSDP2's are gone on with, and those of ours by FSDP2."""
-    then = precompute_float8_dynamic_scale_for_fsdp
+    then = precompute
     ours, theirs = penstock.shard(converted()), fsdp2()
     figures = {}
     for before, behind in ((theirs, ours), (ours, theirs)):
@@ -262,7 +264,10 @@ def test_checkpoints_go_from_fsdp2_and_back(worlds, tmp_path):
 def train_divided():
     """Blocks are divided over two ranks, and sharded over two others."""
     mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("dp", "tp"))
-    plan = {"blocks.*.up": Float8ColwiseParallel(), "blocks.*.down": Float8RowwiseParallel()}
+    plan = {
+        "blocks.*.up": parallel.Float8ColwiseParallel(),
+        "blocks.*.down": parallel.Float8RowwiseParallel(),
+    }
     ours, theirs = (parallelize_module(converted(), mesh["tp"], plan) for _ in range(2))
     plain_plan = {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()}
     scaled = parallelize_module(make(), mesh["tp"], plain_plan)
@@ -280,7 +285,7 @@ def train_divided():
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            precompute_float8_dynamic_scale_for_fsdp(model)
+            precompute(model)
             figures.append(loss.item())
     assert figures[:3] == figures[3:6]
     assert figures[6:] == pytest.approx(figures[:3], rel=0.1)
