@@ -114,6 +114,8 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
 
 
 def _call(function: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    import torch
+
     torch.manual_seed(0)  # on all ranks, whatever ran before, and wherever that failed
     try:
         return True, function(*args, **kwargs)
