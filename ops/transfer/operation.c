@@ -380,10 +380,11 @@ pst_status pst__operation_wait_launch(pst__operation *operation) {
                              : pst__operation_wait_task(operation, NULL));
 }
 
-pst_status pst__operation_follow_reductions(pst__carrier *carrier) {
+pst_status pst__operation_follow_reductions(pst__carrier *carrier, uint64_t last) {
     pst_status status = PST_OK;
     for (pst__operation *operation = pst__queue_of(carrier, PST__REDUCE_LANE)->oldest;
-         operation != NULL && status == PST_OK; operation = operation->next) {
+         operation != NULL && operation->work.collective.ticket <= last && status == PST_OK;
+         operation = operation->next) {
         if (!is_reduction(operation) || operation->is_waited) continue;
         status = pst__operation_wait_launch(operation);
         if (status == PST_OK) status = pst__operation_wait(operation);

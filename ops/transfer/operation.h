@@ -97,9 +97,9 @@ pst_status pst__operation_wait(pst__operation *operation);
 pst_status pst__operation_wait_reductions(pst__carrier *carrier);
 /* Blocks until they have ended, so that the host can read what they wrote. */
 pst_status pst__operation_wait_reduced(pst__carrier *carrier);
-/* The same, where they were submitted a while ago: rather than until they have ended, the host
- * waits until they are launched. */
-pst_status pst__operation_follow_reductions(pst__carrier *carrier);
+/* Compute waits for those up to a ticket, which were submitted a while ago: rather than until they
+ * have ended, the host waits until they are launched. */
+pst_status pst__operation_follow_reductions(pst__carrier *carrier, uint64_t last);
 /* Blocks until its tasks have ended; compute (NULL: the calling thread) as in pst_task_wait. */
 pst_status pst__operation_wait_task(const pst__operation *operation, pst_lane *compute);
 /* Blocks until it has ended, so that the host can read what it wrote. In traces the wait has this

@@ -170,6 +170,15 @@ typedef struct pst__transient {
     pst__transient_use uses[PST__TRANSIENT_USES];
 } pst__transient;
 
+/* Gradients that copies and reductions read, and whose caller was not called yet. Of one group more
+ * than what is being reported: so compute is a group ahead before it waits for sums. */
+#define PST__MOST_LENT 2u
+
+typedef struct pst__lent {
+    uint32_t group;
+    uint64_t pushed; /* as the engine's; 0: none of theirs */
+} pst__lent;
+
 struct pst_zero {
     pst__carrier carrier;
     pst_zero_options options;
@@ -181,9 +190,9 @@ struct pst_zero {
     pst__uploads uploads;
     pst__transient transient;
     pst_event *shards_ready; /* compute's last write to shards or communication copies */
-    uint32_t copied;         /* the group whose gradients were copied last, and whose caller was not
-                                called yet; or PST__NO_GROUP */
-    int has_pushed;          /* some of these are not copied, but read by reductions */
+    pst__lent lent[PST__MOST_LENT];
+    size_t lent_count;
+    uint64_t pushed; /* the ticket of the last reduction that reads some where they lie */
 
     pst__parameter *parameters;
     size_t parameter_count, parameter_capacity;
@@ -359,8 +368,6 @@ int pst__is_pushed(const pst_zero *engine, const pst__group *group, const pst__m
 /* They go out. */
 pst_status pst__push(pst_zero *engine, pst__group *group, size_t member, const void *const *sources,
                      pst_dtype dtype, int accumulate);
-/* Compute waits until all gradients that have gone out so have been read. */
-pst_status pst__push_join(pst_zero *engine);
 
 /* ---- update.c -------------------------------------------------------------------------------- */
 /* The group's gradients were reported: it is not updated where it is used again behind that. */

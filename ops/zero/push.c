@@ -63,7 +63,6 @@ static pst_status set_source(pst_zero *engine, pst__operation *operation, const 
     pst_collective *collective = &operation->work.collective;
     if (sources == NULL || sources[index] == NULL || dtype != group->reduce_dtype)
         return make_source(engine, operation, group, part, sources, dtype);
-    engine->has_pushed = 1;
     collective->source =
         (const char *)sources[index] + (part.first - member->gradient_element) * element;
     collective->stride = chunk_elements(engine, member) * element;
@@ -105,6 +104,7 @@ static pst_status push_part(pst_zero *engine, pst__group *group, size_t index, p
     pst__record_reduction(engine, operation, bytes);
     status = pst__bucket_push(operation);
     if (status != PST_OK) return status;
+    engine->pushed = operation->work.collective.ticket;
     engine->stats.reduces++;
     return PST_OK;
 }
@@ -122,10 +122,4 @@ pst_status pst__push(pst_zero *engine, pst__group *group, size_t index, const vo
         status = push_part(engine, group, index, part, sources, dtype, accumulate);
     }
     return status;
-}
-
-pst_status pst__push_join(pst_zero *engine) {
-    const int has_pushed = engine->has_pushed;
-    engine->has_pushed = 0;
-    return has_pushed ? pst__operation_follow_reductions(&engine->carrier) : PST_OK;
 }

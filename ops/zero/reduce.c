@@ -153,22 +153,35 @@ static void call_consumed(const pst_zero *engine, uint32_t group) {
         engine->options.gradients_consumed(engine->options.callback_context, group);
 }
 
-/* Compute waits for the copies that have begun, and for what is read without any. */
-static pst_status join_copies(pst_zero *engine) {
-    const uint32_t copied = engine->copied;
-    pst_status status = pst__fill_join(&engine->carrier);
-    if (status == PST_OK) status = pst__push_join(engine);
-    engine->copied = PST__NO_GROUP;
-    if (copied != PST__NO_GROUP) call_consumed(engine, copied);
+static pst_status take_back_oldest(pst_zero *engine) {
+    const pst__lent oldest = engine->lent[0];
+    engine->lent_count--;
+    memmove(engine->lent, engine->lent + 1, engine->lent_count * sizeof *engine->lent);
+    const pst_status status =
+        oldest.pushed == 0 ? PST_OK
+                           : pst__operation_follow_reductions(&engine->carrier, oldest.pushed);
+    call_consumed(engine, oldest.group);
     return status;
 }
 
-/* The same once compute has been made to wait for their copies: now, or by the next join. */
+/* Compute waits for the copies that have begun, and for what is read without any: but not for what
+ * reads gradients of the latest groups, `most` of them. */
+static pst_status join_copies(pst_zero *engine, size_t most) {
+    pst_status status = pst__fill_join(&engine->carrier);
+    while (engine->lent_count > 0 && (engine->lent_count > most || engine->lent[0].pushed == 0)) {
+        const pst_status taken = take_back_oldest(engine);
+        if (status == PST_OK) status = taken;
+    }
+    return status;
+}
+
+/* The same once compute has been made to wait for what reads them: now, or by a later join. */
 static void consumed(pst_zero *engine, uint32_t group) {
     if (engine->carrier.filling.is_apart)
-        engine->copied = group;
+        engine->lent[engine->lent_count++] = (pst__lent){group, engine->pushed};
     else
         call_consumed(engine, group);
+    engine->pushed = 0;
 }
 
 /* One rank alone has the sum: what would be rounded in a bucket as it is, and not added to. */
@@ -231,7 +244,7 @@ static pst_status fill_members(pst_zero *engine, pst__group *group, const void *
 static pst_status fill(pst_zero *engine, uint32_t index, const void *const *sources,
                        pst_dtype dtype, int accumulate) {
     pst__group *group = &engine->groups[index];
-    pst_status status = join_copies(engine);
+    pst_status status = join_copies(engine, PST__MOST_LENT - 1);
     if (status == PST_OK) status = pst__fill_begin(&engine->carrier);
     if (status == PST_OK)
         status = is_sum(engine, group, dtype, accumulate)
@@ -289,7 +302,7 @@ static pst_status reduce_nothing(pst_zero *engine, uint32_t index) {
 /* One rank alone, by the gradients that it has. */
 static pst_status update_alone(pst_zero *engine, uint32_t index) {
     pst__group *group = &engine->groups[index];
-    pst_status status = join_copies(engine);
+    pst_status status = join_copies(engine, 0);
     if (status == PST_OK) status = pst__update_alone(engine, group);
     if (status != PST_OK) return status;
     group->is_written = 1;
@@ -468,7 +481,7 @@ static uint32_t count_rounds(const pst_zero *engine) {
 /* What comes up to be added to has gone down before. */
 static pst_status settle_targets(pst_zero *engine) {
     pst_status status = pst__reduce_flush(engine);
-    if (status == PST_OK) status = join_copies(engine);
+    if (status == PST_OK) status = join_copies(engine, 0);
     return status == PST_OK ? pst__operation_wait_reductions(&engine->carrier) : status;
 }
 
@@ -481,7 +494,7 @@ static pst_status reduce_extra(pst_zero *engine) {
         if (status == PST_OK) status = reduce_round(engine, round);
     }
     if (status == PST_OK) status = pst__reduce_flush(engine);
-    if (status == PST_OK) status = join_copies(engine);
+    if (status == PST_OK) status = join_copies(engine, 0);
     return pst__carrier_give_up(&engine->carrier, status);
 }
 
@@ -496,7 +509,7 @@ static void forget_extra(pst_zero *engine) {
 
 pst_status pst__reduce_end(pst_zero *engine) {
     pst_status status = pst__carrier_give_up(&engine->carrier, pst__reduce_flush(engine));
-    if (status == PST_OK) status = pst__carrier_give_up(&engine->carrier, join_copies(engine));
+    if (status == PST_OK) status = pst__carrier_give_up(&engine->carrier, join_copies(engine, 0));
     if (status == PST_OK)
         status = pst__carrier_give_up(&engine->carrier, pst__presence_exchange(engine));
     if (status == PST_OK && engine->careful)
@@ -518,7 +531,7 @@ void pst__reduce_abandon(pst_zero *engine) {
         (void)pst__operation_wait_reductions(&engine->carrier);
         if (engine->options.shards_on_host) (void)pst__operation_wait_reduced(&engine->carrier);
     }
-    (void)join_copies(engine);
+    (void)join_copies(engine, 0);
     pst__bucket_abandon_all(&engine->carrier);
     for (; engine->reduced < engine->order.reduce_count; engine->reduced++) {
         uint32_t index = engine->order.reduces[engine->reduced];

@@ -68,7 +68,6 @@ static pst_status create_carrier(pst_runtime *runtime, pst_zero *engine) {
 static pst_status build(pst_runtime *runtime, pst_zero *engine) {
     pst__carrier *carrier = &engine->carrier;
     engine->replay = 1;
-    engine->copied = PST__NO_GROUP;
     engine->history[0].latest = engine->history[1].latest = PST__NO_PATH;
     pst_status status = create_carrier(runtime, engine);
     if (status != PST_OK) return status;

@@ -68,6 +68,32 @@ static void pushed_gradients_stay_until_they_are_added_up(void **unused) {
     }
 }
 
+/* Compute is a group ahead before it waits for sums: two groups are lent, where they are pushed. In
+ * the first backward, which is careful, all are reduced near its end. */
+static void count_what_is_lent(rank_state *state) {
+    DO(build_engine(state));
+    for (int pass = 1; pass <= 3 && state->failure[0] == '\0'; pass++) {
+        begin(state);
+        const uint64_t reduces = stats_of(state).reduces;
+        for (size_t g = 4; g-- > 0 && state->failure[0] == '\0';) {
+            backward_use(state, g);
+            if (pass == 1) continue;
+            const size_t lent = stats_of(state).reduces > reduces ? 2 : 1;
+            for (size_t other = g; other < 4; other++)
+                CHECK(state->consumed[other] == pass - (other < g + lent));
+        }
+        CHECK_OK(pst_zero_end_backward(state->engine));
+        for (size_t g = 0; g < 4; g++)
+            CHECK(state->consumed[g] == pass);
+    }
+}
+
+static void gradients_of_two_groups_are_lent(void **unused) {
+    (void)unused;
+    const model model = model_of_both(3);
+    run_ranks_async(2, &model, count_what_is_lent, NULL);
+}
+
 /* The first group's parameters are the first two. */
 static float without_rank_1(const rank_state *state, size_t parameter, size_t element) {
     return mean_gradient(state->world, parameter < 2 ? 1u : ~0u, 1, parameter, element);
@@ -92,6 +118,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(large_gradients_need_no_bucket),
         cmocka_unit_test(pushed_gradients_stay_until_they_are_added_up),
+        cmocka_unit_test(gradients_of_two_groups_are_lent),
         cmocka_unit_test(a_rank_without_a_gradient_pushes_zeros),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
