@@ -22,6 +22,8 @@ KINDS = {
     "nccl": r"ncclDevKernel",
 }  # kinds of work by what is in their kernels' names; others stand by their own
 
+BESIDE = r"^pst_|ncclDevKernel|^Mem(cpy|set)"  # what is not the model's own: see Idle
+
 Interval = tuple[float, float]  # begin and end in us
 
 
@@ -35,7 +37,7 @@ class Idle:
     """Shares of the span from the first to the last work, and that span."""
 
     device: float  # no stream works
-    stream: float  # the stream with the most kernel time does not work
+    compute: float  # nothing works but communication, updates by penstock, copies and fills
     span_ms: float
 
 
@@ -58,25 +60,23 @@ def profiled(train: Callable[[], None]) -> list[dict[str, Any]]:
 def idle_in(events: list[dict[str, Any]]) -> Idle:
     """Find the idle shares in the events of a Chrome trace.
 
-    Replayed graphs may spread their kernels over streams of their own, so that the stream with the
-    most kernel time need not be all of the compute: the share of the device is a lower bound.
+    Compute is told by the names of its kernels: a replayed graph spreads them over streams.
     """
-    streams: dict[int, list[Interval]] = defaultdict(list)
-    kernel_time: dict[int, float] = defaultdict(float)
+    everything: list[Interval] = []
+    compute: list[Interval] = []
     for event in events:
         if event.get("cat") not in WORK:
             continue
-        stream = event["args"]["stream"]
-        streams[stream].append((event["ts"], event["ts"] + event["dur"]))
-        kernel_time[stream] += event["dur"] if event["cat"] == "kernel" else 0
-    if not streams:
+        interval = (event["ts"], event["ts"] + event["dur"])
+        everything.append(interval)
+        if not re.search(BESIDE, event["name"]):
+            compute.append(interval)
+    if not everything:
         raise RuntimeError("a profile shows no work of the device: is another profiler at work?")
-    everything = [interval for intervals in streams.values() for interval in intervals]
     span = max(end for _, end in everything) - min(begin for begin, _ in everything)
-    busiest = max(kernel_time, key=lambda stream: kernel_time[stream])
     return Idle(
         device=1 - covered(everything) / span,
-        stream=1 - covered(streams[busiest]) / span,
+        compute=1 - covered(compute) / span,
         span_ms=span / 1e3,
     )
 

@@ -15,13 +15,13 @@ it matters on the slowest rank. `captured` is penstock with penstock.step, whose
 torch's allocator does not count as allocated: what it takes is the device's count; the same holds
 for `compute-captured`, compute alone in one CUDA graph of torch's. MFU is of 6 operations a token
 and parameter and 12 a layer, pair of tokens and element of attention's width. With `--idle` some
-more steps are profiled: how long no work ran on the device, and none on the stream with the most
-kernel time, and what worked how long on one rank; the profiler slows the host, so their time stands
-beside, and `--profile` keeps the traces. With `--time-waits` penstock's own figures show how long
-its compute waited, which costs a little. With `--offload` shards, gradients and optimizer lie on
-the host: by CPUOffloadPolicy with FSDP2, by `shard`'s offload= with penstock. `--checkpoint auto`
-is penstock's, within `--memory`, and `offload` and `auto-offload` have activations leave, beside
-others that checkpoint every layer, or one of `--every`.
+more steps are profiled: how long no work ran on the device, and nothing but communication, updates
+by penstock, copies and fills, and what worked how long on one rank; the profiler slows the host, so
+their time stands beside, and `--profile` keeps the traces. With `--time-waits` penstock's own
+figures show how long its compute waited, which costs a little. With `--offload` shards, gradients
+and optimizer lie on the host: by CPUOffloadPolicy with FSDP2, by `shard`'s offload= with penstock.
+`--checkpoint auto` is penstock's, within `--memory`, and `offload` and `auto-offload` have
+activations leave, beside others that checkpoint every layer, or one of `--every`.
 """
 
 from __future__ import annotations
@@ -227,11 +227,11 @@ def report_idle(way: Implementation, given: argparse.Namespace, device: torch.de
     if given.profile:
         write_profile(given.profile / f"{way.name}-rank{dist.get_rank()}.json.gz", events)
     idle = idle_in(events)
-    of_device, of_stream, span = of_all_ranks(
-        [idle.device, idle.stream, idle.span_ms / len(batches)], device
+    of_device, of_compute, span = of_all_ranks(
+        [idle.device, idle.compute, idle.span_ms / len(batches)], device
     )
     say(
-        f"{way.name:16} idle: device {of_device:.1%}, compute stream {of_stream:.1%} "
+        f"{way.name:16} idle: device {of_device:.1%}, compute {of_compute:.1%} "
         f"of {span:.2f} ms a profiled step"
     )
     for kind, parts in work_in(events).items():
@@ -316,9 +316,9 @@ def parse() -> argparse.Namespace:
         help="what penstock has on the host, beside FSDP2's CPUOffloadPolicy",
     )
     parser.add_argument(
-        "--cast-each",
+        "--keep-copies",
         action="store_true",
-        help="penstock's keep_copies=False, with --shards float32",
+        help="penstock's keep_copies=True, with --shards float32",
     )
     parser.add_argument("--no-optimizer", action="store_true", help="forward and backward alone")
     parser.add_argument("--no-compile", action="store_true", help="layers run as they are")

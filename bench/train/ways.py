@@ -191,7 +191,7 @@ def penstock(model: Model, given: argparse.Namespace, part_mib: int) -> None:
         checkpoint=checkpoint,
         memory=given.memory,
         offload=[*more, given.offload] if given.offload else more,
-        keep_copies=not given.cast_each,
+        keep_copies=given.keep_copies,
     )
 
 

@@ -29,6 +29,26 @@ def measure(folder, name, *arguments):
     assert status == 0, Path(folder, name).read_text()
 
 
+def by_trainer(folder, name):
+    """Call the main of trainer.py."""
+    import trainer
+
+    few = ["--tiny", "--layers", "2", "--sequence", "32", "--warm", "2", "--steps", "3"]
+    sys.argv = ["trainer.py", "--with", name, *few]
+    with Path(folder, "by_trainer").open("a") as printed:
+        os.dup2(printed.fileno(), sys.stdout.fileno())
+    trainer.main()
+    sys.stdout.flush()
+
+
+def by_trainer_with_fsdp2(folder):
+    by_trainer(folder, "fsdp2")
+
+
+def by_trainer_with_penstock(folder):
+    by_trainer(folder, "penstock")
+
+
 def compiled(folder):
     measure(folder, "compiled", "--tiny", "--trace", f"{folder}/{{rank}}.json", "--time-waits")
 

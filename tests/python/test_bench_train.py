@@ -50,6 +50,16 @@ def test_all_implementations_train_the_same_model(tmp_path):
     assert (tmp_path / "0.json").exists() and (tmp_path / "1.json").exists()
 
 
+def test_a_trainer_trains_with_both(tmp_path):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    both = ("by_trainer_with_fsdp2", "by_trainer_with_penstock")
+    forked("bench_job", *((2, name) for name in both), folder=tmp_path)
+    printed = (tmp_path / "by_trainer").read_text()
+    losses = re.findall(r"^(fsdp2|penstock) .* ms .* loss (\S+)$", printed, re.MULTILINE)
+    assert [name for name, _ in losses] == ["fsdp2", "penstock"], printed
+    assert abs(float(losses[0][1]) - float(losses[1][1])) < 0.02  # bfloat16
+
+
 def account_of_updates_in_backward():
     with patch.object(sys, "path", [str(STEP.parent), *sys.path]):
         from model import TINY, build
@@ -70,22 +80,22 @@ def test_an_account_of_gradients_does_not_end_updates_in_backwards(worlds):
     assert worlds(2).run(account_of_updates_in_backward) == [True, True]
 
 
-def test_idle_time_is_what_no_work_of_the_device_or_of_its_busiest_stream_covers(monkeypatch):
+def test_idle_time_is_what_no_work_of_the_device_or_no_compute_covers(monkeypatch):
     monkeypatch.syspath_prepend(STEP.parent)
     from figures import Idle, idle_in
 
-    def work(category, stream, begin, duration):
-        return {"cat": category, "args": {"stream": stream}, "ts": begin, "dur": duration}
+    def work(name, begin, duration, category="kernel"):
+        return {"cat": category, "name": name, "ts": begin, "dur": duration}
 
     events = [
-        work("kernel", 7, 0.0, 3000.0),
-        work("kernel", 7, 1000.0, 1000.0),  # within the one before
-        work("gpu_memset", 7, 7000.0, 1000.0),
-        work("gpu_memcpy", 9, 2000.0, 2000.0),  # half of it beside the first kernel
-        work("gpu_memcpy", 9, 5000.0, 1000.0),
-        {"cat": "cuda_runtime", "args": {}, "ts": 4000.0, "dur": 9000.0},
+        work("nvjet_tst_128x256", 0.0, 3000.0),
+        work("triton_poi_fused_add", 1000.0, 1000.0),  # within the one before
+        work("pst_sum<float>", 7000.0, 1000.0),
+        work("Memcpy PtoP", 2000.0, 2000.0, "gpu_memcpy"),  # half of it beside the first kernel
+        work("void cutlass::Kernel", 5000.0, 1000.0),
+        work("cudaLaunchKernel", 4000.0, 9000.0, "cuda_runtime"),
     ]
-    assert idle_in(events) == Idle(device=0.25, stream=0.5, span_ms=8.0)
+    assert idle_in(events) == Idle(device=0.25, compute=0.5, span_ms=8.0)
 
 
 def test_work_is_told_by_its_kind_and_by_what_ran_beside_it(monkeypatch):

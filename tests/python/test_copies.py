@@ -21,7 +21,7 @@ def train(keep_copies, *, kind=Net, in_backward=False, **shard):
         with torch.no_grad():
             losses.append(loss_of(model, number, world()[0]))
     values = [whole(parameter).cpu() for parameter in model.parameters()]
-    assert ("keep_copies=False" in repr(model)) is not keep_copies
+    assert ("keep_copies=True" in repr(model)) is keep_copies
     penstock.close(model)
     return [*values, *losses]
 

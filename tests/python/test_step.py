@@ -151,7 +151,7 @@ WAYS = {
     "frozen": (Frozen, {}),
     "tied": (Tied, {}),
     "bfloat16": (Net, {"param_dtype": torch.bfloat16}),
-    "cast for each gather": (Net, {"param_dtype": torch.bfloat16, "keep_copies": False}),
+    "cast behind updates": (Net, {"param_dtype": torch.bfloat16, "keep_copies": True}),
     "float8": (Broad, {"param_dtype": torch.float8_e4m3fn}),
 }
 

@@ -24,7 +24,7 @@ def install(engine: Engine) -> None:
     how += f", replicas={replicas}" if replicas > 1 else ""
     offloaded = "+".join(engine.options.offloaded)
     how += f", offload={offloaded}" if offloaded else ""
-    how += "" if engine.options.keep_copies else ", keep_copies=False"
+    how += ", keep_copies=True" if engine.options.keep_copies else ""
     for unit in engine.units:
         contents = ", ".join(map(_describe, unit.groups))
         line = f"{how}, parameters={contents}" if contents else how
