@@ -21,10 +21,10 @@ from typing import Any, Protocol
 import torch
 
 from penstock import _C, _budget
-from penstock._activations import Use, bytes_of, tensors_of
+from penstock._activations import Call, Use, bytes_of, tensors_of
 from penstock._arguments import Options
 from penstock._budget import Memory, Offer, readable
-from penstock._checkpoint import Checkpointed, Contexts
+from penstock._checkpoint import Checkpointed, Way
 from penstock._drafts import choose_draft, cost, describe, make_drafts
 from penstock._offload import Offloading
 from penstock._plans import Draft
@@ -75,7 +75,7 @@ class Figures:
     def take(self, use: Use) -> None:
         """Take a measured use for it, where it is as large as the largest one or larger."""
         self.kept = max(self.kept, use.kept)
-        time = sum(watch.nanoseconds() for watch in use.watches)
+        time = sum(watch.nanoseconds() for watch in use.recomputations)
         if use.inputs > self.inputs:
             self.inputs, self.nanoseconds = use.inputs, time
         elif use.inputs == self.inputs and time > 0:
@@ -133,7 +133,7 @@ class Keeping:
     """
 
     def __init__(self, memory: Memory, units: Iterable[Unit]) -> None:
-        self.blocks = [Checkpointed(unit, self) for unit in units]
+        self.blocks = [Checkpointed(unit, Way.RECOMPUTE, self) for unit in units]
         self.is_decided = False
         self._memory = memory
         self._engine: Passes
@@ -165,23 +165,22 @@ class Keeping:
 
     # ---- calls of blocks -------------------------------------------------------------------------
 
-    def recomputes(self, block: Checkpointed, values: list[Any]) -> bool:
-        """Tell whether a call of the block is checkpointed."""
+    def way_of(self, block: Checkpointed, values: list[Any]) -> Way:
+        """Tell what a call of the block is to save."""
         span = self._span
         inputs = span.call(block, bytes_of(tensors_of(values)))
         if self.is_decided and inputs > self._figures[block].inputs and not span.is_metered:
             span.grow()
             if not self._engine.is_captured:
                 _budget.begin_peak(self._engine.world.device)
-        return block.recomputes or span.is_metered
+        return Way.RECOMPUTE if span.is_metered else block.way
 
-    def contexts(self, block: Checkpointed, values: list[Any]) -> Contexts | None:
+    def measured(self, block: Checkpointed, way: Way) -> Call | None:
         """Return what measures a call, where it is to be measured."""
         if not self._span.is_metered or self._engine.is_captured:
             return None
-        use, engine = self._span.uses[block], self._engine
-        metered = use.metered(tensors_of(values), block.unit, engine.root)
-        return metered, use.timed(engine.world.device)
+        engine = self._engine
+        return Call(self._span.uses[block], block.unit, engine.root, engine.world.device)
 
     # ---- passes ----------------------------------------------------------------------------------
 
@@ -299,7 +298,8 @@ class Keeping:
         self._choice = choice
         for place, block in enumerate(self.blocks):
             block.offloads = place in choice.offloaded
-            block.recomputes = place not in (*choice.kept, *choice.offloaded)
+            stays = place in (*choice.kept, *choice.offloaded)
+            block.way = Way.KEEP if stays else Way.RECOMPUTE
 
     def _recorded(self) -> _C.Recording:
         """Return the pass that was measured, with its times: the device has come to its end."""

@@ -15,7 +15,7 @@ from penstock import _agree, _asked, _checkpoint, _checks, _hooks, _meta, _metho
 from penstock._arguments import Options, check_model, refuse
 from penstock._axes import dims_divided, find_axes
 from penstock._blocks import Blocks, Named, find_beside, find_blocks, select_blocks
-from penstock._checkpoint import Checkpointed
+from penstock._checkpoint import Checkpointed, Way
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
 from penstock._float8 import find_extension
@@ -404,10 +404,12 @@ def _find_checkpointed(
     among = {id(module) for _, module in chosen}
     of_blocks = [unit for unit in units if id(unit.module) in among]
     offloads = options.offloads_activations
+    way = Way.KEEP if offloads else Way.RECOMPUTE
+    way = Way.SELECT if options.selects else way
     by_hand = (
         []
         if options.recomputes_by_plan
-        else [Checkpointed(unit, offloads=offloads) for unit in of_blocks]
+        else [Checkpointed(unit, way, offloads=offloads) for unit in of_blocks]
     )
     if options.budget is None:
         return by_hand, None
@@ -422,7 +424,7 @@ def _select_checkpointed(model: nn.Module, blocks: list[Named], options: Options
     if not blocks:
         name, value = ("offload", options.offload) if wanted is None else ("checkpoint", wanted)
         refuse(name, value, f"{type(model).__name__} has no blocks: name them by blocks=")
-    if wanted is None or options.recomputes_by_plan:
+    if wanted is None or options.recomputes_by_plan or options.selects:
         return blocks
     return select_blocks("checkpoint", model, blocks, wanted)
 

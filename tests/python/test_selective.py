@@ -1,0 +1,216 @@
+"""Blocks that recompute selectively: the same bits, no product twice, and fewer bytes."""
+
+import pytest
+import torch
+from equality import breaking_off, train_both, whole
+from models import DEVICE, WIDTH, Block
+from penstock import _offload, _selective, close, shard, stats
+from penstock._selective import is_saved
+from test_checkpoint import (
+    KINDS,
+    Trainer,
+    assert_same,
+    kept_without_checkpoint,
+    on_cpus,
+    train,
+)
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+SELECTIVE = {"checkpoint": "selective"}
+OFFLOADED = SELECTIVE | {"offload": "activations"}
+HEADS = 2
+aten = torch.ops.aten
+
+
+class AttentionBlock(nn.Module):
+    """Attention and a product, with random numbers behind each; takes its input by name."""
+
+    def __init__(self, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.up = nn.Linear(8, 24, bias=False)
+        self.down = nn.Linear(8, 8)
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.up(self.norm(x)).view(2, -1, 3, HEADS, 4).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(
+            *parts, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+        )
+        mixed = torch.tanh(mixed.transpose(1, 2).reshape(x.shape))
+        mixed = nn.functional.dropout(mixed, self.dropout, self.training)
+        return x + nn.functional.dropout(self.down(mixed), self.dropout, self.training)
+
+
+class InPlaceBlock(nn.Module):
+    """Writes into what its products put out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+        self.down = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.down(torch.relu_(self.up(x)))
+        out += x
+        return out
+
+
+class Varied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(5, 8)
+        self.blocks = nn.ModuleList([AttentionBlock(0.3), AttentionBlock(0.0), InPlaceBlock()])
+
+    def forward(self, x: torch.Tensor, rank: int = 0) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x=x)
+        return x
+
+
+# ---- what is trained is the same -----------------------------------------------------------------
+
+
+def train_selectively(stage, compiled):
+    torch._dynamo.reset()
+    before, _offload._LEAST = _offload._LEAST, 1
+    for compiles, ways in (("", (SELECTIVE, OFFLOADED)), *compiled):
+        want = train(Varied, stage=stage, compiles=compiles)
+        for way in ways:
+            assert_same(train(Varied, stage=stage, compiles=compiles, **way), want)
+    _offload._LEAST = before
+
+
+COMPILED = (("before", (SELECTIVE, OFFLOADED)), ("after", (SELECTIVE,)))
+
+
+@pytest.mark.parametrize(("stage", "compiled"), [(1, ()), (3, COMPILED)])
+def test_training_is_the_same_bit_for_bit(worlds, stage, compiled):
+    worlds(2).run(train_selectively, stage, compiled)
+
+
+def test_training_without_process_group_is_the_same_bit_for_bit():
+    train_selectively(3, ())
+
+
+@on_cpus
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_all_kinds_of_models_equal_unsharded(kind):
+    close(train_both(kind, steps=2, stage=3, **SELECTIVE))
+
+
+def train_under_a_kept_graph(**options):
+    trainer = Trainer(**options)
+    for step in range(2):
+        loss = trainer.loss(step)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+    with breaking_off(trainer.model.blocks[1]):
+        trainer.loss(3).backward()
+    trainer.optimizer.zero_grad()
+    trainer.step(4)
+    return trainer.finish()
+
+
+def test_a_graph_that_is_kept_is_used_again():
+    assert_same(train_under_a_kept_graph(**SELECTIVE), train_under_a_kept_graph())
+
+
+class Branching(Block):
+    """Puts out two tensors, each of which may have a backward of its own."""
+
+    def forward(self, x):
+        return self.scale * torch.tanh(x), self.down(torch.tanh(self.up(x))).sin()
+
+
+def gradients_by_parts(**options):
+    torch.manual_seed(0)
+    model = shard(nn.Sequential(Branching()).to(DEVICE), blocks="0", **options)
+    first, second = model(torch.rand(4, WIDTH, device=DEVICE))
+    first.sum().backward()
+    second.square().sum().backward()
+    found = [whole(parameter.grad) for parameter in model.parameters()]
+    close(model)
+    return found
+
+
+def test_parts_of_a_graph_have_backwards_of_their_own():
+    assert_same(gradients_by_parts(**SELECTIVE), gradients_by_parts())
+
+
+# ---- what is saved, and what is run anew ---------------------------------------------------------
+
+
+class Counting(TorchDispatchMode):
+    """Counts calls of operators."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self):
+        super().__init__()
+        self.calls = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls[function] = self.calls.get(function, 0) + 1
+        return function(*args, **(kwargs or {}))
+
+
+def products_of_backward(compiles, **options):
+    torch._dynamo.reset()
+    trainer = Trainer(compiles=compiles, **options)
+    loss = trainer.loss(0)
+    with Counting() as counting:
+        loss.backward()
+    trainer.finish()
+    return [counting.calls.get(op, 0) for op in (aten.mm.default, aten.addmm.default)]
+
+
+@on_cpus
+@pytest.mark.parametrize("compiles", ["", "before"])
+def test_no_product_is_computed_twice(compiles):
+    want = products_of_backward(compiles)
+    assert products_of_backward(compiles, **SELECTIVE) == want
+    recomputing = products_of_backward(compiles, checkpoint="*")
+    assert sum(recomputing) == sum(want) + 2 * 3
+
+
+def bytes_selected(block, inputs):
+    selection = _selective.Selection()
+    checkpoint(block, inputs, use_reentrant=False, context_fn=selection.contexts)
+    return sum(tensor.nbytes for tensor in selection.tensors())
+
+
+@on_cpus
+def test_less_is_saved_than_is_kept():
+    block, inputs = AttentionBlock(0.0), torch.rand(60, 8, requires_grad=True)
+    # What `up` puts out, and attention, with a number a row and head, and `down`.
+    found = bytes_selected(block, inputs)
+    assert found == (24 + 8 + HEADS + 8) * 60 * 4
+    assert found < kept_without_checkpoint(block, inputs)
+
+
+def test_operators_are_told_by_what_they_cost_and_draw():
+    x = torch.empty(0)
+    flash = aten._scaled_dot_product_flash_attention.default
+    assert is_saved(aten.mm.default, (x, x), {})
+    assert is_saved(flash, (x, x, x), {}) and is_saved(flash, (x, x, x, 0.0), {})
+    assert not is_saved(flash, (x, x, x, 0.1), {})
+    assert not is_saved(flash, (x, x, x), {"dropout_p": 0.1})
+    for op in (aten.mul.Tensor, aten.native_dropout.default, aten.bernoulli_.float, aten.mm.out):
+        assert not is_saved(op, (x, x), {})
+
+
+@on_cpus
+def test_blocks_are_counted():
+    for options, want in ((SELECTIVE, (0, 3, 0, 0)), (OFFLOADED, (0, 0, 0, 3))):
+        trainer = Trainer(**options)
+        assert trainer.step() == [2 - bool(want[3])] * 3
+        found = stats(trainer.model)
+        counts = found.kept_blocks, found.selective_blocks, found.recomputed_blocks
+        assert (*counts, found.offloaded_blocks) == want
+        trainer.finish()
