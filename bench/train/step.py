@@ -20,8 +20,8 @@ kernel time, and what worked how long on one rank; the profiler slows the host, 
 beside, and `--profile` keeps the traces. With `--time-waits` penstock's own figures show how long
 its compute waited, which costs a little. With `--offload` shards, gradients and optimizer lie on
 the host: by CPUOffloadPolicy with FSDP2, by `shard`'s offload= with penstock. `--checkpoint auto`
-is penstock's, within `--memory`, and `offload` and `auto-offload` have activations leave, beside
-others that checkpoint every layer, or one of `--every`.
+is penstock's, within `--memory`, and `offload`, `selective-offload` and `auto-offload` have
+activations leave, beside others that checkpoint every layer, or one of `--every`.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--communicator", default="auto")
     parser.add_argument("--time-waits", action="store_true", help="see above; on GPUs")
-    parser.add_argument("--warm", type=int, default=6, help="steps before any is measured")
+    parser.add_argument("--warm", type=int, default=8, help="steps before any is measured")
     parser.add_argument("--steps", type=int, default=5, help="of one implementation at a time")
     parser.add_argument("--alternations", type=int, default=4)
     parser.add_argument("--together", type=int, default=1, help="steps between synchronisations")

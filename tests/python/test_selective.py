@@ -2,13 +2,18 @@
 
 import pytest
 import torch
-from equality import breaking_off, train_both, whole
-from models import DEVICE, WIDTH, Block
-from penstock import _offload, _selective, close, shard, stats
+from equality import breaking_off, train_both, whole, world
+from models import DEVICE, WIDTH, Block, Net
+from penstock import _activations, _offload, _selective, close, shard, stats
+from penstock._engine import engine_of
+from penstock._keeping import _INTERVAL
 from penstock._selective import is_saved
+from penstock._trial import STEPS
 from test_checkpoint import (
     KINDS,
+    Clock,
     Trainer,
+    activations_alone,
     assert_same,
     kept_without_checkpoint,
     on_cpus,
@@ -84,16 +89,13 @@ def train_selectively(stage, compiled):
     _offload._LEAST = before
 
 
-COMPILED = (("before", (SELECTIVE, OFFLOADED)), ("after", (SELECTIVE,)))
-
-
-@pytest.mark.parametrize(("stage", "compiled"), [(1, ()), (3, COMPILED)])
+@pytest.mark.parametrize(("stage", "compiled"), [(1, ()), (3, [("before", [SELECTIVE])])])
 def test_training_is_the_same_bit_for_bit(worlds, stage, compiled):
     worlds(2).run(train_selectively, stage, compiled)
 
 
 def test_training_without_process_group_is_the_same_bit_for_bit():
-    train_selectively(3, ())
+    train_selectively(3, [("after", [OFFLOADED])])
 
 
 @on_cpus
@@ -167,16 +169,15 @@ def products_of_backward(compiles, **options):
     with Counting() as counting:
         loss.backward()
     trainer.finish()
-    return [counting.calls.get(op, 0) for op in (aten.mm.default, aten.addmm.default)]
+    return sum(counting.calls.get(op, 0) for op in (aten.mm.default, aten.addmm.default))
 
 
 @on_cpus
-@pytest.mark.parametrize("compiles", ["", "before"])
-def test_no_product_is_computed_twice(compiles):
-    want = products_of_backward(compiles)
-    assert products_of_backward(compiles, **SELECTIVE) == want
-    recomputing = products_of_backward(compiles, checkpoint="*")
-    assert sum(recomputing) == sum(want) + 2 * 3
+def test_no_product_is_computed_twice():
+    want = products_of_backward("")
+    assert products_of_backward("", **SELECTIVE) == want
+    assert products_of_backward("after", **SELECTIVE) == want
+    assert products_of_backward("", checkpoint="*") == want + 2 * 3
 
 
 def bytes_selected(block, inputs):
@@ -213,4 +214,114 @@ def test_blocks_are_counted():
         found = stats(trainer.model)
         counts = found.kept_blocks, found.selective_blocks, found.recomputed_blocks
         assert (*counts, found.offloaded_blocks) == want
+        trainer.finish()
+
+
+# ---- by what is measured -------------------------------------------------------------------------
+
+
+class DeepBlock(nn.Module):
+    """Keeps four tensors of 16 columns, and selectively one, beside what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 16)
+        self.down = nn.Linear(16, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x).sin().sin().sin())
+
+
+class Deep(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(DeepBlock() for _ in range(3))
+
+
+ROWS = 32
+ALL = 4 * ROWS * 16 * 4
+SOME = ROWS * 16 * 4 + 1024  # what `down` puts out comes in multiples of 512
+TIME, REST = 100_000, 10_000  # nanoseconds of recomputing all, and selectively
+
+
+def choose_by(memories, clocks, stage=3, compiles=""):
+    """Return what is chosen where each rank has a memory and a clock of its own."""
+    rank, _ = world()
+    with pytest.MonkeyPatch.context() as patch, activations_alone(tries=True):
+        if not compiles:
+            patch.setattr(_activations, "now", Clock(*clocks[rank]))
+        trainer = Trainer(
+            Deep, checkpoint="auto", memory=memories[rank], stage=stage, compiles=compiles
+        )
+        runs = trainer.train(6, size=ROWS)
+        keeping, figures = engine_of(trainer.model).keeping, stats(trainer.model)
+        choice, seen = keeping._choice, trainer.finish()
+    assert_same(seen, train_deep(stage, compiles))
+    assert figures.kept_activations_bytes == choice.size <= min(memories)
+    assert figures.saved_recomputing_ns == choice.nanoseconds
+    counts = figures.kept_blocks, figures.selective_blocks, figures.recomputed_blocks
+    assert counts[:2] == (len(choice.kept), len(choice.selective)) and sum(counts) == 3
+    return choice, runs[:-1], list(keeping._shares.values())
+
+
+def train_deep(stage, compiles):
+    trainer = Trainer(Deep, stage=stage, compiles=compiles)
+    trainer.train(6, size=ROWS)
+    return trainer.finish()
+
+
+@on_cpus
+@pytest.mark.parametrize(
+    ("memory", "kept", "selective"),
+    [
+        (ALL - 1, (), ()),  # a trial would not fit
+        (ALL, (), (1, 2)),
+        (3 * SOME, (), (0, 1, 2)),
+        (ALL + 2 * SOME, (2,), (0, 1)),
+        (3 * ALL, (0, 1, 2), ()),
+    ],
+)
+def test_blocks_select_as_far_as_memory_goes(memory, kept, selective):
+    choice, runs, _ = choose_by([memory], [([TIME], [REST])])
+    assert (choice.kept, choice.selective) == (kept, selective)
+    assert choice.nanoseconds == len(kept) * TIME + len(selective) * (TIME - REST)
+    tried = runs[-2:] == [[2, 2, 2]] * 2
+    assert tried == (memory < 3 * ALL)  # what fits is kept at once
+
+
+@on_cpus
+def test_a_selection_that_saves_no_time_is_none():
+    choice, _, shares = choose_by([ALL + SOME], [([TIME], [TIME])])
+    assert (choice.kept, choice.selective) == ((2,), ())
+    assert shares == [None]
+
+
+@on_cpus
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_ranks_decide_alike(worlds, stage):
+    clocks = ([TIME], [REST]), ([2 * TIME], [5 * REST])  # the slower rank counts
+    answers = worlds(2).run(choose_by, [ALL + 2 * SOME, 1 << 30], clocks, stage)
+    assert answers[0][0] == answers[1][0]
+    assert answers[0][0].selective == (0, 1) and answers[0][0].kept == (2,)
+    assert answers[0][0].nanoseconds == 2 * (2 * TIME - 5 * REST) + 2 * TIME
+
+
+@on_cpus
+def test_what_compiled_blocks_save_is_measured():
+    torch._dynamo.reset()
+    choice, _, (share,) = choose_by([ALL + SOME], [], compiles="after")
+    if share is not None:  # by the machine's clock
+        assert share.size == 0.5  # of two tensors that compiled code keeps
+        assert choice.size == ALL // 4 * len(choice.selective) + ALL // 2 * len(choice.kept)
+
+
+@on_cpus
+def test_a_step_that_grows_is_tried():
+    with pytest.MonkeyPatch.context() as patch, activations_alone(tries=True):
+        patch.setattr(_activations, "now", Clock([TIME], [REST]))
+        trainer = Trainer(Deep, checkpoint="auto", memory=3 * ALL)
+        trainer.train(5, size=ROWS)
+        assert stats(trainer.model).kept_blocks == 3
+        trainer.train(2 * _INTERVAL + STEPS, size=2 * ROWS)
+        assert stats(trainer.model).selective_blocks == 3
         trainer.finish()

@@ -127,11 +127,13 @@ class Call:
         """
         self._inputs = tensors_of(values)
         place = _first_with_gradient(values)
-        if place is not None and torch.is_grad_enabled():
-            marked = values[place].view_as(values[place])
-            _after(marked.grad_fn, self._use.backwards)
-            values = [*values[:place], marked, *values[place + 1 :]]
-        return values
+        if place is None:
+            return values
+        marked = values[place].view_as(values[place])
+        if marked.grad_fn is None:  # within a transform of torch.func's
+            return values
+        _after(marked.grad_fn, self._use.backwards)
+        return [*values[:place], marked, *values[place + 1 :]]
 
     def end(self, output: Any) -> None:
         """Take what it has returned: its backward begins once its parameters are there."""

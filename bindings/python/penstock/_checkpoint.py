@@ -1,9 +1,10 @@
 """Blocks whose activations are recomputed in the backward, by torch's own checkpointing.
 
-All of them, or selectively: see `_selective`. A checkpoint lies around a block's call, hooks and all, as one that is written by hand does: so a
-forward that is run anew is noticed like any other one. In a block that is compiled it lies around
-what is compiled instead: so the compiler recomputes what gradients need, and no more. A block that
-offloads its activations is called in a context of `Offloading` at the same place.
+All of them are, or all but what `_selective` saves. A checkpoint lies around a block's call, hooks
+and all, as one that is written by hand does: so a forward that is run anew is noticed like any
+other one. In a block that is compiled it lies around what is compiled instead: so the compiler
+recomputes what gradients need, and no more. A block that offloads its activations is called in a
+context of `Offloading` at the same place.
 """
 
 from __future__ import annotations

@@ -85,7 +85,9 @@ class Selection:
 
     def is_written(self) -> bool:
         """Whether something was written in place since: it is not what the operator put out."""
-        return any(one.val._version != one.version for one in self._each() if one.version is not None)
+        return any(
+            one.val._version != one.version for one in self._each() if one.version is not None
+        )
 
     def take(self) -> dict[Any, list[Any]]:
         """Return what is saved by operators, in another dict: giving it out takes it away."""

@@ -13,7 +13,7 @@ from penstock._checkpoint import Way
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
 from penstock._exposition import expose
-from penstock._keeping import Figures
+from penstock._figures import Figures
 from penstock._page import copy_head
 
 
