@@ -626,7 +626,7 @@ class Wide(nn.Module):
         return x
 
 
-def train_wide(rows, steps=5, **options):
+def train_wide(rows, steps=7, **options):
     """Return the trained model, and the peak of the last step."""
     gc.collect()  # a model of before
     torch.cuda.empty_cache()

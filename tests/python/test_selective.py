@@ -275,7 +275,7 @@ def train_deep(stage, compiles):
     ("memory", "kept", "selective"),
     [
         (ALL - 1, (), ()),  # a trial would not fit
-        (ALL, (), (1, 2)),
+        (ALL, (), (1, 2)),  # of equal ones the later
         (3 * SOME, (), (0, 1, 2)),
         (ALL + 2 * SOME, (2,), (0, 1)),
         (3 * ALL, (0, 1, 2), ()),

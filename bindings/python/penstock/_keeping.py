@@ -131,6 +131,7 @@ class Keeping:
         self._seen_steps: int | None = None  # how many the engine had
         self._left: int | None = None  # bytes at the peak of what was measured
         self._link: Link | None = None
+        self._compiled: set[Checkpointed] = set()  # blocks, on all ranks
         self._recording: _C.Recording | None = None  # of a pass that was measured
         self._drafts: list[Draft] = []
         self._draft: Draft | None = None  # of the plan that was made; None: by the options
@@ -287,7 +288,8 @@ class Keeping:
     def _block(self, block: Checkpointed) -> Block:
         figures, share = self._figures[block], self._shares.get(kind_of(block))
         select = None if share is None else share.of(figures)
-        return Block(Offer(figures.kept, figures.nanoseconds), select, block.is_compiled)
+        leaves = block in self._compiled
+        return Block(Offer(figures.kept, figures.nanoseconds), select, leaves)
 
     def _decide(self, draft: Draft, choice: Choice) -> None:
         engine = self._engine
@@ -357,8 +359,10 @@ class Keeping:
         """Agree on what is known of blocks and of the link; return the least memory left."""
         link = self._measure_link()
         mine = [self._left or 0, link.down, link.up, link.host_bytes]
+        mine += [block.is_compiled for block in self.blocks]
         self._left, *least = self._gather(mine).min(dim=0).values.tolist()
-        self._link = Link(*least) if all(least) else None
+        self._link = Link(*least[:3]) if all(least[:3]) else None
+        self._compiled = {b for b, on_all in zip(self.blocks, least[3:], strict=True) if on_all}
         self._agree_on(self._figures.values())
         return self._left
 

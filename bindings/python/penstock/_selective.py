@@ -65,15 +65,23 @@ def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolic
 def contexts() -> Contexts:
     """Return what a call runs in, and what it is run anew in: torch's, where it is compiled."""
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
-        return create_selective_checkpoint_contexts(_policy)
+        return _make_modes()
     return Selection().contexts()
+
+
+def _make_modes() -> tuple[Any, Any]:
+    """Make torch's; they take operators of higher order as they take others."""
+    modes: tuple[Any, Any] = create_selective_checkpoint_contexts(_policy)
+    for mode in modes:
+        mode.supports_higher_order_operators = True
+    return modes
 
 
 class Selection:
     """What a call that is not compiled has saved."""
 
     def __init__(self) -> None:
-        self._saving, self._giving = create_selective_checkpoint_contexts(_policy)
+        self._saving, self._giving = _make_modes()
 
     def contexts(self) -> Contexts:
         """Return what the call runs in, and what it is run anew in."""
