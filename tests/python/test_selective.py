@@ -1,10 +1,12 @@
 """Blocks that recompute selectively: the same bits, no product twice, and fewer bytes."""
 
+import logging
+
 import pytest
 import torch
 from equality import breaking_off, train_both, whole, world
 from models import DEVICE, WIDTH, Block, Net
-from penstock import _activations, _offload, _selective, close, shard, stats
+from penstock import PenstockError, _activations, _offload, _selective, close, shard, stats
 from penstock._engine import engine_of
 from penstock._keeping import _INTERVAL
 from penstock._selective import is_saved
@@ -32,7 +34,7 @@ aten = torch.ops.aten
 class AttentionBlock(nn.Module):
     """Attention and a product, with random numbers behind each; takes its input by name."""
 
-    def __init__(self, dropout: float = 0.3) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(8)
         self.up = nn.Linear(8, 24, bias=False)
@@ -42,11 +44,10 @@ class AttentionBlock(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.up(self.norm(x)).view(2, -1, 3, HEADS, 4).permute(2, 0, 3, 1, 4)
         mixed = nn.functional.scaled_dot_product_attention(
-            *parts, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+            *parts, is_causal=True, dropout_p=self.dropout
         )
         mixed = torch.tanh(mixed.transpose(1, 2).reshape(x.shape))
-        mixed = nn.functional.dropout(mixed, self.dropout, self.training)
-        return x + nn.functional.dropout(self.down(mixed), self.dropout, self.training)
+        return x + nn.functional.dropout(self.down(nn.functional.dropout(mixed, 0.3)), 0.3)
 
 
 class InPlaceBlock(nn.Module):
@@ -64,16 +65,26 @@ class InPlaceBlock(nn.Module):
 
 
 class Varied(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *dropouts: float) -> None:
         super().__init__()
         self.embed = nn.Linear(5, 8)
-        self.blocks = nn.ModuleList([AttentionBlock(0.3), AttentionBlock(0.0), InPlaceBlock()])
+        self.blocks = nn.ModuleList([*map(AttentionBlock, dropouts), InPlaceBlock()])
 
     def forward(self, x: torch.Tensor, rank: int = 0) -> torch.Tensor:
         x = self.embed(x)
         for block in self.blocks:
             x = block(x=x)
         return x
+
+
+class Eager(Varied):
+    def __init__(self) -> None:
+        super().__init__(0.3, 0.0)
+
+
+class Compiled(Varied):
+    def __init__(self) -> None:
+        super().__init__(0.0)
 
 
 # ---- what is trained is the same -----------------------------------------------------------------
@@ -83,19 +94,20 @@ def train_selectively(stage, compiled):
     torch._dynamo.reset()
     before, _offload._LEAST = _offload._LEAST, 1
     for compiles, ways in (("", (SELECTIVE, OFFLOADED)), *compiled):
-        want = train(Varied, stage=stage, compiles=compiles)
+        kind = Compiled if compiles else Eager
+        want = train(kind, stage=stage, compiles=compiles)
         for way in ways:
-            assert_same(train(Varied, stage=stage, compiles=compiles, **way), want)
+            assert_same(train(kind, stage=stage, compiles=compiles, **way), want)
     _offload._LEAST = before
 
 
-@pytest.mark.parametrize(("stage", "compiled"), [(1, ()), (3, [("before", [SELECTIVE])])])
+@pytest.mark.parametrize(("stage", "compiled"), [(1, ()), (3, [("before", [SELECTIVE, OFFLOADED])])])
 def test_training_is_the_same_bit_for_bit(worlds, stage, compiled):
     worlds(2).run(train_selectively, stage, compiled)
 
 
 def test_training_without_process_group_is_the_same_bit_for_bit():
-    train_selectively(3, [("after", [OFFLOADED])])
+    train_selectively(3, ())
 
 
 @on_cpus
@@ -313,6 +325,21 @@ def test_what_compiled_blocks_save_is_measured():
     if share is not None:  # by the machine's clock
         assert share.size == 0.5  # of two tensors that compiled code keeps
         assert choice.size == ALL // 4 * len(choice.selective) + ALL // 2 * len(choice.kept)
+
+
+@on_cpus
+def test_what_is_selected_is_logged(caplog):
+    with caplog.at_level(logging.INFO, "penstock"):
+        choose_by([ALL + 2 * SOME], [([TIME], [REST])])
+    told = [message for message in caplog.messages if "activations of" in message]
+    assert len(told) == 1
+    assert "1 of 3 blocks are kept, and of 2 what is dear to recompute: 14.0 KiB of 14.0" in told[0]
+    assert "(blocks.2; selectively blocks.0, blocks.1)" in told[0]
+
+
+def test_a_model_without_blocks_is_refused():
+    with pytest.raises(PenstockError, match="^checkpoint='selective': Linear has no blocks"):
+        shard(nn.Linear(3, 3).to(DEVICE), **SELECTIVE)
 
 
 @on_cpus
