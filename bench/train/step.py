@@ -20,8 +20,8 @@ kernel time, and what worked how long on one rank; the profiler slows the host, 
 beside, and `--profile` keeps the traces. With `--time-waits` penstock's own figures show how long
 its compute waited, which costs a little. With `--offload` shards, gradients and optimizer lie on
 the host: by CPUOffloadPolicy with FSDP2, by `shard`'s offload= with penstock. `--checkpoint auto`
-is penstock's, within `--memory`, and `offload`, `selective-offload` and `auto-offload` have
-activations leave, beside others that checkpoint every layer, or one of `--every`.
+is penstock's, within `--memory`, and `offload` and `auto-offload` have activations leave, beside
+others that checkpoint every layer, or one of `--every`.
 """
 
 from __future__ import annotations

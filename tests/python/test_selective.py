@@ -101,7 +101,9 @@ def train_selectively(stage, compiled):
     _offload._LEAST = before
 
 
-@pytest.mark.parametrize(("stage", "compiled"), [(1, ()), (3, [("before", [SELECTIVE, OFFLOADED])])])
+@pytest.mark.parametrize(
+    ("stage", "compiled"), [(1, ()), (3, [("before", [SELECTIVE, OFFLOADED])])]
+)
 def test_training_is_the_same_bit_for_bit(worlds, stage, compiled):
     worlds(2).run(train_selectively, stage, compiled)
 
@@ -147,6 +149,7 @@ def gradients_by_parts(**options):
     model = shard(nn.Sequential(Branching()).to(DEVICE), blocks="0", **options)
     first, second = model(torch.rand(4, WIDTH, device=DEVICE))
     first.sum().backward()
+    second.square().sum().backward(retain_graph=True)
     second.square().sum().backward()
     found = [whole(parameter.grad) for parameter in model.parameters()]
     close(model)

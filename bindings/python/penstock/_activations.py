@@ -11,6 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from penstock._compile import not_compiled
 from penstock._units import Unit
 from penstock._values import tree_leaves
 
@@ -119,6 +120,7 @@ class Call:
         # By weak references: memory that the checkpoint has dropped comes back as another tensor's.
         self._seen: set[StorageWeakRef] = set()
 
+    @not_compiled
     def begin(self, values: list[Any]) -> list[Any]:
         """Take its arguments; return those that it is to be called with.
 
@@ -135,6 +137,7 @@ class Call:
         _after(marked.grad_fn, self._use.backwards)
         return [*values[:place], marked, *values[place + 1 :]]
 
+    @not_compiled
     def end(self, output: Any) -> None:
         """Take what it has returned: its backward begins once its parameters are there."""
         tensors = tensors_of([output])
@@ -161,6 +164,7 @@ class Call:
         with torch.autograd.graph.saved_tensors_hooks(note, unpack):
             yield
 
+    @not_compiled
     def count(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that are saved, each memory once.
 

@@ -209,6 +209,7 @@ def _call(
     return checkpoint(forward, *values, use_reentrant=False, context_fn=around)
 
 
+@_disable_dynamo(recursive=False)
 def _measure(
     measured: Call, way: Way, is_within: bool, forward: Callable[..., Any], values: list[Any]
 ) -> Any:

@@ -13,6 +13,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from penstock._activations import Contexts
+from penstock._compile import not_compiled
 from penstock._values import tree_leaves
 
 _PRODUCTS = (
@@ -57,6 +58,7 @@ def is_saved(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return not (args[place] if place < len(args) else kwargs.get(_DROPOUT, 0.0))
 
 
+@not_compiled
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     saved = is_saved(op, args, kwargs)
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
@@ -130,7 +132,7 @@ class _Rerun:
         is_useless = self._is_spent or self._selection.is_written()
         self._entered = nullcontext() if is_useless else self._giving
         self._stays = self._selection.take() if is_kept else {}
-        self._is_spent = not is_kept
+        self._is_spent |= not is_kept
         self._entered.__enter__()
 
     def __exit__(self, *failure: Any) -> None:  # torch ends a recomputation by an exception
