@@ -6,11 +6,21 @@ import pytest
 import torch
 from equality import breaking_off, train_both, whole, world
 from models import DEVICE, WIDTH, Block, Net
-from penstock import PenstockError, _activations, _offload, _selective, close, shard, stats
+from penstock import (
+    PenstockError,
+    _activations,
+    _keeping,
+    _offload,
+    _selective,
+    close,
+    shard,
+    stats,
+)
 from penstock._engine import engine_of
 from penstock._keeping import _INTERVAL
 from penstock._selective import is_saved
 from penstock._trial import STEPS
+from penstock._ways import Choice, Link, Ways
 from test_checkpoint import (
     KINDS,
     Clock,
@@ -328,6 +338,27 @@ def test_what_compiled_blocks_save_is_measured():
     if share is not None:  # by the machine's clock
         assert share.size == 0.5  # of two tensors that compiled code keeps
         assert choice.size == ALL // 4 * len(choice.selective) + ALL // 2 * len(choice.kept)
+
+
+@on_cpus
+def test_what_compiled_blocks_select_leaves(monkeypatch, caplog):
+    all_leave = Choice(offloaded=(0, 1, 2), offloaded_selectively=(1, 2), nanoseconds=TIME)
+    monkeypatch.setattr(Ways, "choose", lambda ways, room: all_leave)
+    monkeypatch.setattr(_keeping, "measure_link", lambda *_: Link(10**12, 10**12, 1 << 30))
+    monkeypatch.setattr(_offload, "_LEAST", 1)
+    torch._dynamo.reset()
+    want = train_deep(3, "after")
+    options = {"checkpoint": "auto", "memory": 1 << 20, "offload": "activations"}
+    with activations_alone(tries=True), caplog.at_level(logging.INFO, "penstock"):
+        trainer = Trainer(Deep, compiles="after", **options)
+        trainer.train(5, size=ROWS)
+        assert stats(trainer.model).offload_bytes == 0
+        trainer.step(5, size=ROWS)
+    # Of two tensors of each block the others recompute one.
+    assert stats(trainer.model).offload_bytes == (2 + 1 + 1) * ROWS * 16 * 4
+    assert stats(trainer.model).offloaded_blocks == 3
+    assert "3 of 3 blocks are offloaded, what is dear to recompute of 2" in caplog.text
+    assert_same(trainer.finish(), want)
 
 
 @on_cpus
