@@ -303,7 +303,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--communicator", default="auto")
     parser.add_argument("--time-waits", action="store_true", help="see above; on GPUs")
-    parser.add_argument("--warm", type=int, default=6, help="steps before any is measured")
+    parser.add_argument("--warm", type=int, default=8, help="steps before any is measured")
     parser.add_argument("--steps", type=int, default=5, help="of one implementation at a time")
     parser.add_argument("--alternations", type=int, default=4)
     parser.add_argument("--together", type=int, default=1, help="steps between synchronisations")

@@ -25,8 +25,10 @@ USUAL_WAYS = ("compute", "fsdp2", "penstock", "captured")  # one model that is n
 CHECKPOINTS: dict[str, tuple[str | None, list[str]]] = {
     "none": (None, []),
     "all": ("*", []),
+    "selective": ("selective", []),
     "auto": ("auto", []),
     "offload": (None, ["activations"]),
+    "selective-offload": ("selective", ["activations"]),
     "auto-offload": ("auto", ["activations"]),
 }
 SHARDS = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -65,7 +65,12 @@ def parts_of(build: Path, gpus: int) -> list[Part]:
         Part("training", 2, 240, python_tests("training", "capture", "gradients", "transforms")),
         Part("step", min(2, gpus), 240, python_tests("step")),
         Part("checkpoint", min(2, gpus), 240, python_tests("checkpoint")),
-        Part("activations", min(2, gpus), 240, python_tests("offload_activations", "ways")),
+        Part(
+            "activations",
+            min(2, gpus),
+            240,
+            python_tests("offload_activations", "ways", "selective"),
+        ),
         Part("adamw", min(2, gpus), 200, python_tests("adamw", "in_backward")),
         Part("models", min(2, gpus), 200, python_tests("meta", "load", "switch", "hooks")),
         Part("planner", min(2, gpus), 200, python_tests("planner", "plan", "trace_recording")),

@@ -12,6 +12,7 @@ from equality import train_both, whole, world
 from models import WIDTH, Block, Net, batch, make
 from penstock import PenstockError, _activations, _budget, _keeping
 from penstock._budget import Offer, choose
+from penstock._checkpoint import Way
 from penstock._engine import engine_of
 from torch import nn
 
@@ -67,6 +68,8 @@ class Trainer:
 
     def _count(self, place):
         self.runs[place] += 1
+        if isinstance(_activations.now, Clock):
+            _activations.now.run(place, engine_of(self.model).checkpointed[place].way)
 
     def loss(self, step, size=4):
         rank, _ = world()
@@ -299,14 +302,30 @@ def test_layers_of_transformers_are_run_anew_once_whoever_checkpoints_them():
 
 
 def test_offers_are_chosen_by_time_saved_a_byte():
+    def chosen(offers, budget):
+        found = choose([[offer] for offer in offers], budget)
+        return [place for place, one in enumerate(found) if one is not None]
+
     offers = [Offer(10, 50), Offer(10, 100), Offer(40, 240), Offer(5, 0), Offer(10, 50)]
-    assert choose(offers, 0) == choose(offers, 9) == []
-    assert choose(offers, 10) == [1]
-    assert choose(offers, 20) == [1, 4]  # of equal ones the later
-    assert choose(offers, 50) == [1, 2]
-    assert choose(offers, 1000) == [0, 1, 2, 4]
-    assert choose([Offer(0, 1)], 0) == [0]
-    assert choose([Offer(0, 1)], -1) == []
+    assert chosen(offers, 0) == chosen(offers, 9) == []
+    assert chosen(offers, 10) == [1]
+    assert chosen(offers, 20) == [1, 4]  # of equal ones the later
+    assert chosen(offers, 50) == [1, 2]
+    assert chosen(offers, 1000) == [0, 1, 2, 4]
+    assert chosen([Offer(0, 1)], 0) == [0]
+    assert chosen([Offer(0, 1)], -1) == []
+
+
+def test_of_each_the_offer_is_chosen_that_saves_most_a_byte_more():
+    each = [Offer(14, 130), Offer(9, 120)]  # all, and selectively
+    assert choose([each] * 3, 9) == [None, None, 1]
+    assert choose([each] * 3, 27) == [1, 1, 1]
+    assert choose([each] * 3, 32) == [1, 1, 0]  # and what is left takes the rest of one
+    assert choose([each] * 3, 42) == [0, 0, 0]
+    # Keeping all is worth more a byte at once: what lies between is passed over.
+    assert choose([[Offer(10, 100), Offer(8, 60)]] * 2, 18) == [None, 0]
+    assert choose([[Offer(10, 100), Offer(12, 90)]], 100) == [0]
+    assert choose([[], [Offer(1, 1)]], 1) == [None, 0]
 
 
 @on_cpus
@@ -329,28 +348,39 @@ def test_without_steps_of_an_optimizer_all_is_recomputed():
 
 
 class Clock:
-    """A clock by which recomputations, from the last block to the first, take so long."""
+    """A clock by which running blocks anew, from the last one to the first, takes so long.
 
-    def __init__(self, nanoseconds):
+    All of each, or what a selective checkpoint leaves.
+    """
+
+    def __init__(self, nanoseconds, selective=()):
         self._nanoseconds = nanoseconds
-        self._calls = self._time = 0
+        self._selective = selective or nanoseconds
+        self._time = 0
 
     def __call__(self):
-        if self._calls % 2:
-            self._time += self._nanoseconds[self._calls // 2 % len(self._nanoseconds)]
-        self._calls += 1
         return self._time
+
+    def run(self, place, way):
+        """Have a block run, in a forward or anew."""
+        if torch._C._current_graph_task_id() != -1:
+            times = self._selective if way is Way.SELECT else self._nanoseconds
+            self._time += times[(2 - place) % len(times)]
 
 
 @contextmanager
-def activations_alone():
-    """Have memory pay for nothing else: how long gathers take depends on the machine."""
-    before = _keeping.make_drafts
-    _keeping.make_drafts = lambda *given: before(*given)[:1]
+def activations_alone(tries=False):
+    """Have memory pay for nothing else: how long gathers take depends on the machine.
+
+    Nor for what is saved selectively, unless that is tried.
+    """
+    before = _keeping.make_drafts, _keeping.find_trial
+    _keeping.make_drafts = lambda *given: before[0](*given)[:1]
+    _keeping.find_trial = before[1] if tries else lambda *_: {}
     try:
         yield
     finally:
-        _keeping.make_drafts = before
+        _keeping.make_drafts, _keeping.find_trial = before
 
 
 def keep_by(clocks, memories, **options):
@@ -428,6 +458,7 @@ def test_micro_batches_are_measured_one_at_a_time():
 
 
 @on_cpus
+@activations_alone()
 def test_forwards_of_one_backward_are_measured_together():
     for memory, runs in ((3 * OF_A_BLOCK, 3), (6 * OF_A_BLOCK, 2)):
         trainer = Trainer(checkpoint="auto", memory=memory)
@@ -494,6 +525,7 @@ def test_a_step_that_grows_is_recomputed_at_once_and_decided_anew(worlds):
 
 
 @on_cpus
+@activations_alone()
 def test_a_rare_step_that_is_larger_changes_nothing_for_others():
     trainer = Trainer(checkpoint="auto", memory=3 * OF_A_BLOCK)
     trainer.train(5)
@@ -505,6 +537,7 @@ def test_a_rare_step_that_is_larger_changes_nothing_for_others():
 
 
 @on_cpus
+@activations_alone()
 def test_a_peak_takes_back_what_it_needs_once(monkeypatch):
     trainer = Trainer(checkpoint="auto", memory=3 * OF_A_BLOCK)
     trainer.train(5)
@@ -527,6 +560,7 @@ class GrowsBehind(Net):
 
 
 @on_cpus
+@activations_alone()
 def test_growth_within_a_pass_is_measured_in_the_next_one():
     trainer = Trainer(GrowsBehind, checkpoint="auto", memory=3 * OF_A_BLOCK)
     trainer.train(5)
@@ -553,6 +587,7 @@ def unfreeze():
 
 
 @on_cpus
+@activations_alone()
 def test_what_is_kept_is_logged_once():
     messages = Messages()
     logger = logging.getLogger("penstock")
@@ -593,7 +628,7 @@ class Wide(nn.Module):
         return x
 
 
-def train_wide(rows, steps=5, **options):
+def train_wide(rows, steps=7, **options):
     """Return the trained model, and the peak of the last step."""
     gc.collect()  # a model of before
     torch.cuda.empty_cache()

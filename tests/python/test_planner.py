@@ -14,7 +14,7 @@ from equality import world
 from models import DEVICE, Net, loss_of, make
 from penstock._budget import Offer
 from penstock._drafts import choose_draft
-from penstock._ways import Ways
+from penstock._ways import Block, Ways
 from penstock.plan import Draft, PlanError
 
 
@@ -140,7 +140,7 @@ def test_a_budget_that_is_no_number_is_refused():
 
 
 def choose_beside(drafts, offers, room):
-    draft, choice = choose_draft(drafts, Ways(offers), room)
+    draft, choice = choose_draft(drafts, Ways([Block(offer) for offer in offers]), room)
     assert not choice.offloaded
     return draft, list(choice.kept)
 

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from penstock import _activations, _keeping, _offload, stats
 from penstock._budget import Offer
 from penstock._engine import engine_of
 from penstock._keeping import _INTERVAL
-from penstock._ways import _LEAST_SAVED, _SHARE, Choice, Link, Ways, measure_link, waits
+from penstock._ways import _LEAST_SAVED, _SHARE, Block, Choice, Link, Ways, measure_link, waits
 from test_checkpoint import (
     OF_A_BLOCK,
     Clock,
@@ -37,8 +38,12 @@ def link_of(copies, host_bytes=AMPLE):
     return Link(rate, rate, host_bytes)
 
 
+def blocks_of(offers):
+    return [Block(offer) for offer in offers]
+
+
 def chosen(offers, room, link=None):
-    choice = Ways(offers, link).choose(room)
+    choice = Ways(blocks_of(offers), link).choose(room)
     return list(choice.kept), list(choice.offloaded)
 
 
@@ -84,8 +89,8 @@ def test_a_fast_link_takes_what_does_not_fit():
 
 def test_while_one_leaves_the_next_one_is_made():
     assert chosen(EQUAL, SIZE - 1, link_of(0.5)) == ([], [])
-    choice = Ways(EQUAL, link_of(0.5)).choose(SIZE)
-    assert choice == Choice((), tuple(range(8)), SIZE, 8 * TIME)
+    choice = Ways(blocks_of(EQUAL), link_of(0.5)).choose(SIZE)
+    assert choice == Choice(offloaded=tuple(range(8)), size=SIZE, nanoseconds=8 * TIME)
 
 
 def test_a_slow_link_takes_blocks_that_lie_apart():
@@ -95,7 +100,7 @@ def test_a_slow_link_takes_blocks_that_lie_apart():
 
 
 def test_waits_count_against_what_an_offload_saves():
-    just_over = Ways(EQUAL, link_of(1.1)).choose(SIZE)
+    just_over = Ways(blocks_of(EQUAL), link_of(1.1)).choose(SIZE)
     assert just_over.offloaded == tuple(range(8))
     assert just_over.nanoseconds == pytest.approx(8 * TIME - 7 * 0.1 * TIME, rel=1e-3)
 
@@ -118,29 +123,72 @@ def test_what_saves_most_a_byte_goes_first():
     assert chosen(offers, 10 * SIZE, link_of(0.1)) == ([0, 1, 2], [])
 
 
+SOME = Block(Offer(14 * SIZE, 13 * TIME), Offer(9 * SIZE, 12 * TIME))  # all, and selectively
+COMPILED = replace(SOME, leaves=True)
+
+
+def test_what_is_dear_to_recompute_is_kept_first():
+    choice = Ways([SOME] * 4).choose(27 * SIZE)
+    assert choice == Choice(selective=(1, 2, 3), size=27 * SIZE, nanoseconds=36 * TIME)
+    choice = Ways([SOME] * 4).choose(42 * SIZE)  # one of them goes on to keep all
+    assert choice == Choice((3,), (0, 1, 2), size=41 * SIZE, nanoseconds=49 * TIME)
+    assert Ways([SOME] * 4).choose(56 * SIZE).kept == (0, 1, 2, 3)
+
+
+def test_what_saves_less_a_byte_than_keeping_all_is_passed_over():
+    dear = Block(Offer(14 * SIZE, 14 * TIME), Offer(9 * SIZE, 8 * TIME))
+    assert Ways([dear] * 4).choose(27 * SIZE) == Choice((3,), size=14 * SIZE, nanoseconds=14 * TIME)
+
+
+def test_a_slow_link_takes_what_is_dear_to_recompute():
+    link = Link(*[int(1.5 * SIZE / (_SHARE * TIME * 1e-9))] * 2, AMPLE)
+    plain, compiled = (Ways([block] * 8, link).choose(14 * SIZE) for block in (SOME, COMPILED))
+    assert (plain.offloaded, plain.offloaded_selectively) == (tuple(range(8)), ())
+    assert compiled == plain
+    slow = replace(link, down=link.down // 2, up=link.up // 2)
+    plain, compiled = (Ways([block] * 8, slow).choose(14 * SIZE) for block in (SOME, COMPILED))
+    assert (plain.offloaded, plain.offloaded_selectively) == ((0, 2, 4, 6, 7), ())
+    assert compiled.offloaded == compiled.offloaded_selectively == tuple(range(8))
+    assert compiled.nanoseconds > plain.nanoseconds and compiled.size == 9 * SIZE
+
+
 def test_what_is_chosen_fits_and_saves_what_it_says():
     seed = random.randrange(1 << 30)
     print("seed", seed)
     draw = random.Random(seed)
     for _ in range(200):
-        count = draw.randrange(1, 12)
-        offers = [
-            Offer(draw.randrange(0, 5) * SIZE, draw.randrange(0, 5) * TIME) for _ in range(count)
-        ]
+        blocks = [draw_block(draw) for _ in range(draw.randrange(1, 12))]
         link = link_of(draw.choice([0.2, 0.9, 1.4, 3.0]), draw.randrange(0, 20) * SIZE)
         room = draw.randrange(0, 20) * SIZE
-        choice = Ways(offers, link).choose(room)
-        without = Ways(offers).choose(room)
-        kept = sum(offers[i].size for i in choice.kept)
-        window = max((offers[i].size for i in choice.offloaded), default=0)
-        assert kept + window == choice.size <= room
-        assert sum(offers[i].size for i in choice.offloaded) <= link.host_bytes
-        assert not set(choice.kept) & set(choice.offloaded)
-        saved = sum(offers[i].nanoseconds for i in (*choice.kept, *choice.offloaded))
-        assert choice.nanoseconds == saved - waits(offers, choice.offloaded, link)
+        choice = Ways(blocks, link).choose(room)
+        without = Ways(blocks).choose(room)
+        here = [blocks[i].keep for i in choice.kept] + [blocks[i].select for i in choice.selective]
+        leave = {
+            i: blocks[i].select if i in choice.offloaded_selectively else blocks[i].keep
+            for i in choice.offloaded
+        }
+        window = max((offer.size for offer in leave.values()), default=0)
+        assert sum(offer.size for offer in here) + window == choice.size <= room
+        assert sum(offer.size for offer in leave.values()) <= link.host_bytes
+        places = (*choice.kept, *choice.selective, *choice.offloaded)
+        assert len(places) == len(set(places))
+        assert set(choice.offloaded_selectively) <= set(choice.offloaded)
+        saved = sum(offer.nanoseconds for offer in (*here, *leave.values()))
+        keeps = [block.keep for block in blocks]
+        copies = [Offer(leave.get(i, o).size, o.nanoseconds) for i, o in enumerate(keeps)]
+        waited = waits(copies, leave, link)
+        assert choice.nanoseconds == saved - waited
         assert choice.nanoseconds >= without.nanoseconds
         if choice.offloaded:
-            assert waits(offers, choice.offloaded, link) <= _LEAST_SAVED * saved
+            assert waited <= _LEAST_SAVED * saved
+
+
+def draw_block(draw):
+    keep = Offer(draw.randrange(0, 5) * SIZE, draw.randrange(0, 5) * TIME)
+    if draw.random() < 0.5:
+        return Block(keep)
+    part = Offer(int(draw.random() * keep.size), int(draw.random() * keep.nanoseconds))
+    return Block(keep, part, leaves=draw.random() < 0.5)
 
 
 # ---- by what is measured -------------------------------------------------------------------------

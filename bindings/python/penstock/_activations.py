@@ -1,18 +1,21 @@
-"""What a block's activations take, and how long it takes to recompute them."""
+"""What a block's activations take, and how long its backward and recomputations do."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from penstock._compile import not_compiled
 from penstock._units import Unit
 from penstock._values import tree_leaves
+
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]  # forward, recomputation
 
 _GRAIN = 512  # bytes: what torch's allocators hand out is a multiple
 
@@ -82,44 +85,122 @@ class Use:
     inputs : int
         Bytes of the calls' arguments.
     kept : int
-        Bytes that their checkpoints have dropped: the block would keep them without.
-    watches : list of Stopwatch
-        A recomputation each.
+        Bytes that they have saved, or that their checkpoints have dropped: the block would keep
+        them without.
+    recomputations, backwards : list of Stopwatch
+        One each: of recomputing all, and of the backward with what is recomputed in it.
     """
 
     def __init__(self) -> None:
         self.inputs = 0
         self.kept = 0
-        self.watches: list[Stopwatch] = []
+        self.recomputations: list[Stopwatch] = []
+        self.backwards: list[Stopwatch] = []
+
+
+class Call:
+    """A call of a block that is measured.
+
+    Parameters
+    ----------
+    use : Use
+        Takes what is measured.
+    unit, root : Unit
+        The block, and the root of its model.
+    device : torch.device
+        Whose clock counts.
+    """
+
+    def __init__(self, use: Use, unit: Unit, root: Unit, device: torch.device) -> None:
+        self._use = use
+        self._unit = unit
+        self._root = root
+        self._device = device
+        self._inputs: list[torch.Tensor] = []
+        # By weak references: memory that the checkpoint has dropped comes back as another tensor's.
+        self._seen: set[StorageWeakRef] = set()
+
+    @not_compiled
+    def begin(self, values: list[Any]) -> list[Any]:
+        """Take its arguments; return those that it is to be called with.
+
+        The first one that gets a gradient is behind a node whose backward ends the block's: what
+        lies before may have to wait for its parameters.
+        """
+        self._inputs = tensors_of(values)
+        place = _first_with_gradient(values)
+        if place is None:
+            return values
+        marked = values[place].view_as(values[place])
+        if marked.grad_fn is None:  # within a transform of torch.func's
+            return values
+        _after(marked.grad_fn, self._use.backwards)
+        return [*values[:place], marked, *values[place + 1 :]]
+
+    @not_compiled
+    def end(self, output: Any) -> None:
+        """Take what it has returned: its backward begins once its parameters are there."""
+        tensors = tensors_of([output])
+        place = _first_with_gradient(tensors)
+        if place is not None and tensors[place].grad_fn is not None:
+            _before(tensors[place].grad_fn, self._use.backwards, self._device)
+        self._inputs = []
+
+    def contexts(self) -> Contexts:
+        """Return what counts all that it saves within its checkpoint, and times running it anew."""
+        return self.counted(), Timing(self._use, self._device)
 
     @contextmanager
-    def metered(self, inputs: list[torch.Tensor], unit: Unit, root: Unit) -> Iterator[None]:
-        """Count what a call within its checkpoint saves for its backward.
-
-        What is there anyway is not counted; it is asked for once parameters are gathered.
-        """
+    def counted(self) -> Iterator[None]:
+        """Count what is saved for its backward, whether a checkpoint drops it or not."""
         # The checkpoint's own hooks, which drop what is saved; torch calls the innermost alone.
-        pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        # By weak references: memory that the checkpoint has dropped comes back as another tensor's.
-        seen: set[StorageWeakRef] = set()
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        pack, unpack = (torch.Tensor.detach, _as_it_is) if hooks is None else hooks
 
         def note(tensor: torch.Tensor) -> Any:
-            if not seen:
-                seen.update(map(StorageWeakRef, there_anyway(inputs, unit, root)))
-            for part in _parts_of(tensor):
-                storage = part.untyped_storage()
-                reference = StorageWeakRef(storage)
-                if reference not in seen:
-                    seen.add(reference)
-                    self.kept += -(-storage.nbytes() // _GRAIN) * _GRAIN
+            self.count([tensor])
             return pack(tensor)
 
         with torch.autograd.graph.saved_tensors_hooks(note, unpack):
             yield
 
-    def timed(self, device: torch.device) -> Timing:
-        """Time each recomputation."""
-        return Timing(self, device)
+    @not_compiled
+    def count(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that are saved, each memory once.
+
+        What is there anyway is not counted; it is asked for once parameters are gathered.
+        """
+        if not self._seen:
+            there = there_anyway(self._inputs, self._unit, self._root)
+            self._seen.update(map(StorageWeakRef, there))
+        for part in (part for tensor in tensors for part in _parts_of(tensor)):
+            storage = part.untyped_storage()
+            reference = StorageWeakRef(storage)
+            if reference not in self._seen:
+                self._seen.add(reference)
+                self._use.kept += -(-storage.nbytes() // _GRAIN) * _GRAIN
+
+
+def _as_it_is(saved: Any) -> Any:
+    return saved
+
+
+def _first_with_gradient(values: list[Any]) -> int | None:
+    """Return the place of the first tensor that gets a gradient: a block's activations, mostly."""
+    places = (i for i, x in enumerate(values) if isinstance(x, torch.Tensor) and x.requires_grad)
+    return next(places, None)
+
+
+def _before(node: Any, watches: list[Stopwatch], device: torch.device) -> None:
+    node.register_prehook(lambda gradients: watches.append(Stopwatch(device)))
+
+
+def _after(node: Any, watches: list[Stopwatch]) -> None:
+    def stop(*gradients: Any) -> None:
+        if watches:
+            watches[-1].stop()
+
+    node.register_hook(stop)
 
 
 def _parts_of(tensor: Any) -> list[torch.Tensor]:
@@ -138,7 +219,7 @@ class Timing:
         self._device = device
 
     def __enter__(self) -> None:
-        self._use.watches.append(Stopwatch(self._device))
+        self._use.recomputations.append(Stopwatch(self._device))
 
     def __exit__(self, *failure: object) -> None:  # torch ends a recomputation by an exception
-        self._use.watches[-1].stop()
+        self._use.recomputations[-1].stop()

@@ -216,6 +216,11 @@ class Options:
         return isinstance(self.checkpoint, str) and self.checkpoint == "auto"
 
     @property
+    def selects(self) -> bool:
+        """Whether all blocks recompute what is cheap to recompute, and that alone."""
+        return isinstance(self.checkpoint, str) and self.checkpoint == "selective"
+
+    @property
     def budget(self) -> str | int | float | None:
         """What may be taken, by what is measured; None: nothing is measured."""
         return "auto" if self.memory is None and self.recomputes_by_plan else self.memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,30 +32,65 @@ class Offer:
     nanoseconds: int
 
 
-def choose(offers: Sequence[Offer], budget: int) -> list[int]:
-    """Choose offers by time saved a byte, as long as they fit; the same on all ranks.
+def choose(offers: Sequence[Sequence[Offer]], budget: int) -> list[int | None]:
+    """Choose one offer of each at most, by time saved a byte, as long as they fit.
+
+    It goes from each offer to the one that saves most for each byte more. All ranks choose the same
+    for the same figures.
 
     Parameters
     ----------
-    offers : sequence of Offer
-        In the order in which a step takes them: of those of equal worth the last are the best, as
-        their memory comes back first.
+    offers : sequence of sequences of Offer
+        What can be had instead of each other, in the order in which a step takes them: of those of
+        equal worth the last are the best, as their memory comes back first.
     budget : int
         Bytes for all of them together.
 
     Returns
     -------
-    list of int
-        Their places, in that order. What saves nothing is not among them.
+    list of int or None
+        The place of what is chosen of each. What saves nothing is not chosen.
     """
-    useful = [i for i, offer in enumerate(offers) if offer.nanoseconds > 0]
-    useful.sort(key=lambda i: (offers[i].nanoseconds / max(offers[i].size, 1), i), reverse=True)
-    chosen = []
-    for i in useful:
-        if offers[i].size <= budget:
-            budget -= offers[i].size
-            chosen.append(i)
-    return sorted(chosen)
+    steps = [(_worth(step), i, step) for i, each in enumerate(offers) for step in _steps(each)]
+    steps.sort(key=lambda step: step[:2], reverse=True)  # stable: of one place they are in order
+    chosen: list[int | None] = [None] * len(offers)
+    ended = set()
+    for _, i, step in steps:
+        if i in ended:
+            continue
+        if step.size <= budget:
+            budget -= step.size
+            chosen[i] = step.offer
+        else:
+            ended.add(i)
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Step(Offer):
+    """What an offer takes and saves more than one before."""
+
+    offer: int  # its place
+
+
+def _worth(step: Offer) -> float:
+    return step.nanoseconds / max(step.size, 1)
+
+
+def _steps(offers: Sequence[Offer]) -> Iterator[_Step]:
+    """Go from nothing to what saves most for each byte more, and on from there."""
+    now = Offer(0, 0)
+    while True:
+        more = [
+            _Step(offer.size - now.size, offer.nanoseconds - now.nanoseconds, i)
+            for i, offer in enumerate(offers)
+            if offer.nanoseconds > now.nanoseconds
+        ]
+        if not more:
+            return
+        best = max(more, key=lambda step: (_worth(step), -step.size))
+        now = offers[best.offer]
+        yield best
 
 
 def readable(size: int) -> str:

@@ -1,9 +1,10 @@
 """Blocks whose activations are recomputed in the backward, by torch's own checkpointing.
 
-A checkpoint lies around a block's call, hooks and all, as one that is written by hand does: so a
-forward that is run anew is noticed like any other one. In a block that is compiled it lies around
-what is compiled instead: so the compiler recomputes what gradients need, and no more. A block that
-offloads its activations is called in a context of `Offloading` at the same place.
+All of them are, or all but what `_selective` saves. A checkpoint lies around a block's call, hooks
+and all, as one that is written by hand does: so a forward that is run anew is noticed like any
+other one. In a block that is compiled it lies around what is compiled instead: so the compiler
+recomputes what gradients need, and no more. A block that offloads its activations is called in a
+context of `Offloading` at the same place.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import logging
 import types
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from enum import Enum
 from functools import partial
 from typing import Any, Protocol
@@ -21,23 +21,23 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from penstock import _selective
+from penstock._activations import Call
 from penstock._compile import not_compiled
 from penstock._offload import Offloading
 from penstock._units import Unit
 
 _ATTRIBUTE = "_penstock_checkpointed"
-_WITHIN = "_penstock_checkpoint_within"  # whether this call's checkpoint is its forward's
+_WITHIN = "_penstock_checkpoint_within"  # what this call's forward is to do about it
 _logger = logging.getLogger("penstock")
-
-Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]  # forward, recomputation
 
 
 class Way(Enum):
-    """What becomes of the activations of a call until its backward."""
+    """What a call saves for its backward: all, nothing, or what is dear to recompute."""
 
     KEEP = 0
     RECOMPUTE = 1
-    OFFLOAD = 2
+    SELECT = 2
 
 
 class Plan(Protocol):
@@ -46,11 +46,11 @@ class Plan(Protocol):
     is_decided: bool
     """Whether it has measured what it decides by."""
 
-    def recomputes(self, block: Checkpointed, values: list[Any]) -> bool:
-        """Tell whether a call of the block with these arguments is to be run anew."""
+    def way_of(self, block: Checkpointed, values: list[Any]) -> Way:
+        """Tell what a call of the block with these arguments is to save."""
 
-    def contexts(self, block: Checkpointed, values: list[Any]) -> Contexts | None:
-        """Return what such a call runs in, and what it is run anew in, if anything."""
+    def measured(self, block: Checkpointed, way: Way) -> Call | None:
+        """Return what measures that call, if it is to be measured."""
 
 
 class Checkpointed:
@@ -62,52 +62,69 @@ class Checkpointed:
         The block.
     plan : Plan, optional
         Who decides; None: it was decided by hand.
-    recomputes : bool
-        Whether its activations are recomputed.
+    way : Way
+        What its calls save.
     offloads : bool
-        Whether those that are not are offloaded.
+        Whether that is offloaded.
     offloading : Offloading
         What does that.
     """
 
-    def __init__(self, unit: Unit, plan: Plan | None = None, *, offloads: bool = False) -> None:
+    def __init__(
+        self, unit: Unit, way: Way, plan: Plan | None = None, *, offloads: bool = False
+    ) -> None:
         self.unit = unit
+        self.way = way
         self.plan = plan
-        self.recomputes = not offloads
         self.offloads = offloads
         self.offloading: Offloading
         self._has_warned = False
 
-    @not_compiled
-    def way_of(self, values: list[Any]) -> Way:
-        """Tell what is to be done about this call's activations here."""
-        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
-            return Way.KEEP
-        if self._is_within_another():
-            return Way.KEEP
-        if self.recomputes if self.plan is None else self.plan.recomputes(self, values):
-            return Way.RECOMPUTE
-        # torch.func's transforms save no tensors that have memory.
-        is_plain = torch._C._functorch.peek_interpreter_stack() is None
-        return Way.OFFLOAD if self.offloads and is_plain else Way.KEEP
+    @property
+    def recomputes(self) -> bool:
+        """Whether all of its activations are recomputed."""
+        return self.way is Way.RECOMPUTE
 
     @not_compiled
-    def contexts(self, values: list[Any]) -> Contexts | None:
-        """Return what a call runs in, and what it is run anew in, if anything."""
-        return None if self.plan is None else self.plan.contexts(self, values)
+    def way_of(self, values: list[Any]) -> tuple[Way, bool]:
+        """Tell what this call is to save, and whether that is offloaded."""
+        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+            return Way.KEEP, False
+        if self._is_within_another():
+            return Way.KEEP, False
+        way = self.way if self.plan is None else self.plan.way_of(self, values)
+        # torch.func's transforms save no tensors that have memory.
+        is_plain = torch._C._functorch.peek_interpreter_stack() is None
+        if way is Way.SELECT and not is_plain:
+            way = Way.RECOMPUTE
+        offloads = self.offloads and is_plain and way is not Way.RECOMPUTE
+        if offloads and not self.is_compiled:
+            way = Way.KEEP  # what a selective checkpoint has saved shows in compiled code alone
+        return way, offloads
+
+    @not_compiled
+    def measured(self, way: Way) -> Call | None:
+        """Return what measures such a call, if it is to be measured."""
+        return None if self.plan is None or way is Way.KEEP else self.plan.measured(self, way)
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the checkpoint may lie within what is compiled.
-
-        What is measured until it is decided is of one that lies around the call.
-        """
+        """Whether the checkpoint may lie within what is compiled."""
         module = self.unit.module
         return (
             module._compiled_call_impl is not None
             and "forward" not in vars(module)  # in place of that of the class
-            and (self.plan is None or self.plan.is_decided)
         )
+
+    def lies_within(self, way: Way, is_measured: bool) -> bool:
+        """Whether this call's checkpoint does.
+
+        Until it is decided, and where recomputing all is measured, that lies around the call.
+        """
+        if way is Way.KEEP or not self.is_compiled:
+            return False
+        is_decided = self.plan is None or self.plan.is_decided
+        return way is Way.SELECT or (is_decided and not is_measured)
 
     def _is_within_another(self) -> bool:
         """Whether the model checkpoints it itself, and it would be recomputed twice."""
@@ -140,7 +157,7 @@ def install(blocks: Iterable[Checkpointed], offloading: Offloading) -> None:
         if kind not in classes:
             classes[kind] = _derive(kind)
         module.__dict__[_ATTRIBUTE] = block
-        module.__dict__[_WITHIN] = False
+        module.__dict__[_WITHIN] = Way.KEEP
         object.__setattr__(module, "__class__", classes[kind])  # wrappers forward what is set
 
 
@@ -149,11 +166,15 @@ def _derive(kind: type[nn.Module]) -> type[nn.Module]:
         return _call(self.__dict__[_ATTRIBUTE], partial(kind.__call__, self), args, kwargs)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not self.__dict__[_WITHIN]:
+        way = self.__dict__[_WITHIN]
+        if way is Way.KEEP:
             return kind.forward(self, *args, **kwargs)
         # By names of its own, which may be those of torch's options.
         run = partial(kind.forward, **kwargs) if kwargs else kind.forward
-        return checkpoint(run, self, *args, use_reentrant=False)
+        if way is Way.RECOMPUTE:
+            return checkpoint(run, self, *args, use_reentrant=False)
+        around = _selective.contexts
+        return checkpoint(run, self, *args, use_reentrant=False, context_fn=around)
 
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     names |= {"__call__": call, "forward": forward}
@@ -165,13 +186,13 @@ def _call(
     block: Checkpointed, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     values = [*args, *kwargs.values()]
-    way = block.way_of(values)
-    contexts = block.contexts(values) if way is Way.RECOMPUTE else None
-    is_within = way is Way.RECOMPUTE and contexts is None and block.is_compiled
-    block.unit.module.__dict__[_WITHIN] = is_within
-    if way is Way.OFFLOAD:
+    way, offloads = block.way_of(values)
+    measured = block.measured(way)
+    is_within = block.lies_within(way, measured is not None)
+    block.unit.module.__dict__[_WITHIN] = way if is_within else Way.KEEP
+    if offloads:
         return block.offloading.run(block.unit, partial(run, *args, **kwargs), values)
-    if is_within or way is Way.KEEP:
+    if way is Way.KEEP:
         return run(*args, **kwargs)
 
     # All by position: torch takes the device, whose random numbers it draws anew, from those alone.
@@ -180,5 +201,28 @@ def _call(
         return run(*positional, **dict(zip(names, named, strict=True)))
 
     names = tuple(kwargs)
-    around = noop_context_fn if contexts is None else lambda: contexts
+    if measured is not None:
+        return _measure(measured, way, is_within, forward, values)
+    if is_within:
+        return run(*args, **kwargs)
+    around = _selective.contexts if way is Way.SELECT else noop_context_fn
     return checkpoint(forward, *values, use_reentrant=False, context_fn=around)
+
+
+@_disable_dynamo(recursive=False)
+def _measure(
+    measured: Call, way: Way, is_within: bool, forward: Callable[..., Any], values: list[Any]
+) -> Any:
+    """Call a block that recomputes, all or selectively, and measure it."""
+    values = measured.begin(values)
+    if way is Way.RECOMPUTE:
+        output = checkpoint(forward, *values, use_reentrant=False, context_fn=measured.contexts)
+    elif is_within:
+        with measured.counted():
+            output = forward(*values)
+    else:
+        selection = _selective.Selection()
+        output = checkpoint(forward, *values, use_reentrant=False, context_fn=selection.contexts)
+        measured.count(selection.tensors())
+    measured.end(output)
+    return output

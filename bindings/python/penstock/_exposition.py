@@ -106,10 +106,11 @@ _FAMILIES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ),
     (
         "checkpointed_blocks",
-        "Blocks that keep their activations among those that might do otherwise, that recompute "
-        "them, and that offload them.",
+        "Blocks that keep their activations among those that might do otherwise, that keep those "
+        "which are dear to recompute, that recompute all, and that offload them.",
         {
             "kept": "kept_blocks",
+            "selective": "selective_blocks",
             "recomputed": "recomputed_blocks",
             "offloaded": "offloaded_blocks",
         },

@@ -2,9 +2,11 @@
 
 The first steps recompute all blocks that may be. One of them is measured: the bytes that each block
 would keep, the time that its recomputation takes, and when compute gets where; then how fast the
-device copies to its host and back. The ranks bring together what they have measured and what memory
-they have left, and all decide by the same figures which blocks keep their activations, which ones
-offload them, which groups stay gathered, and how far ahead gathers begin.
+device copies to its host and back. Where what is left is not enough to keep all, a trial follows:
+one block of each kind recomputes selectively. The ranks bring together what they have measured and
+what memory they have left, and all decide by the same figures which blocks keep their activations,
+all of them or what is dear to recompute, which ones offload them, which groups stay gathered, and
+how far ahead gathers begin.
 
 A block that is called with more than was measured is recomputed, and so are all after it in that
 pass: a step that grows takes no more memory than without a plan. What it takes is measured on the
@@ -14,22 +16,23 @@ way; where several steps have grown on some rank, the ranks decide anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 
 from penstock import _C, _budget
-from penstock._activations import Use, bytes_of, tensors_of
+from penstock._activations import Call, Use, bytes_of, tensors_of
 from penstock._arguments import Options
 from penstock._budget import Memory, Offer, readable
-from penstock._checkpoint import Checkpointed, Contexts
+from penstock._checkpoint import Checkpointed, Way
 from penstock._drafts import choose_draft, cost, describe, make_drafts
+from penstock._figures import Figures
 from penstock._offload import Offloading
 from penstock._plans import Draft
+from penstock._trial import STEPS, Share, Trial, find_trial, kind_of
 from penstock._units import Unit
-from penstock._ways import Choice, Link, Ways, measure_link
+from penstock._ways import Block, Choice, Link, Ways, measure_link
 from penstock._world import World
 
 _WARM_STEPS = 2  # in which blocks are compiled, and the optimizer makes its states
@@ -56,32 +59,6 @@ class Passes(Protocol):
         """Destroy CUDA graphs of its passes: they hold another decision."""
 
 
-@dataclass
-class Figures:
-    """What is known of a block: the largest uses that were measured; agreed on when it is decided.
-
-    Attributes
-    ----------
-    inputs, kept : int
-        Bytes of its arguments, and of the activations that it would keep.
-    nanoseconds : int
-        What a recomputation takes.
-    """
-
-    inputs: int = 0
-    kept: int = 0
-    nanoseconds: int = 0
-
-    def take(self, use: Use) -> None:
-        """Take a measured use for it, where it is as large as the largest one or larger."""
-        self.kept = max(self.kept, use.kept)
-        time = sum(watch.nanoseconds() for watch in use.watches)
-        if use.inputs > self.inputs:
-            self.inputs, self.nanoseconds = use.inputs, time
-        elif use.inputs == self.inputs and time > 0:
-            self.nanoseconds = min(self.nanoseconds, time) or time
-
-
 class Span:
     """Passes whose graphs live at the same time: mostly one.
 
@@ -91,13 +68,16 @@ class Span:
         What was called in them.
     is_metered : bool
         Whether all is recomputed from now on, and measured.
+    is_trial : bool
+        Whether what saves selectively is measured.
     is_whole : bool
         Whether that was so from the first block on.
     """
 
-    def __init__(self, is_metered: bool) -> None:
+    def __init__(self, is_metered: bool, is_trial: bool = False) -> None:
         self.uses: dict[Checkpointed, Use] = {}
         self.is_metered = is_metered
+        self.is_trial = is_trial
         self.is_whole = True
         self._calls = 0
 
@@ -133,7 +113,7 @@ class Keeping:
     """
 
     def __init__(self, memory: Memory, units: Iterable[Unit]) -> None:
-        self.blocks = [Checkpointed(unit, self) for unit in units]
+        self.blocks = [Checkpointed(unit, Way.RECOMPUTE, self) for unit in units]
         self.is_decided = False
         self._memory = memory
         self._engine: Passes
@@ -145,14 +125,18 @@ class Keeping:
 
     def _begin_anew(self) -> None:
         self._figures = {block: Figures() for block in self.blocks}
+        self._shares: dict[Hashable, Share | None] = {}  # of what is saved selectively, by kind
+        self._trial: Trial | None = None  # that goes on
         self._steps = 0  # that the optimizer has ended
         self._seen_steps: int | None = None  # how many the engine had
         self._left: int | None = None  # bytes at the peak of what was measured
+        self._link: Link | None = None
+        self._compiled: set[Checkpointed] = set()  # blocks, on all ranks
         self._recording: _C.Recording | None = None  # of a pass that was measured
         self._drafts: list[Draft] = []
         self._draft: Draft | None = None  # of the plan that was made; None: by the options
         self._choice = Choice()  # of what blocks do
-        self._span = Span(is_metered=False)
+        self._span = Span(False)
         self._measured: list[Span] = []
         self._measures_next = False
         self._passes = self._grown_passes = 0  # since the ranks have asked
@@ -165,44 +149,47 @@ class Keeping:
 
     # ---- calls of blocks -------------------------------------------------------------------------
 
-    def recomputes(self, block: Checkpointed, values: list[Any]) -> bool:
-        """Tell whether a call of the block is checkpointed."""
+    def way_of(self, block: Checkpointed, values: list[Any]) -> Way:
+        """Tell what a call of the block is to save."""
         span = self._span
-        inputs = span.call(block, bytes_of(tensors_of(values)))
-        if self.is_decided and inputs > self._figures[block].inputs and not span.is_metered:
+        has_grown = span.call(block, bytes_of(tensors_of(values))) > self._figures[block].inputs
+        if self.is_decided and has_grown and not span.is_metered:
             span.grow()
             if not self._engine.is_captured:
                 _budget.begin_peak(self._engine.world.device)
-        return block.recomputes or span.is_metered
+        return Way.RECOMPUTE if span.is_metered or has_grown else block.way
 
-    def contexts(self, block: Checkpointed, values: list[Any]) -> Contexts | None:
+    def measured(self, block: Checkpointed, way: Way) -> Call | None:
         """Return what measures a call, where it is to be measured."""
-        if not self._span.is_metered or self._engine.is_captured:
+        span, engine = self._span, self._engine
+        is_measured = span.is_metered or (span.is_trial and way is Way.SELECT)
+        if not is_measured or engine.is_captured:
             return None
-        use, engine = self._span.uses[block], self._engine
-        metered = use.metered(tensors_of(values), block.unit, engine.root)
-        return metered, use.timed(engine.world.device)
+        return Call(span.uses[block], block.unit, engine.root, engine.world.device)
 
     # ---- passes ----------------------------------------------------------------------------------
 
     def begin_pass(self) -> None:
         """Note that a forward begins which gradients are computed of; no pass runs."""
         if self._engine.is_captured:
-            self._span = Span(is_metered=False)
+            self._span = Span(False)
             return
         # What it keeps may come to what others keep, on this rank; what follows is the same on all.
         is_alone = not any(unit.pending for unit in self._engine.units)
         if is_alone:
             self._end_span()
         self._note_step()
-        if not self.is_decided and self._steps > _WARM_STEPS:
-            self._decide()
+        if self._trial is not None and self._steps >= self._trial.end:
+            self._end_trial(self._trial)
+        elif self._trial is None and not self.is_decided and self._steps > _WARM_STEPS:
+            self._consider()
         elif self.is_decided:
             self._look_for_growth()
         self._engine.native.set_timing(self._is_measured_step)
         if not is_alone:
             return
-        self._span = Span(is_metered=self._is_measured_step or self._measures_next)
+        is_trial = self._trial is not None and self._steps == self._trial.end - 1
+        self._span = Span(self._is_measured_step or self._measures_next, is_trial)
         if self._measures_next:
             self._measures_next = False
             _budget.begin_peak(self._engine.world.device)
@@ -215,6 +202,8 @@ class Keeping:
 
     def _end_span(self) -> None:
         span = self._span
+        if span.is_trial:
+            self._measured.append(span)
         if not span.uses or not span.is_metered:
             return
         self._grown_passes += self.is_decided
@@ -259,7 +248,7 @@ class Keeping:
         grown = int(self._gather([self._grown_passes]).max())
         self._passes = self._grown_passes = 0
         if grown >= _GROWN:
-            self._decide()
+            self._consider()
 
     def _look_at_peak(self) -> None:
         """Count a peak that goes over what there is, once, as passes that have grown."""
@@ -277,29 +266,64 @@ class Keeping:
             self._engine.native.drain()  # no collective of the engine's is on its way
         return self._engine.world.all_gather(torch.tensor(mine, dtype=torch.int64))
 
-    def _decide(self) -> None:
-        """Agree on what was measured, and choose by it."""
+    def _consider(self) -> None:
+        """Agree on what was measured, and decide by it, or try first what else there is."""
         engine = self._engine
-        self._take_measured()
-        left, link = self._agree()
+        self._take_measured(self._figures)
+        left = self._agree()
         ahead, limit = engine.options.prefetch_ahead, engine.options.prefetch_bytes
         self._drafts = make_drafts(engine.native, self._recorded(), ahead, limit, left)
-        offers = [Offer(f.kept, f.nanoseconds) for f in self._figures.values()]
-        draft, choice = choose_draft(self._drafts, Ways(offers, link), left)
+        draft, choice = self._choose()
+        if choice.nanoseconds < sum(figures.nanoseconds for figures in self._figures.values()):
+            blocks = find_trial(self._figures, self._shares, left - self._cost())
+            if blocks:
+                self._begin_trial(blocks)
+                return
+        self._decide(draft, choice)
+
+    def _choose(self) -> tuple[Draft, Choice]:
+        ways = Ways([self._block(block) for block in self.blocks], self._link)
+        return choose_draft(self._drafts, ways, self._left or 0)
+
+    def _block(self, block: Checkpointed) -> Block:
+        figures, share = self._figures[block], self._shares.get(kind_of(block))
+        select = None if share is None else share.of(figures)
+        leaves = block in self._compiled
+        return Block(Offer(figures.kept, figures.nanoseconds), select, leaves)
+
+    def _decide(self, draft: Draft, choice: Choice) -> None:
+        engine = self._engine
         self._follow(choice)
         self.is_decided = True
         self._passes = self._grown_passes = 0
         engine.drop_graphs()
         self._plan_by(draft)
         _budget.release_pieces(engine.world.device)
-        for line in self.describe(left, link):
+        for line in self.describe():
             _logger.info("%s: %s", engine.name, line)
+
+    def _begin_trial(self, blocks: Mapping[Hashable, Checkpointed]) -> None:
+        self._trial = Trial(blocks, self._steps + STEPS)
+        self.is_decided = self._measures_next = False
+        self._engine.drop_graphs()
+        tried = set(self._trial.figures)
+        places = (place for place, block in enumerate(self.blocks) if block in tried)
+        self._follow(Choice(selective=tuple(places)))
+
+    def _end_trial(self, trial: Trial) -> None:
+        self._take_measured(trial.figures)
+        self._agree_on(trial.figures.values())
+        self._shares.update(trial.shares(self._figures))
+        self._trial = None
+        self._decide(*self._choose())
 
     def _follow(self, choice: Choice) -> None:
         self._choice = choice
+        ways = dict.fromkeys((*choice.kept, *choice.offloaded), Way.KEEP)
+        ways |= dict.fromkeys((*choice.selective, *choice.offloaded_selectively), Way.SELECT)
         for place, block in enumerate(self.blocks):
             block.offloads = place in choice.offloaded
-            block.recomputes = place not in (*choice.kept, *choice.offloaded)
+            block.way = ways.get(place, Way.RECOMPUTE)
 
     def _recorded(self) -> _C.Recording:
         """Return the pass that was measured, with its times: the device has come to its end."""
@@ -318,26 +342,37 @@ class Keeping:
         self._engine.plans.pop(True, None)
         self._draft = None if draft is self._drafts[0] else draft
 
-    def _take_measured(self) -> None:
+    def _take_measured(self, figures: Mapping[Checkpointed, Figures]) -> None:
         if self._engine.world.device.type == "cuda":
             torch.cuda.synchronize(self._engine.world.device)
         for span in self._measured:
             for block, use in span.uses.items():
-                self._figures[block].take(use)
+                # A call of a trial that has more than is known was recomputed.
+                if block in figures and not (span.is_trial and self._has_grown(block, use)):
+                    figures[block].take(use)
         self._measured.clear()
 
-    def _agree(self) -> tuple[int, Link | None]:
-        """Take the largest and slowest of all ranks for each block; return the least left."""
+    def _has_grown(self, block: Checkpointed, use: Use) -> bool:
+        return use.inputs > self._figures[block].inputs
+
+    def _agree(self) -> int:
+        """Agree on what is known of blocks and of the link; return the least memory left."""
         link = self._measure_link()
         mine = [self._left or 0, link.down, link.up, link.host_bytes]
-        for figures in self._figures.values():
-            mine += [figures.inputs, figures.kept, figures.nanoseconds]
-        everyones = self._gather(mine)
-        most = iter(everyones.max(dim=0).values[4:].tolist())
-        for figures in self._figures.values():
-            figures.inputs, figures.kept, figures.nanoseconds = next(most), next(most), next(most)
-        self._left, *least = everyones[:, :4].min(dim=0).values.tolist()
-        return self._left, Link(*least) if all(least) else None
+        mine += [block.is_compiled for block in self.blocks]
+        self._left, *least = self._gather(mine).min(dim=0).values.tolist()
+        self._link = Link(*least[:3]) if all(least[:3]) else None
+        self._compiled = {b for b, on_all in zip(self.blocks, least[3:], strict=True) if on_all}
+        self._agree_on(self._figures.values())
+        return self._left
+
+    def _agree_on(self, figures: Iterable[Figures]) -> None:
+        """Take the largest and slowest of all ranks for each block."""
+        known = list(figures)
+        mine = [number for one in known for number in one.numbers()]
+        most = iter(self._gather(mine).max(dim=0).values.tolist() if mine else [])
+        for one in known:
+            one.inputs, one.kept, one.nanoseconds, one.backward = (next(most) for _ in range(4))
 
     def _measure_link(self) -> Link:
         """Measure what offloads could use: nothing where none is wanted."""
@@ -351,48 +386,58 @@ class Keeping:
     # ---- figures ---------------------------------------------------------------------------------
 
     def saved(self) -> Figures:
-        """Sum up what the blocks that are kept take, and what all that are not recomputed save."""
-        figures = list(self._figures.values())
-        kept = sum(figures[place].kept for place in self._choice.kept)
-        return Figures(kept=kept, nanoseconds=self._choice.nanoseconds)
+        """Sum up what stays on the device, and what all that is not recomputed saves."""
+        blocks, choice = [self._block(block) for block in self.blocks], self._choice
+        kept = sum(blocks[place].keep.size for place in choice.kept)
+        kept += sum(self._size(blocks[place].select) for place in choice.selective)
+        return Figures(kept=kept, nanoseconds=choice.nanoseconds)
 
     def _cost(self) -> int:
         """Return the bytes that the plan takes more than one by the options."""
         return 0 if self._draft is None else cost(self._draft, self._drafts[0])
 
-    def describe(self, left: int, link: Link | None) -> Iterator[str]:
+    def describe(self) -> Iterator[str]:
         """Say in lines what is kept or offloaded, and by which plan."""
         if self.blocks:
-            yield self._describe_blocks(left)
-        if link is not None and self._choice.offloaded:
-            yield self._describe_offloaded(link)
+            yield self._describe_blocks(self._left or 0)
+        if self._link is not None and self._choice.offloaded:
+            yield self._describe_offloaded(self._link)
         if self._draft is not None:
             yield describe(self._draft, self._drafts[0])
 
     def _describe_blocks(self, left: int) -> str:
         count, choice = len(self.blocks), self._choice
-        if not choice.kept and not choice.offloaded:
+        if not choice.kept and not choice.selective and not choice.offloaded:
             least = readable(min(figures.kept for figures in self._figures.values()))
             room = readable(max(left, 0))
             return f"all {count} blocks are recomputed: one keeps {least} at least, {room} are left"
-        saved, beside = self.saved(), len(choice.offloaded)
+        saved, selective, beside = self.saved(), len(choice.selective), len(choice.offloaded)
+        some = f", and of {selective} what is dear to recompute" if selective else ""
         more = f", beside {beside} that are offloaded" if beside else ""
-        names = f" ({self._names(choice.kept)})" if choice.kept else ""
+        names = [self._names(choice.kept)] if choice.kept else []
+        names += [f"selectively {self._names(choice.selective)}"] if selective else []
+        listed = f" ({'; '.join(names)})" if names else ""
         return (
-            f"activations of {len(choice.kept)} of {count} blocks are kept: {readable(saved.kept)} "
-            f"of {readable(left)} that are left{more}, which saves "
-            f"{saved.nanoseconds / 1e6:.2f} ms a pass{names}"
+            f"activations of {len(choice.kept)} of {count} blocks are kept{some}: "
+            f"{readable(saved.kept)} of {readable(left)} that are left{more}, which saves "
+            f"{saved.nanoseconds / 1e6:.2f} ms a pass{listed}"
         )
 
     def _describe_offloaded(self, link: Link) -> str:
-        figures = list(self._figures.values())
-        size = sum(figures[place].kept for place in self._choice.offloaded)
+        offloaded, selective = self._choice.offloaded, self._choice.offloaded_selectively
+        blocks = {place: self._block(self.blocks[place]) for place in offloaded}
+        sizes = (b.select if i in selective else b.keep for i, b in blocks.items())
+        some = f", what is dear to recompute of {len(selective)}" if selective else ""
         return (
-            f"activations of {len(self._choice.offloaded)} of {len(self.blocks)} blocks are "
-            f"offloaded: {readable(size)} of {readable(link.host_bytes)} of the host's memory, at "
-            f"{link.down / 1e9:.1f} GB/s to the host and {link.up / 1e9:.1f} GB/s back "
-            f"({self._names(self._choice.offloaded)})"
+            f"activations of {len(offloaded)} of {len(self.blocks)} blocks are offloaded{some}: "
+            f"{readable(sum(map(self._size, sizes)))} of {readable(link.host_bytes)} of the host's "
+            f"memory, at {link.down / 1e9:.1f} GB/s to the host and {link.up / 1e9:.1f} GB/s back "
+            f"({self._names(offloaded)})"
         )
+
+    @staticmethod
+    def _size(offer: Offer | None) -> int:
+        return 0 if offer is None else offer.size
 
     def _names(self, places: Iterable[int]) -> str:
         return ", ".join(self.blocks[place].unit.name for place in places)

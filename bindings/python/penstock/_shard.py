@@ -15,7 +15,7 @@ from penstock import _agree, _asked, _checkpoint, _checks, _hooks, _meta, _metho
 from penstock._arguments import Options, check_model, refuse
 from penstock._axes import dims_divided, find_axes
 from penstock._blocks import Blocks, Named, find_beside, find_blocks, select_blocks
-from penstock._checkpoint import Checkpointed
+from penstock._checkpoint import Checkpointed, Way
 from penstock._engine import Engine, engine_of, is_sharded
 from penstock._errors import PenstockError
 from penstock._float8 import find_extension
@@ -185,8 +185,11 @@ def shard(
         nothing is compared or broadcast.
     checkpoint : str, class, module, iterable of these, or callable, optional
         Which blocks recompute their activations in the backward instead of keeping them, by
-        ``torch.utils.checkpoint`` around each: named as by ``blocks=``; left out: none. "auto":
-        blocks keep their activations as far as ``memory`` goes, and begin with recomputing them;
+        ``torch.utils.checkpoint`` around each: named as by ``blocks=``; left out: none.
+        "selective": all blocks keep what matrix products, convolutions and attention without
+        dropout put out, and recompute the rest, which takes little time. In one that is not
+        compiled and writes to such an output in place all is recomputed. "auto": blocks keep their
+        activations, all or selectively, as far as ``memory`` goes, and begin with recomputing them;
         with ``offload="activations"``, on a GPU, those whose copies hide beside compute offload
         them. Blocks that are called with more than was measured are recomputed, and after some such
         passes it is decided anew. Blocks are compiled by ``block.compile()``, before or after this
@@ -204,8 +207,10 @@ def shard(
         is for. "auto": what the device has free in the measured step, but for 10 % of its memory,
         as torch's allocator cannot use all that is free. Left out: "auto" with
         ``checkpoint="auto"``; else nothing is taken. The third step, as an optimizer of torch's or
-        Penstock's ends them, is measured; then the ranks decide alike, by the least memory and the
-        slowest rank, for what saves most time; the log says what. On GPUs torch's peak
+        Penstock's ends them, is measured; where not all activations can be kept or offloaded, two
+        more follow, in which one block of each kind recomputes selectively. Then the ranks decide
+        alike, by the least memory and the slowest rank, for what saves most time; the log says
+        what. On GPUs torch's peak
         (``torch.cuda.max_memory_allocated``) begins anew with what is measured. On the CPU bytes
         are those that all of it may take.
     offload : str or list of them, optional
@@ -221,8 +226,10 @@ def shard(
         On the CPU it trains as without. Neither ``memory``, ``checkpoint="auto"`` nor DTensors of
         before are for such models, nor is ``in_backward`` of `AdamW`, and `step` captures nothing.
         "activations": the blocks that ``checkpoint`` names, or all, or of ``checkpoint="auto"``
-        those that it chooses by what the link moves, recompute nothing: what they save for the
-        backward, but for inputs, outputs and parameters, is copied to pinned memory of the host
+        those that it chooses by what the link moves, recompute nothing, or, of those that are
+        compiled, with ``checkpoint="selective"`` or where "auto" says so, what is not dear: what
+        they save for the backward, but for inputs, outputs and parameters, is copied to pinned
+        memory of the host
         behind their forward, and comes back one block ahead of the backward. The device holds that
         of two blocks at a time: compute waits where copies take longer than the next of these
         blocks, and the last one's stay. A rank takes at most its share of what the host has
@@ -404,10 +411,12 @@ def _find_checkpointed(
     among = {id(module) for _, module in chosen}
     of_blocks = [unit for unit in units if id(unit.module) in among]
     offloads = options.offloads_activations
+    way = Way.KEEP if offloads else Way.RECOMPUTE
+    way = Way.SELECT if options.selects else way
     by_hand = (
         []
         if options.recomputes_by_plan
-        else [Checkpointed(unit, offloads=offloads) for unit in of_blocks]
+        else [Checkpointed(unit, way, offloads=offloads) for unit in of_blocks]
     )
     if options.budget is None:
         return by_hand, None
@@ -422,7 +431,7 @@ def _select_checkpointed(model: nn.Module, blocks: list[Named], options: Options
     if not blocks:
         name, value = ("offload", options.offload) if wanted is None else ("checkpoint", wanted)
         refuse(name, value, f"{type(model).__name__} has no blocks: name them by blocks=")
-    if wanted is None or options.recomputes_by_plan:
+    if wanted is None or options.recomputes_by_plan or options.selects:
         return blocks
     return select_blocks("checkpoint", model, blocks, wanted)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Literal, overload
 
 from torch import nn
 
 from penstock._arguments import check_flag, refuse
+from penstock._checkpoint import Way
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
 from penstock._exposition import expose
-from penstock._keeping import Figures
+from penstock._figures import Figures
 from penstock._page import copy_head
 
 
@@ -69,12 +71,13 @@ class Stats:
     places_reserved, sources_reserved, staging_reserved : int
         Bytes reserved beside ``arena_reserved``: where shards lie for their peers to read; for
         copies of shards in another dtype, and buckets; for what reductions bring together.
-    kept_blocks, recomputed_blocks, offloaded_blocks : int
+    kept_blocks, selective_blocks, recomputed_blocks, offloaded_blocks : int
         With ``checkpoint=`` or ``offload=``: blocks that keep their activations on the device,
-        among those that might do otherwise, that recompute them, and that offload them.
+        among those that might do otherwise, that keep those which are dear to recompute, that
+        recompute all of them, and that offload what they do not recompute.
     kept_activations_bytes, saved_recomputing_ns : int
-        With ``checkpoint="auto"``: what kept activations take, and the time that a pass saves by
-        not recomputing those of other blocks, as measured.
+        With ``checkpoint="auto"``: what the activations take that stay on the device, and the time
+        that a pass saves by not recomputing these and offloaded ones, as measured.
     offload_bytes, reload_bytes : int
         Activations that were copied to the host, and back.
     offload_host_peak : int
@@ -119,6 +122,7 @@ class Stats:
     sources_reserved: int
     staging_reserved: int
     kept_blocks: int
+    selective_blocks: int
     recomputed_blocks: int
     offloaded_blocks: int
     kept_activations_bytes: int
@@ -174,16 +178,17 @@ def stats(
     if format not in (None, "prometheus"):
         refuse("format", format, "give 'prometheus', or None for an object")
     engine = engine_of(model)
-    recomputed = sum(block.recomputes for block in engine.checkpointed)
     offloaded = sum(block.offloads for block in engine.checkpointed)
+    here = Counter(block.way for block in engine.checkpointed if not block.offloads)
     copies = engine.offloading.stats()
     saved = Figures() if engine.keeping is None else engine.keeping.saved()
     predicted = _predicted(engine)
     figures = Stats(
         communicator=engine.native.communicator(),
         broken_backwards=engine.broken_backwards,
-        kept_blocks=len(engine.checkpointed) - recomputed - offloaded,
-        recomputed_blocks=recomputed,
+        kept_blocks=here[Way.KEEP],
+        selective_blocks=here[Way.SELECT],
+        recomputed_blocks=here[Way.RECOMPUTE],
         offloaded_blocks=offloaded,
         kept_activations_bytes=saved.kept,
         saved_recomputing_ns=saved.nanoseconds,

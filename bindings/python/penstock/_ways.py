@@ -1,8 +1,8 @@
-"""Which blocks keep their activations, offload or recompute them: by time saved a byte."""
+"""Which blocks keep, offload or recompute their activations, all or some: by time saved a byte."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from penstock._budget import Offer, choose
 _SHARE = 0.8  # of what the link was measured to move: gathers, and what a job copies, need some
 _LEAST_SAVED = 0.5  # of a recomputation: what an offload saves at least beside its waits
 _BACKWARD = 2  # times of a forward that the backward takes beside recomputing
+_NONE: Mapping[int, Offer] = {}
 _PROBE, _TIMES = 32 << 20, 8  # bytes that are copied to measure the link, and how often
 
 
@@ -33,13 +34,41 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What blocks do, by their places; the others recompute.
+class Block:
+    """What a block can do other than recompute all.
 
     Attributes
     ----------
-    kept, offloaded : tuple of int
-        Blocks that keep their activations, and that offload them.
+    keep : Offer
+        What it keeps, and what its recomputation takes. Its forward takes as long, and its backward
+        twice that beside.
+    select : Offer, optional
+        What it saves selectively; None: that is not known, or nothing.
+    leaves : bool
+        Whether that can be offloaded.
+    """
+
+    keep: Offer
+    select: Offer | None = None
+    leaves: bool = False
+
+    @property
+    def offers(self) -> list[Offer]:
+        """What it can do on the device."""
+        return [self.keep] if self.select is None else [self.keep, self.select]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What blocks do, by their places; the others recompute all.
+
+    Attributes
+    ----------
+    kept, selective, offloaded : tuple of int
+        Blocks that keep their activations, that keep those which are dear to recompute, and that
+        offload what they do not recompute.
+    offloaded_selectively : tuple of int
+        Those of the latter that recompute what is cheap to.
     size : int
         Bytes of the device's memory that this takes beside recomputing all.
     nanoseconds : int
@@ -47,7 +76,9 @@ class Choice:
     """
 
     kept: tuple[int, ...] = ()
+    selective: tuple[int, ...] = ()
     offloaded: tuple[int, ...] = ()
+    offloaded_selectively: tuple[int, ...] = ()
     size: int = 0
     nanoseconds: int = 0
 
@@ -57,80 +88,123 @@ class Ways:
 
     Parameters
     ----------
-    offers : sequence of Offer
-        A block each, in the order of the model: what it keeps, and what its recomputation takes.
-        Its forward takes as long, and its backward twice that beside.
+    blocks : sequence of Block
+        In the order of the model.
     link : Link, optional
         None: nothing can be offloaded.
     """
 
-    def __init__(self, offers: Sequence[Offer], link: Link | None = None) -> None:
-        self._offers = offers
+    def __init__(self, blocks: Sequence[Block], link: Link | None = None) -> None:
+        self._blocks = blocks
         self._link = link
-        self._worth_it = [] if link is None else _find_offloads(offers, link)
+        self._offloads = [] if link is None else [_Offloads(b, link) for b in _leaving(blocks)]
 
     def choose(self, room: int) -> Choice:
         """Choose for so many bytes of the device's memory: what saves most."""
-        without = self._choice(choose(self._offers, room), [])
-        offloading = self._offload(room)
-        if offloading is None or offloading.nanoseconds <= without.nanoseconds:
-            return without
-        return offloading
+        ways = [self._offload(offloads, room) for offloads in self._offloads]
+        found = [self._choice(self._fill(room)), *(way for way in ways if way is not None)]
+        return max(found, key=lambda choice: choice.nanoseconds)  # the first of equal ones
 
-    def _offload(self, room: int) -> Choice | None:
+    def _fill(self, room: int, offloaded: Collection[int] = ()) -> dict[int, Offer]:
+        """Choose what blocks that are not offloaded do on the device."""
+        offers = [[] if i in offloaded else block.offers for i, block in enumerate(self._blocks)]
+        chosen = enumerate(choose(offers, room))
+        return {i: offers[i][place] for i, place in chosen if place is not None}
+
+    def _offload(self, offloads: _Offloads, room: int) -> Choice | None:
         """Offload what is worth it, as far as what is left of the room does not keep it anyway."""
-        offloaded = list(self._worth_it)
-        window = self._window(offloaded)
+        offloaded = dict(offloads.worth_it)
+        window = _window(offloaded)
         if not offloaded or window > room:
             return None
-        rest = [Offer(o.size, 0) if i in offloaded else o for i, o in enumerate(self._offers)]
-        kept = choose(rest, room - window)
-        left = room - window - sum(self._offers[i].size for i in kept)
-        for i in reversed(self._worth_it):
-            if self._offers[i].size <= left:
-                left -= self._offers[i].size
-                offloaded.remove(i)
-                kept.append(i)
-        return self._choice(kept, offloaded) if offloaded else None
+        here = self._fill(room - window, offloaded)
+        left = room - window - sum(offer.size for offer in here.values())
+        for i, offer in reversed(offloads.worth_it.items()):
+            if offer.size <= left:
+                left -= offer.size
+                here[i] = offloaded.pop(i)
+        waited = offloads.waits(offloaded)
+        return self._choice(here, offloaded, waited) if offloaded else None
 
-    def _window(self, offloaded: list[int]) -> int:
-        """Return what the device holds of them: what leaves, or comes back, beside the next one."""
-        return max((self._offers[i].size for i in offloaded), default=0)
+    def _choice(
+        self, here: dict[int, Offer], offloaded: Mapping[int, Offer] = _NONE, waited: int = 0
+    ) -> Choice:
+        def is_kept(i: int, offer: Offer) -> bool:
+            return offer is self._blocks[i].keep
 
-    def _choice(self, kept: list[int], offloaded: list[int]) -> Choice:
-        offers = self._offers
-        saved = sum(offers[i].nanoseconds for i in (*kept, *offloaded))
-        if self._link is not None:
-            saved -= waits(offers, offloaded, self._link)
-        size = self._window(offloaded) + sum(offers[i].size for i in kept)
-        return Choice(tuple(sorted(kept)), tuple(sorted(offloaded)), size, saved)
+        saved = sum(offer.nanoseconds for offer in (*here.values(), *offloaded.values()))
+        return Choice(
+            kept=tuple(sorted(i for i, offer in here.items() if is_kept(i, offer))),
+            selective=tuple(sorted(i for i, offer in here.items() if not is_kept(i, offer))),
+            offloaded=tuple(sorted(offloaded)),
+            offloaded_selectively=tuple(
+                sorted(i for i, offer in offloaded.items() if not is_kept(i, offer))
+            ),
+            size=_window(offloaded) + sum(offer.size for offer in here.values()),
+            nanoseconds=saved - waited,
+        )
 
 
-def _find_offloads(offers: Sequence[Offer], link: Link) -> list[int]:
-    """List the blocks that are worth an offload, by time saved a byte.
+def _window(offloaded: Mapping[int, Offer]) -> int:
+    """Return what the device holds of them: what leaves, or comes back, beside the next one."""
+    return max((offer.size for offer in offloaded.values()), default=0)
+
+
+def _leaving(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
+    """Yield what blocks may offload: all that they keep, or what they save selectively."""
+    yield [Block(block.keep) for block in blocks]
+    if any(block.leaves and block.select is not None for block in blocks):
+        yield blocks
+
+
+class _Offloads:
+    """Blocks that are worth an offload, selectively where that can be, by time saved a byte.
 
     Those come first whose copies hide beside what is listed before, so that they lie apart from
     each other where the link is slow; then those that save at least half beside what they have
     compute wait. The host has room for all of them.
+
+    Attributes
+    ----------
+    worth_it : dict of int and Offer
+        Blocks by their places.
     """
-    by_worth = [i for i, offer in enumerate(offers) if offer.nanoseconds > 0 and offer.size > 0]
-    by_worth.sort(key=lambda i: (-offers[i].nanoseconds / offers[i].size, i))
-    found: list[int] = []
-    waited, host = 0, link.host_bytes
-    for least in (1.0, _LEAST_SAVED):
-        for i in by_worth:
-            if i in found or offers[i].size > host:
-                continue
-            more = waits(offers, [*found, i], link)
-            if more - waited <= (1 - least) * offers[i].nanoseconds:
-                found.append(i)
-                waited, host = more, host - offers[i].size
-    return found
+
+    def __init__(self, blocks: Sequence[Block], link: Link) -> None:
+        self._link = link
+        self._offers = [b.select if b.leaves and b.select else b.keep for b in blocks]
+        # What is copied of each, and how long its forward takes.
+        self._copies = [
+            Offer(offer.size, block.keep.nanoseconds)
+            for offer, block in zip(self._offers, blocks, strict=True)
+        ]
+        self.worth_it = {i: self._offers[i] for i in self._find()}
+
+    def waits(self, offloaded: Collection[int]) -> int:
+        """Return what compute waits for copies of these."""
+        return waits(self._copies, offloaded, self._link)
+
+    def _find(self) -> list[int]:
+        offers = self._offers
+        by_worth = [i for i, offer in enumerate(offers) if offer.nanoseconds > 0 and offer.size > 0]
+        by_worth.sort(key=lambda i: (-offers[i].nanoseconds / offers[i].size, i))
+        found: list[int] = []
+        waited, host = 0, self._link.host_bytes
+        for least in (1.0, _LEAST_SAVED):
+            for i in by_worth:
+                if i in found or offers[i].size > host:
+                    continue
+                more = self.waits([*found, i])
+                if more - waited <= (1 - least) * offers[i].nanoseconds:
+                    found.append(i)
+                    waited, host = more, host - offers[i].size
+        return found
 
 
 def waits(offers: Sequence[Offer], offloaded: Collection[int], link: Link) -> int:
     """Return the nanoseconds in a pass that compute waits for copies, as `Offloading` has it.
 
+    Offers are what is copied of each block, and how long its forward takes.
     An offloaded call ends when the copies of the one before have; in the backward those of one
     begin when the backward gets to the one behind it. The last one's stay on the device.
     """
