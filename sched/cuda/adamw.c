@@ -104,6 +104,13 @@ static pst_cuda_adamw_piece entry_of(const pst_adamw_piece *piece) {
     };
 }
 
+/* Small enough that all processors have several blocks, as far as that makes sense. */
+static unsigned block_elements_for(const pst__cuda *cuda, size_t elements) {
+    enum { STEP = 2048, MOST = 8 * STEP, BLOCKS_EACH = 16 };
+    const size_t share = elements / ((size_t)cuda->processors * BLOCKS_EACH);
+    return share >= MOST ? MOST : (unsigned)(share / STEP + 1) * STEP;
+}
+
 static pst_cuda_adamw_sum sum_of(const pst_adamw_piece *piece) {
     pst_cuda_adamw_sum sum = {.scale = (float)piece->scale,
                               .source_count = (unsigned short)piece->source_count,
@@ -114,11 +121,15 @@ static pst_cuda_adamw_sum sum_of(const pst_adamw_piece *piece) {
 }
 
 /* Returns how many blocks they take. */
-static size_t share_blocks(pst_cuda_adamw_piece *pieces, unsigned count) {
-    size_t blocks = 0;
+static size_t share_blocks(const pst__cuda *cuda, pst_cuda_adamw_piece *pieces, unsigned count,
+                           unsigned *block_elements) {
+    size_t elements = 0, blocks = 0;
+    for (unsigned i = 0; i < count; i++)
+        elements += pieces[i].count;
+    const unsigned each = *block_elements = block_elements_for(cuda, elements);
     for (unsigned i = 0; i < count; i++) {
         pieces[i].first_block = (unsigned)blocks;
-        blocks += (pieces[i].count + PST_CUDA_ADAMW_BLOCK - 1) / PST_CUDA_ADAMW_BLOCK;
+        blocks += (pieces[i].count + each - 1) / each;
     }
     return blocks;
 }
@@ -126,7 +137,8 @@ static size_t share_blocks(pst_cuda_adamw_piece *pieces, unsigned count) {
 /* The beginning of a table is the same whatever its size, and a kernel takes no more than its own.
  */
 static pst_status launch_table(pst__cuda *cuda, CUstream stream, pst_cuda_adamw_many *table) {
-    const size_t blocks = share_blocks(table->piece, table->piece_count);
+    const size_t blocks =
+        share_blocks(cuda, table->piece, table->piece_count, &table->block_elements);
     if (blocks == 0) return PST_OK;
     return pst__cuda_launch_kernel(cuda,
                                    table->piece_count <= PST_CUDA_ADAMW_PIECES
@@ -136,7 +148,8 @@ static pst_status launch_table(pst__cuda *cuda, CUstream stream, pst_cuda_adamw_
 }
 
 static pst_status launch_sums(pst__cuda *cuda, CUstream stream, pst_cuda_adamw_sums *table) {
-    const size_t blocks = share_blocks(table->piece, table->piece_count);
+    const size_t blocks =
+        share_blocks(cuda, table->piece, table->piece_count, &table->block_elements);
     if (blocks == 0) return PST_OK;
     return pst__cuda_launch_kernel(cuda, cuda->kernels->adamw_sums, blocks, PST_CUDA_THREADS,
                                    stream, table, "pst_adamw_sums");

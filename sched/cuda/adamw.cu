@@ -297,9 +297,9 @@ static __device__ __forceinline__ void adamw_range(const pst_cuda_adamw_piece &p
 template <typename Gradient>
 static __device__ __forceinline__ void adamw_piece(const pst_cuda_adamw_piece &piece,
                                                    const Gradient &gradients,
-                                                   unsigned block) {
+                                                   unsigned block_elements, unsigned block) {
     const pst__adamw_coefficients with = *(const pst__adamw_coefficients *)piece.coefficients;
-    const range part = share_of(piece.count, PST_CUDA_ADAMW_BLOCK, block);
+    const range part = share_of(piece.count, block_elements, block);
     if (with.is_skipped) return;
     switch (piece.way) {
     case 0: adamw_range<float, float, float>(piece, gradients, with, part); break;
@@ -318,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
     pst_adamw(const __grid_constant__ pst_cuda_adamw table) {
     const pst_cuda_adamw_piece &piece = table.piece[piece_of(table, blockIdx.x)];
     const adamw_written gradients = {piece.gradient};
-    adamw_piece(piece, gradients, blockIdx.x - piece.first_block);
+    adamw_piece(piece, gradients, table.block_elements, blockIdx.x - piece.first_block);
 }
 
 extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
@@ -326,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
     const unsigned index = piece_of(table, blockIdx.x);
     const pst_cuda_adamw_piece &piece = table.piece[index];
     const adamw_added gradients = {table.sum[index]};
-    adamw_piece(piece, gradients, blockIdx.x - piece.first_block);
+    adamw_piece(piece, gradients, table.block_elements, blockIdx.x - piece.first_block);
 }
 
 #ifdef PST_CUDA_LARGE_PARAMETERS
@@ -334,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
     pst_adamw_many(const __grid_constant__ pst_cuda_adamw_many table) {
     const pst_cuda_adamw_piece &piece = table.piece[piece_of(table, blockIdx.x)];
     const adamw_written gradients = {piece.gradient};
-    adamw_piece(piece, gradients, blockIdx.x - piece.first_block);
+    adamw_piece(piece, gradients, table.block_elements, blockIdx.x - piece.first_block);
 }
 #endif
 

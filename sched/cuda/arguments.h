@@ -86,15 +86,12 @@ typedef struct pst_cuda_adamw_piece {
     unsigned short kinds, way;
 } pst_cuda_adamw_piece;
 
-/* Elements of a piece that a block takes; a multiple of what vectors are aligned to. So few that it
- * has ended within microseconds: compute, if it is more urgent, waits for no more than that before
- * it has its multiprocessors back. */
-#define PST_CUDA_ADAMW_BLOCK 2048u
-
-/* A launch of pst_adamw or pst_adamw_many. */
+/* A launch of pst_adamw or pst_adamw_many: a block takes `block_elements` of a piece, a multiple of
+ * what vectors are aligned to. */
 #define PST_CUDA_ADAMW_TABLE(pieces)                                                               \
     struct {                                                                                       \
         unsigned piece_count;                                                                      \
+        unsigned block_elements;                                                                   \
         pst_cuda_adamw_piece piece[pieces];                                                        \
     }
 
@@ -117,6 +114,7 @@ typedef struct pst_cuda_adamw_sum {
 
 typedef struct pst_cuda_adamw_sums {
     unsigned piece_count;
+    unsigned block_elements;
     pst_cuda_adamw_piece piece[PST_CUDA_ADAMW_SUMS];
     pst_cuda_adamw_sum sum[PST_CUDA_ADAMW_SUMS];
 } pst_cuda_adamw_sums;
