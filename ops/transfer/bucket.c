@@ -137,9 +137,9 @@ void pst__bucket_describe(pst__operation *operation, const pst_bucket *bucket, c
     operation->wait_name = PST__WAIT_GRADIENTS;
 }
 
-static pst_status record_filled(const pst__carrier *carrier, const pst__operation *operation) {
-    pst_device *device = carrier->device;
-    return device->ops->event_record(device, operation->ready, carrier->filling.stream);
+static pst_status record_ready(const pst__operation *operation, pst_stream *stream) {
+    pst_device *device = operation->carrier->device;
+    return device->ops->event_record(device, operation->ready, stream);
 }
 
 /* Behind the copies into the bucket, and the last use of memory for its sums. */
@@ -166,7 +166,7 @@ pst_status pst__bucket_submit(pst__carrier *carrier, pst_dtype dtype) {
     pst__operation *operation = open.operation, *across = NULL;
     carrier->open[dtype] = (pst__open_bucket){0};
     pst_status status = carrier->replicas > 1 ? pst__replicas_split(operation, &across) : PST_OK;
-    if (status == PST_OK) status = record_filled(carrier, operation);
+    if (status == PST_OK) status = record_ready(operation, carrier->filling.stream);
     if (status != PST_OK)
         pst__operation_give(carrier, operation);
     else
@@ -195,7 +195,7 @@ int pst__bucket_pushes(const pst__carrier *carrier) {
 }
 
 static pst_status take(pst__carrier *carrier, pst_dtype dtype, size_t bytes, pst_bucket *bucket) {
-    pst_stream *stream = carrier->filling.stream;
+    pst_stream *stream = carrier->filling.landing;
     pst_status status = pst_buckets_take(carrier->buckets, dtype, bytes, stream, bucket);
     while (status == PST_PENDING) {
         status = pst__bucket_wait(carrier);
@@ -229,7 +229,7 @@ pst_status pst__bucket_push(pst__operation *operation) {
     carrier->is_pushed_to = 1;
     collective->pieces = operation->pieces;
     collective->updates = operation->updates.pieces;
-    const pst_status status = record_filled(carrier, operation);
+    const pst_status status = record_ready(operation, carrier->filling.landing);
     if (status == PST_OK)
         return submit_within(operation, NULL, collective->source_bytes * carrier->world);
     pst__operation_give(carrier, operation);

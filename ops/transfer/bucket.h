@@ -44,9 +44,9 @@ pst_status pst__bucket_submit(pst__carrier *carrier, pst_dtype dtype);
  * peer's, which then needs no copy to go out from. */
 int pst__bucket_pushes(const pst__carrier *carrier);
 /* Makes an operation that is new a reduce-scatter of means of that kind, of `bytes` a rank; the
- * filling stream waits until the bucket is free. On failure the operation stays. */
+ * stream of landings waits until the bucket is free. On failure the operation stays. */
 pst_status pst__bucket_land(pst__operation *operation, pst_dtype dtype, size_t bytes);
-/* It goes out, behind what the filling stream was given: with a name, a source and pieces. */
+/* It goes out, behind what the stream of landings was given: with a name, a source and pieces. */
 pst_status pst__bucket_push(pst__operation *operation);
 /* How many buckets have gone out and hold their memory still. */
 size_t pst__bucket_held(pst__carrier *carrier);

@@ -15,7 +15,7 @@ static pst_status each_stream(pst__carrier *carrier,
             if (status == PST_OK && lanes[i] != NULL)
                 status = call(carrier, pst_lane_stream(lanes[i]));
     }
-    pst_stream *beside[] = {carrier->filling.own, carrier->copying};
+    pst_stream *beside[] = {carrier->filling.own, carrier->filling.own_landing, carrier->copying};
     for (size_t i = 0; i < sizeof beside / sizeof beside[0]; i++)
         if (status == PST_OK && beside[i] != NULL) status = call(carrier, beside[i]);
     return status;

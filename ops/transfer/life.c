@@ -27,12 +27,15 @@ pst_status pst__carrier_give_up(pst__carrier *carrier, pst_status status) {
 static pst_status create_filling(pst__carrier *carrier) {
     const pst_device_ops *ops = carrier->device->ops;
     pst__filling *filling = &carrier->filling;
-    filling->stream = carrier->compute;
+    filling->stream = filling->landing = carrier->compute;
     if (!carrier->asynchronous) return PST_OK;
     pst_status status = ops->event_create(carrier->device, 0, &filling->reached);
     if (status == PST_OK) status = ops->event_create(carrier->device, 0, &filling->filled);
     if (status == PST_OK) status = ops->stream_create(carrier->device, 0, &filling->own);
-    if (status == PST_OK) filling->stream = filling->own;
+    if (status == PST_OK) status = ops->stream_create(carrier->device, 0, &filling->own_landing);
+    if (status != PST_OK) return status;
+    filling->stream = filling->own;
+    filling->landing = filling->own_landing;
     return status;
 }
 
@@ -40,17 +43,29 @@ static void free_filling(pst__carrier *carrier) {
     const pst__filling *filling = &carrier->filling;
     pst_device *device = carrier->device;
     if (filling->own != NULL) device->ops->stream_destroy(device, filling->own);
+    if (filling->own_landing != NULL) device->ops->stream_destroy(device, filling->own_landing);
     if (filling->filled != NULL) device->ops->event_destroy(device, filling->filled);
     if (filling->reached != NULL) device->ops->event_destroy(device, filling->reached);
 }
 
 pst_status pst__fill_begin(pst__carrier *carrier) {
     pst__filling *filling = &carrier->filling;
+    pst_device *device = carrier->device;
     if (filling->own == NULL) return PST_OK;
     pst_status status = pst__fill_join(carrier);
     if (status == PST_OK) status = pst__carrier_record(carrier, filling->reached);
+    if (status == PST_OK) status = device->ops->stream_wait(device, filling->own, filling->reached);
     if (status != PST_OK) return status;
-    return carrier->device->ops->stream_wait(carrier->device, filling->own, filling->reached);
+    return device->ops->stream_wait(device, filling->own_landing, filling->reached);
+}
+
+pst_status pst__fill_land_behind(pst__carrier *carrier) {
+    pst__filling *filling = &carrier->filling;
+    pst_device *device = carrier->device;
+    if (filling->own == NULL) return PST_OK;
+    const pst_status status = device->ops->event_record(device, filling->filled, filling->own);
+    if (status != PST_OK) return status;
+    return device->ops->stream_wait(device, filling->own_landing, filling->filled);
 }
 
 pst_status pst__fill_end(pst__carrier *carrier) {

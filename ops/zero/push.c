@@ -84,6 +84,11 @@ static pst_status set_destination(pst_zero *engine, pst__operation *operation, p
                                        .accumulate = accumulate});
 }
 
+/* Its source was made, or what is added to was brought up, on the filling stream. */
+static int is_behind_copies(const pst_zero *engine, const pst__operation *operation) {
+    return operation->staging.memory != NULL || engine->options.shards_on_host;
+}
+
 static pst_status push_part(pst_zero *engine, pst__group *group, size_t index, pst__part part,
                             const void *const *sources, pst_dtype dtype, int accumulate) {
     const size_t bytes = part.count * group->layout.reduce_element_bytes;
@@ -96,6 +101,8 @@ static pst_status push_part(pst_zero *engine, pst__group *group, size_t index, p
     if (status == PST_OK)
         status = set_source(engine, operation, group, index, part, sources, dtype);
     if (status == PST_OK) status = set_destination(engine, operation, group, part, accumulate);
+    if (status == PST_OK && is_behind_copies(engine, operation))
+        status = pst__fill_land_behind(&engine->carrier);
     if (status != PST_OK) {
         pst__operation_give(&engine->carrier, operation);
         return pst__zero_fail(engine, status, "group '%s': its gradients could not go out",

@@ -1,6 +1,8 @@
 /* Gradients that go out from where they lie, over communicators that push. */
 #include "world.h"
 
+#include <time.h>
+
 /* Each group of four a parameter of 256 bytes a rank, which is pushed, and one that is not. */
 static model model_of_both(int stage) {
     model model = empty_model(stage);
@@ -21,10 +23,14 @@ static void begin(rank_state *state) {
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
 }
 
-static void reduce_groups(rank_state *state, size_t last) {
-    for (size_t g = state->model->group_count; g-- > last && state->failure[0] == '\0';)
+static void reduce_from(rank_state *state, size_t group, size_t last) {
+    for (size_t g = group; g-- > last && state->failure[0] == '\0';)
         backward_use(state, g);
     CHECK_OK(pst_zero_end_backward(state->engine));
+}
+
+static void reduce_groups(rank_state *state, size_t last) {
+    reduce_from(state, state->model->group_count, last);
 }
 
 static void count_reductions(rank_state *state) {
@@ -94,6 +100,73 @@ static void gradients_of_two_groups_are_lent(void **unused) {
     run_ranks_async(2, &model, count_what_is_lent, NULL);
 }
 
+/* ---- compute does not wait for peers ---- */
+
+static int has_passed, may_go; /* atomic */
+
+static pst_status note_passed(void *argument) {
+    (void)argument;
+    __atomic_store_n(&has_passed, 1, __ATOMIC_RELEASE); /* pairs with the load in becomes */
+    return PST_OK;
+}
+
+static int becomes(const int *flag) {
+    const struct timespec pause = {0, 1000000};
+    for (int i = 0; i < 20000; i++) {
+        if (__atomic_load_n(flag, __ATOMIC_ACQUIRE)) return 1;
+        (void)nanosleep(&pause, NULL);
+    }
+    return 0;
+}
+
+/* More parts of a gradient go out than there are buckets to land in, all of which are full as the
+ * other rank does not take any. Compute waits for copies of the group, but not for these. */
+static void reduce_alone(rank_state *state) {
+    const int nothing = 0;
+    for (size_t g = 3; g > 0; g--)
+        backward_use(state, g);
+    on_compute(state, note_passed, &nothing, sizeof nothing);
+    CHECK(becomes(&has_passed));
+    __atomic_store_n(&may_go, 1, __ATOMIC_RELEASE); /* pairs with the load in becomes */
+    reduce_from(state, 1, 0);
+}
+
+static void let_a_rank_be_late(rank_state *state) {
+    build_engine(state);
+    if (state->rank == 0) /* before the ranks meet in passes */
+        has_passed = may_go = 0;
+    for (int pass = 0; pass < 3 && state->failure[0] == '\0'; pass++) {
+        begin(state);
+        reduce_groups(state, 0);
+    }
+    DO(begin(state));
+    if (state->rank == 0) {
+        reduce_alone(state);
+    } else {
+        CHECK(becomes(&may_go));
+        reduce_groups(state, 0);
+    }
+    check_gradients(state, mean_of_step_1);
+}
+
+static void compute_does_not_wait_until_peers_take_gradients(void **unused) {
+    (void)unused;
+    model model = empty_model(1);
+    for (int g = 0; g < 4; g++) {
+        if (g < 3) add_shape(&model, 64, 16, 1);
+        add_shape(&model, 2, 8, 1); /* that of the last group opens the bucket for all of them */
+        close_group(&model);
+    }
+    model.bucket_bytes = 512;
+    model.part_bytes = 128;
+    model.push_bytes = 256;
+    const int pushing[] = {ON_ONE_SIDED, ON_CE};
+    for (size_t i = 0; i < 2; i++) {
+        model.device = pushing[i];
+        run_ranks_on_device(2, &model, let_a_rank_be_late, NULL);
+    }
+}
+
 /* The first group's parameters are the first two. */
 static float without_rank_1(const rank_state *state, size_t parameter, size_t element) {
     return mean_gradient(state->world, parameter < 2 ? 1u : ~0u, 1, parameter, element);
@@ -119,6 +192,7 @@ int main(void) {
         cmocka_unit_test(large_gradients_need_no_bucket),
         cmocka_unit_test(pushed_gradients_stay_until_they_are_added_up),
         cmocka_unit_test(gradients_of_two_groups_are_lent),
+        cmocka_unit_test(compute_does_not_wait_until_peers_take_gradients),
         cmocka_unit_test(a_rank_without_a_gradient_pushes_zeros),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
