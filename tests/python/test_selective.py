@@ -44,8 +44,9 @@ aten = torch.ops.aten
 class AttentionBlock(nn.Module):
     """Attention and a product, with random numbers behind each; takes its input by name."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, behind: float = 0.3) -> None:
         super().__init__()
+        self.behind = behind
         self.norm = nn.LayerNorm(8)
         self.up = nn.Linear(8, 24, bias=False)
         self.down = nn.Linear(8, 8)
@@ -57,7 +58,8 @@ class AttentionBlock(nn.Module):
             *parts, is_causal=True, dropout_p=self.dropout
         )
         mixed = torch.tanh(mixed.transpose(1, 2).reshape(x.shape))
-        return x + nn.functional.dropout(self.down(nn.functional.dropout(mixed, 0.3)), 0.3)
+        mixed = self.down(nn.functional.dropout(mixed, self.behind))
+        return x + nn.functional.dropout(mixed, self.behind)
 
 
 class InPlaceBlock(nn.Module):
@@ -75,10 +77,11 @@ class InPlaceBlock(nn.Module):
 
 
 class Varied(nn.Module):
-    def __init__(self, *dropouts: float) -> None:
+    def __init__(self, *dropouts: float, behind: float = 0.3) -> None:
         super().__init__()
         self.embed = nn.Linear(5, 8)
-        self.blocks = nn.ModuleList([*map(AttentionBlock, dropouts), InPlaceBlock()])
+        attention = (AttentionBlock(dropout, behind) for dropout in dropouts)
+        self.blocks = nn.ModuleList([*attention, InPlaceBlock()])
 
     def forward(self, x: torch.Tensor, rank: int = 0) -> torch.Tensor:
         x = self.embed(x)
@@ -93,8 +96,10 @@ class Eager(Varied):
 
 
 class Compiled(Varied):
+    """What is compiled and recomputed on a GPU draws from a generator that torch makes for it."""
+
     def __init__(self) -> None:
-        super().__init__(0.0)
+        super().__init__(0.0, behind=0.0 if DEVICE == "cuda" else 0.3)
 
 
 # ---- what is trained is the same -----------------------------------------------------------------

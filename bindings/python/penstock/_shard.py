@@ -193,8 +193,10 @@ def shard(
         with ``offload="activations"``, on a GPU, those whose copies hide beside compute offload
         them. Blocks that are called with more than was measured are recomputed, and after some such
         passes it is decided anew. Blocks are compiled by ``block.compile()``, before or after this
-        call; they recompute what the compiler finds that gradients need. What the model checkpoints
-        itself goes on so, and a warning says that nothing is done for it here.
+        call; they recompute what the compiler finds that gradients need, and on a GPU torch draws
+        their random numbers from another generator than those of blocks that recompute nothing.
+        What the model checkpoints itself goes on so, and a warning says that nothing is done for it
+        here.
     forward_methods : str or iterable of str
         Names of methods of the model or of blocks in which parameters are whole, as in a forward
         of theirs: ``generate`` where it calls parts of the model, an encoder's part alone. What
@@ -210,9 +212,8 @@ def shard(
         Penstock's ends them, is measured; where not all activations can be kept or offloaded, two
         more follow, in which one block of each kind recomputes selectively. Then the ranks decide
         alike, by the least memory and the slowest rank, for what saves most time; the log says
-        what. On GPUs torch's peak
-        (``torch.cuda.max_memory_allocated``) begins anew with what is measured. On the CPU bytes
-        are those that all of it may take.
+        what. On GPUs torch's peak (``torch.cuda.max_memory_allocated``) begins anew with what is
+        measured. On the CPU bytes are those that all of it may take.
     offload : str or list of them, optional
         "optimizer": shards, their gradients and the optimizer's states lie in the host's memory,
         pinned where the model is on a GPU, and the optimizer works there. The GPU has a copy of the
