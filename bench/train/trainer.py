@@ -154,7 +154,9 @@ def report(given: argparse.Namespace, trainer: Trainer, times: list[float]) -> N
 def main() -> None:
     """Train, by one of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--with", choices=("fsdp2", "penstock"), required=True)
+    parser.add_argument(
+        "--with", choices=("fsdp2", "penstock"), required=True, help="fsdp2: on GPUs"
+    )
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--sequence", type=int, default=2048)
     parser.add_argument("--batch", type=int, default=1, help="sequences of a rank")
@@ -166,6 +168,8 @@ def main() -> None:
     )
     parser.add_argument("--tiny", action="store_true", help="does it run?")
     given = parser.parse_args()
+    if getattr(given, "with") == "fsdp2" and not torch.cuda.is_available():
+        parser.error("--with fsdp2 wants GPUs: on CPUs Accelerate takes DDP instead")
     if getattr(given, "with") == "penstock":
         import penstock.accelerate
 

@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench" / "train"))
 os.environ["TORCH_COMPILE_OVERRIDE_BACKENDS"] = ">=0:aot_eager"
 
 import step  # noqa: E402
+import trainer  # noqa: E402
 
 FEW = ["--sequence", "16", "--warm", "2", "--steps", "2", "--alternations", "2"]
 BOTH = ["--ways", "fsdp2", "penstock"]
@@ -29,24 +30,14 @@ def measure(folder, name, *arguments):
     assert status == 0, Path(folder, name).read_text()
 
 
-def by_trainer(folder, name):
+def by_trainer(folder):
     """Call the main of trainer.py."""
-    import trainer
-
     few = ["--tiny", "--layers", "2", "--sequence", "32", "--warm", "2", "--steps", "3"]
-    sys.argv = ["trainer.py", "--with", name, *few]
+    sys.argv = ["trainer.py", "--with", "penstock", *few]
     with Path(folder, "by_trainer").open("a") as printed:
         os.dup2(printed.fileno(), sys.stdout.fileno())
     trainer.main()
     sys.stdout.flush()
-
-
-def by_trainer_with_fsdp2(folder):
-    by_trainer(folder, "fsdp2")
-
-
-def by_trainer_with_penstock(folder):
-    by_trainer(folder, "penstock")
 
 
 def compiled(folder):
