@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from causal_lm import QWEN3_8B
 from torch.utils.data import Dataset
 from transformers import (
     Qwen3Config,
@@ -31,14 +32,6 @@ from transformers import (
 )
 
 GIB = 1 << 30
-SHAPE = {
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 12288,
-    "vocab_size": 151936,
-}
 TINY = {
     "hidden_size": 32,
     "num_attention_heads": 4,
@@ -88,16 +81,8 @@ class Clock(TrainerCallback):
 
 def make_trainer(given: argparse.Namespace, folder: str, clock: Clock) -> Trainer:
     """Prepare the training, the same for both."""
-    shape = TINY if given.tiny else SHAPE
-    config = Qwen3Config(
-        num_hidden_layers=given.layers,
-        max_position_embeddings=given.sequence,
-        tie_word_embeddings=False,
-        use_cache=False,
-        pad_token_id=None,
-        eos_token_id=None,
-        **shape,
-    )
+    fields = QWEN3_8B | (TINY if given.tiny else {}) | {"num_hidden_layers": given.layers}
+    config = Qwen3Config(use_cache=False, pad_token_id=None, eos_token_id=None, **fields)
     set_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with device:
