@@ -16,11 +16,15 @@ static inline uint64_t random_seed(const char *test) {
     return seed;
 }
 
-/* How many programs a test draws: one of a seed that is given. The thread sanitizer, under which
- * each takes tens of times as long, sees a fourth of them in a run, and others in the next. */
-static inline int random_programs(int count) {
-    if (getenv("PST_SEED") != NULL) return 1;
+/* How many of a test's seeds are run: under the thread sanitizer, where each takes tens of times as
+ * long, the first fourth. */
+static inline uint64_t seeds_of(uint64_t count) {
     return UNDER_THREAD_SANITIZER ? (count + 3) / 4 : count;
+}
+
+/* How many programs a test draws, others in each run: one of a seed that is given. */
+static inline int random_programs(int count) {
+    return getenv("PST_SEED") != NULL ? 1 : (int)seeds_of((uint64_t)count);
 }
 
 /* splitmix64: a stream of numbers from a seed. */

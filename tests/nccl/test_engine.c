@@ -1,4 +1,5 @@
 /* A ZeRO engine on the device cuda, and the communicators nccl and ce. */
+#include "../random.h"
 #include "engine_rank.h"
 
 #include <penstock/copy_engine.h>
@@ -45,7 +46,7 @@ static void hooks_under_capture_are_refused(void **state) {
 
 static void steps_as_graphs_are_steps(void **state) {
     nccl_world *world = *state;
-    for (uint64_t seed = 1; seed <= 20; seed++) {
+    for (uint64_t seed = 1; seed <= seeds_of(20); seed++) {
         create_nccls(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, train_by_turns, 16);
         create_nccls(world, 1 + (int)(seed % 2));
@@ -176,7 +177,7 @@ static void create_ces(nccl_world *world, int count) {
 }
 
 static void train_over_copy_engines(nccl_world *world, uint64_t first) {
-    for (uint64_t seed = first; seed < first + 10; seed++) {
+    for (uint64_t seed = first; seed < first + seeds_of(10); seed++) {
         create_ces(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, train_by_turns, 16);
         create_ces(world, 1 + (int)(seed % 2));
@@ -200,7 +201,7 @@ static void gathers_may_make_their_copies(void **state) {
     nccl_world *world = *state;
     is_transient = 1;
     train_over_copy_engines(world, 21);
-    for (uint64_t seed = 1; seed <= 10; seed++) {
+    for (uint64_t seed = 1; seed <= seeds_of(10); seed++) {
         create_nccls(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, train_by_turns, 16);
         create_nccls(world, 1 + (int)(seed % 2));
@@ -212,9 +213,9 @@ static void gathers_may_make_their_copies(void **state) {
 static void the_host_trains_shards_of_its_own(void **state) {
     nccl_world *world = *state;
     shards_on_host = 1;
-    for (uint64_t seed = 1; seed <= 20; seed++) {
+    for (uint64_t seed = 1; seed <= seeds_of(20); seed++) {
         push_bytes = seed % 4 == 0 ? 64 : 0;
-        is_transient = seed > 10;
+        is_transient = seed % 3 == 0;
         create_nccls(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, train_on_host, 16);
         create_ces(world, 1 + (int)(seed % 2));
@@ -256,7 +257,7 @@ static void *launch_a_gather(void *argument) {
 
 static void a_graph_of_one_collective_is_launched_again(void **state) {
     nccl_world *world = *state;
-    for (uint64_t seed = 1; seed <= 20; seed++) {
+    for (uint64_t seed = 1; seed <= seeds_of(20); seed++) {
         create_ces(world, 1);
         fake_cuda_seed(seed);
         for (int i = 0; i < RANKS; i++)

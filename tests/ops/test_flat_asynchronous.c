@@ -34,7 +34,6 @@ static void train_while_nothing_moves(rank_state *state) {
 
 static void steps_do_not_wait_for_the_device(void **unused) {
     (void)unused;
-    static const int worlds[] = {1, 2, 4};
     model model = chain_model(3, 8, 16);
     model.bucket_bytes = 1024; /* more reductions than buckets */
     model.prefetch_ahead = 1;

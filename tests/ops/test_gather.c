@@ -3,8 +3,6 @@
 
 #include <unistd.h>
 
-static const int worlds[] = {1, 2, 4};
-
 static void on_all_worlds(const model *model, rank_body body) {
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
         run_ranks(worlds[i], model, body, NULL);

@@ -1,8 +1,6 @@
 /* Reductions into flat partitions: what each rank gets, what adds up, how long memory is held. */
 #include "partition_part.h"
 
-static const int worlds[] = {1, 2, 4};
-
 /* ---- running --------------------------------------------------------------------------------- */
 
 static void on_worlds(const variant *variant, rank_body body) {

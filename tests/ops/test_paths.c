@@ -100,7 +100,6 @@ static void on_all(const model *given, rank_body body) {
     for (int one = 0; one <= 1; one++) {
         model.one_comm = one;
         run_ranks(2, &model, body, NULL);
-        run_ranks_async(2, &model, body, NULL);
     }
 }
 
@@ -239,7 +238,6 @@ static void paths_in_any_order_are_right(void **unused) {
     model.seed = seed;
     model.delay_us = 20;
     run_ranks(2, &model, take_any, &seed);
-    run_ranks_async(2, &model, take_any, &seed);
 }
 
 int main(void) {

@@ -2,8 +2,6 @@
  * readers. */
 #include "world.h"
 
-static const int worlds[] = {1, 2, 4};
-
 static void on_all_worlds(const model *model, rank_body body) {
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
         run_ranks(worlds[i], model, body, NULL);
@@ -79,7 +77,7 @@ static void change_after_every_pass(rank_state *state) {
 
 static void shards_may_change_after_any_pass(void **unused) {
     (void)unused;
-    for (uint64_t seed = 1; seed <= 4; seed++)
+    for (uint64_t seed = 1; seed <= seeds_of(4); seed++)
         for (int stage = 1; stage <= 3; stage++) {
             model model = odd_model(stage);
             model.in_place = 1;
@@ -160,7 +158,7 @@ static void move_to_and_fro(rank_state *state) {
 
 static void shards_may_leave_their_places_and_come_back(void **unused) {
     (void)unused;
-    for (uint64_t seed = 1; seed <= 4; seed++) {
+    for (uint64_t seed = 1; seed <= seeds_of(4); seed++) {
         model model = seed % 2 ? chain_model(3, 1, 300) : odd_model(3);
         model.in_place = 1;
         model.delay_us = 40;

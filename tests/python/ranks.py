@@ -31,11 +31,10 @@ class World:
     def __init__(self, size: int) -> None:
         self.size = size
         self.folder = tempfile.TemporaryDirectory(prefix="penstock-ranks-")
-        store = os.path.join(self.folder.name, "store")
         pipes = [_start.Pipe() for _ in range(size)]
         self.pipes = [ours for ours, _ in pipes]
         self.processes = [
-            _start.Process(target=_serve, args=(rank, size, store, theirs), daemon=True)
+            _start.Process(target=_serve, args=(rank, size, self.folder.name, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self.processes:
@@ -68,8 +67,14 @@ class World:
         except (EOFError, ConnectionResetError):
             self.processes[rank].join()
             return False, f"died with exit code {self.processes[rank].exitcode}"
-        os.kill(self.processes[rank].pid, signal.SIGUSR1)  # where it is goes to its stderr
-        return False, "no answer in time"
+        return False, f"no answer in time; it is in\n{self._stack(rank)}"
+
+    def _stack(self, rank: int) -> str:
+        """Where the rank's threads are, as its handler of SIGUSR1 writes it."""
+        os.kill(self.processes[rank].pid, signal.SIGUSR1)
+        time.sleep(1)
+        with open(_stack_file(self.folder.name, rank)) as file:
+            return file.read()
 
     @property
     def alive(self) -> bool:
@@ -87,12 +92,16 @@ class World:
             raise RankError(f"processes {kept} are still there a minute after they were killed")
 
 
-def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
+def _stack_file(folder: str, rank: int) -> str:
+    return os.path.join(folder, f"stack-{rank}")
+
+
+def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
     faulthandler.enable()  # a rank that dies says where
-    faulthandler.register(signal.SIGUSR1)
+    faulthandler.register(signal.SIGUSR1, open(_stack_file(folder, rank), "w"))
     gc.freeze()  # what was imported is no garbage: no search for some has to look through it
     torch.set_num_threads(1)
     on_gpu = os.environ.get("PENSTOCK_TEST_DEVICE") == "cuda"
@@ -100,7 +109,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
         torch.cuda.set_device(rank)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=dist.FileStore(store, size),
+        store=dist.FileStore(os.path.join(folder, "store"), size),
         rank=rank,
         world_size=size,
         timeout=timedelta(seconds=60),
