@@ -101,7 +101,8 @@ def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
     import torch.distributed as dist
 
     faulthandler.enable()  # a rank that dies says where
-    faulthandler.register(signal.SIGUSR1, open(_stack_file(folder, rank), "w"))
+    stack = os.open(_stack_file(folder, rank), os.O_WRONLY | os.O_CREAT)
+    faulthandler.register(signal.SIGUSR1, stack)
     gc.freeze()  # what was imported is no garbage: no search for some has to look through it
     torch.set_num_threads(1)
     on_gpu = os.environ.get("PENSTOCK_TEST_DEVICE") == "cuda"
