@@ -16,10 +16,10 @@ static inline uint64_t random_seed(const char *test) {
     return seed;
 }
 
-/* How many of a test's seeds are run: under the thread sanitizer, where each takes tens of times as
- * long, the first fourth. */
+/* How many of a test's seeds are run: under a sanitizer, where each takes several times as long,
+ * the first fourth. */
 static inline uint64_t seeds_of(uint64_t count) {
-    return UNDER_THREAD_SANITIZER ? (count + 3) / 4 : count;
+    return UNDER_SANITIZER ? (count + 3) / 4 : count;
 }
 
 /* How many programs a test draws, others in each run: one of a seed that is given. */

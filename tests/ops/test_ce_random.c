@@ -10,7 +10,7 @@
 #define SOURCE_BYTES  ((size_t)40 << 10) /* at most */
 #define STAGING_BYTES ((size_t)56 << 10)
 #define PIECES        4
-#define PROGRAMS      (UNDER_THREAD_SANITIZER ? 12 : 40) /* one thread drives all ranks */
+#define PROGRAMS      (UNDER_SANITIZER ? 12 : 40) /* one thread drives all ranks */
 
 static const size_t unregistered_at = CE_HOME / 2;
 static const size_t destination_at = CE_HOME / 2 + ((size_t)128 << 10); /* two of 40 KiB */

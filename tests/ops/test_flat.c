@@ -45,11 +45,11 @@ static void train_body(rank_state *state) {
 
 static void every_step_is_right(void **unused) {
     (void)unused;
-    for (int world = 1; world <= MOST_RANKS; world++)
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
         for (int dtype = 0; dtype < 2; dtype++) {
             model model = trainable_model(dtype == 0 ? PST_FLOAT32 : PST_BFLOAT16);
             model.prefetch_bytes = 2000;
-            run_ranks(world, &model, train_body, NULL);
+            run_ranks(worlds[i], &model, train_body, NULL);
         }
 }
 
@@ -74,8 +74,8 @@ static void shards_in_opened_memory_are_gathered_from_there(void **unused) {
     model model = chain_model(3, 6, 33);
     model.in_place = 1;
     model.prefetch_bytes = 2000;
-    for (int world = 1; world <= MOST_RANKS; world++)
-        run_ranks(world, &model, in_place_body, NULL);
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
+        run_ranks(worlds[i], &model, in_place_body, NULL);
 }
 
 static void moved_body(rank_state *state) {

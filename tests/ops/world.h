@@ -13,9 +13,8 @@
 #include <sched.h>
 #include <time.h>
 
-/* How many ranks most models are tested with. The thread sanitizer looks at how threads meet, and
- * two ranks have them all. */
-#if UNDER_THREAD_SANITIZER
+/* How many ranks most models are tested with. Two have all that a sanitizer looks for. */
+#if UNDER_SANITIZER
 static const int worlds[] = {2};
 #else
 static const int worlds[] = {1, 2, 4};
