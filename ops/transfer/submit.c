@@ -201,7 +201,8 @@ static pst_status add_second_part(pst__operation *operation, size_t bytes) {
         pst_task_release(arrival);
         return PST_OK;
     }
-    /* The first part goes on alone, and the second never comes. */
+    /* The first part goes on alone, and is what is waited for: the second never comes. */
+    operation->task = arrival;
     pst_runtime_poison(operation->carrier->runtime, status,
                        "the second part of a collective got no task");
     pst__store_relaxed(&operation->failed, 1);

@@ -30,6 +30,7 @@ typedef struct board {
     size_t count;
     pst_status status; /* sticky */
     int is_aborted, readers;
+    int aborter; /* 1 + the rank whose abort made it fail, if one did */
     char text[256];
     uint64_t fail_at; /* this ticket fails, on all ranks; 0: none */
 } board;
@@ -378,6 +379,7 @@ static inline pst_status async_source_wait(pst_comm *comm, pst_stream *stream, u
 static inline pst_status async_abort(pst_comm *comm, pst_status status) {
     board *board = async_comm_of(comm)->board;
     (void)pthread_mutex_lock(&board->lock);
+    if (board->status == PST_OK) board->aborter = comm->rank + 1;
     board_fail(board, status, "aborted");
     board->is_aborted = 1;
     const pst_status result = board->readers > 0 ? PST_EBUSY : PST_OK;
@@ -388,7 +390,8 @@ static inline pst_status async_abort(pst_comm *comm, pst_status status) {
 static inline pst_status async_status(pst_comm *comm) {
     board *board = async_comm_of(comm)->board;
     (void)pthread_mutex_lock(&board->lock);
-    const pst_status status = board->status;
+    const int is_peers = board->aborter != 0 && board->aborter != comm->rank + 1;
+    const pst_status status = is_peers ? PST_EPEER : board->status;
     (void)pthread_mutex_unlock(&board->lock);
     return status;
 }

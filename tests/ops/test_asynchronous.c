@@ -439,6 +439,42 @@ static void a_collective_that_fails_after_its_launch_ends_the_training(void **un
     }
 }
 
+/* Of rank 0, whose reduction has got its first task then, and gets no second one. */
+static struct {
+    pst_runtime *runtime;
+    int calls;
+} stopped;
+
+static const char *stop_at_the_second_part(pst_comm *comm, const pst_collective *collective) {
+    (void)comm;
+    if (collective->kind == PST_REDUCE_SCATTER && ++stopped.calls == 3)
+        pst_runtime_poison(stopped.runtime, PST_ECANCELED, "stopped between two parts");
+    return "";
+}
+
+static void stop_between_two_parts(rank_state *state) {
+    DO(build_engine(state));
+    make_gradients(state, 1);
+    if (state->rank == 0) {
+        stopped.runtime = state->runtime;
+        stopped.calls = 0;
+        async_comm_of(state->reduce)->ops.path = stop_at_the_second_part;
+    }
+    pst_status status = PST_OK;
+    for (int i = 0; i < 40 && status == PST_OK; i++)
+        status = bare_step(state);
+    CHECK(state->rank == 0 ? stopped.calls >= 3 && status == PST_ECANCELED : is_trouble(status));
+    CHECK(text_has(state, state->rank == 0 ? "stopped between two parts" : ""));
+}
+
+static void a_reduction_without_its_second_part_ends_with_the_runtimes_error(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 4, 16);
+    model.deadline_ns = 5000000000u;
+    model.device = ON_ONE_SIDED;
+    run_ranks_on_device(2, &model, stop_between_two_parts, NULL);
+}
+
 static void meet_before_the_fault(rank_state *state) {
     DO(build_engine(state));
     make_gradients(state, 1);
@@ -548,6 +584,7 @@ int main(void) {
         cmocka_unit_test(reductions_go_out_between_the_gathers),
         cmocka_unit_test(ranks_that_leave_out_different_groups_keep_one_order),
         cmocka_unit_test(a_collective_that_fails_after_its_launch_ends_the_training),
+        cmocka_unit_test(a_reduction_without_its_second_part_ends_with_the_runtimes_error),
         cmocka_unit_test(a_call_of_the_device_that_fails_ends_all_ranks_or_none),
         cmocka_unit_test(what_runs_without_an_event_of_its_end_is_waited_for),
         cmocka_unit_test(destroying_in_mid_flight_does_not_hang),
