@@ -209,7 +209,8 @@ pst_status pst__bucket_land(pst__operation *operation, pst_dtype dtype, size_t b
     pst__carrier *carrier = operation->carrier;
     pst_collective *collective = &operation->work.collective;
     pst_bucket bucket;
-    const pst_status status = take(carrier, dtype, bytes, &bucket);
+    pst_status status = pst__fill_land(carrier);
+    if (status == PST_OK) status = take(carrier, dtype, bytes, &bucket);
     if (status != PST_OK) return status;
     operation->bucket = bucket.id;
     operation->has_bucket = 1;

@@ -90,6 +90,7 @@ pst_status pst__carrier_begin_capture(pst__carrier *carrier, void *native) {
     carrier->outside = carrier->compute;
     use_stream(carrier, stream);
     status = fork_from_compute(carrier);
+    carrier->filling.landing = pst_lane_stream(pst__queue_of(carrier, PST__REDUCE_LANE)->lane);
     if (status == PST_OK) status = begin_comms(carrier);
     if (status == PST_OK) return PST_OK;
     (void)pst__carrier_end_capture(carrier);
@@ -105,6 +106,7 @@ pst_status pst__carrier_end_capture(pst__carrier *carrier) {
     if (status == PST_OK) status = ended;
     device->ops->capture_end(device);
     use_stream(carrier, carrier->outside);
+    carrier->filling.landing = carrier->filling.own_landing;
     carrier->outside = NULL;
     device->ops->stream_destroy(device, captured);
     pst__operation_end_captured(carrier);

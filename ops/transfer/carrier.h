@@ -61,11 +61,14 @@ typedef struct pst__open_bucket {
 
 /* Where gradients are copied into buckets. On an asynchronous device that is a stream of its own:
  * compute goes on beside the copies. On others it is compute's. The same of buckets that peers
- * write to: which of them are free is waited for apart, as compute waits for copies. */
+ * write to: which of them are free is waited for apart, as compute waits for copies. Within a
+ * capture that is the stream which what is pushed goes out on: waits that no work follows would add
+ * up there, each of them an edge to all that is pushed later. */
 typedef struct pst__filling {
     pst_stream *stream, *landing; /* compute, or: */
     pst_stream *own, *own_landing;
     pst_event *reached; /* compute, by the latest gradients */
+    int is_landing;     /* behind that */
     pst_event *filled;  /* their copies */
     int is_apart;       /* compute does not wait for `filled` yet */
 } pst__filling;
@@ -221,7 +224,8 @@ pst_status pst__fill_begin(pst__carrier *carrier);
 pst_status pst__fill_end(pst__carrier *carrier);
 /* Compute waits for the copies that have begun. */
 pst_status pst__fill_join(pst__carrier *carrier);
-/* What is pushed next goes out behind the copies so far, too. */
+/* What is pushed next goes out behind compute, as the copies do; and behind the copies so far. */
+pst_status pst__fill_land(pst__carrier *carrier);
 pst_status pst__fill_land_behind(pst__carrier *carrier);
 
 #endif

@@ -54,9 +54,16 @@ pst_status pst__fill_begin(pst__carrier *carrier) {
     if (filling->own == NULL) return PST_OK;
     pst_status status = pst__fill_join(carrier);
     if (status == PST_OK) status = pst__carrier_record(carrier, filling->reached);
-    if (status == PST_OK) status = device->ops->stream_wait(device, filling->own, filling->reached);
-    if (status != PST_OK) return status;
-    return device->ops->stream_wait(device, filling->own_landing, filling->reached);
+    filling->is_landing = 0;
+    return status == PST_OK ? device->ops->stream_wait(device, filling->own, filling->reached)
+                            : status;
+}
+
+pst_status pst__fill_land(pst__carrier *carrier) {
+    pst__filling *filling = &carrier->filling;
+    if (filling->own == NULL || filling->is_landing) return PST_OK;
+    filling->is_landing = 1;
+    return carrier->device->ops->stream_wait(carrier->device, filling->landing, filling->reached);
 }
 
 pst_status pst__fill_land_behind(pst__carrier *carrier) {
@@ -65,7 +72,7 @@ pst_status pst__fill_land_behind(pst__carrier *carrier) {
     if (filling->own == NULL) return PST_OK;
     const pst_status status = device->ops->event_record(device, filling->filled, filling->own);
     if (status != PST_OK) return status;
-    return device->ops->stream_wait(device, filling->own_landing, filling->filled);
+    return device->ops->stream_wait(device, filling->landing, filling->filled);
 }
 
 pst_status pst__fill_end(pst__carrier *carrier) {

@@ -329,11 +329,24 @@ static int is_reduction(const pst__operation *operation) {
     return operation->wait_name != NULL && !is_gather(operation);
 }
 
+static int end_alike(const pst__operation *a, const pst__operation *b) {
+    return a->work.combine_apart == b->work.combine_apart && (a->then == NULL) == (b->then == NULL);
+}
+
+/* Within a capture each wait is an edge, and the last of those that end on one stream stands for
+ * all: the fewer edges, the fewer streams the graph is spread over. */
+static int is_waited_by_next(const pst__operation *operation, uint64_t last) {
+    const pst__operation *next = operation->next;
+    return operation->carrier->outside != NULL && next != NULL && is_reduction(next) &&
+           next->work.collective.ticket <= last && end_alike(operation, next);
+}
+
 static pst_status wait_reductions(const pst__queue *queue) {
     pst_status status = PST_OK;
     for (pst__operation *operation = queue->oldest; status == PST_OK && operation != NULL;
          operation = operation->next)
-        if (is_reduction(operation)) status = pst__operation_wait(operation);
+        if (is_reduction(operation) && !is_waited_by_next(operation, UINT64_MAX))
+            status = pst__operation_wait(operation);
     return status;
 }
 
@@ -385,7 +398,9 @@ pst_status pst__operation_follow_reductions(pst__carrier *carrier, uint64_t last
     for (pst__operation *operation = pst__queue_of(carrier, PST__REDUCE_LANE)->oldest;
          operation != NULL && operation->work.collective.ticket <= last && status == PST_OK;
          operation = operation->next) {
-        if (!is_reduction(operation) || operation->is_waited) continue;
+        if (!is_reduction(operation) || operation->is_waited ||
+            is_waited_by_next(operation, last))
+            continue;
         status = pst__operation_wait_launch(operation);
         if (status == PST_OK) status = pst__operation_wait(operation);
     }
