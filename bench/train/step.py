@@ -172,7 +172,7 @@ def account(way: Implementation, tokens: torch.Tensor) -> dict[str, int]:
     parts["optimizer"] = bytes_of([x for x in states if isinstance(x, torch.Tensor)])
     if way.is_penstock:
         stats = library.stats(way.model, reset=True)
-        parts["padding of shards"] = max(0, stats.places_reserved - parts["parameters"])
+        parts["beside shards"] = max(0, stats.places_reserved - parts["parameters"])
         parts["gathered"] = stats.arena_reserved
         parts["copies and buckets"] = stats.sources_reserved
         parts["staging"] = stats.staging_reserved

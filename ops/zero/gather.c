@@ -136,6 +136,10 @@ pst_status pst__gather_guard_shards(pst_zero *engine) {
 static pst_status take_memory(pst_zero *engine, pst__group *group, size_t offset) {
     size_t bytes = group->layout.gathered_bytes;
     pst_status status = PST_EBUSY;
+    if (group->layout.is_within) { /* for good */
+        group->gathered.lease = (pst_lease){.memory = group->copy.memory};
+        return PST_OK;
+    }
     if (offset != PST__ANYWHERE)
         status =
             pst_arena_acquire_at(engine->carrier.gathered, offset, bytes, &group->gathered.lease);
@@ -219,7 +223,8 @@ static pst_status issue(pst_zero *engine, uint32_t index, size_t offset) {
     if (status != PST_OK) return status;
     status = submit(engine, index, fresh);
     if (status != PST_OK) {
-        if (fresh) pst_arena_release(engine->carrier.gathered, &group->gathered.lease, NULL);
+        if (fresh && !group->layout.is_within)
+            pst_arena_release(engine->carrier.gathered, &group->gathered.lease, NULL);
         return status;
     }
     return pst__gather_state_step(&group->gathered.state, PST__STEP_ISSUE);

@@ -66,14 +66,28 @@ static void place_member(pst__layout *layout, pst__member *member, size_t world,
             overflow);
 }
 
+static void place_within(pst__layout *layout, size_t world, size_t rank) {
+    const size_t element = layout->gather_element_bytes;
+    for (size_t i = 0; i < layout->member_count; i++) {
+        pst__member *member = &layout->members[i];
+        const size_t first = pst__rows_of(member->rows, world, rank).first;
+        member->shard_element = member->gathered_offset / element + first * member->row_elements;
+    }
+    layout->shard_elements = layout->gathered_bytes / element;
+}
+
+static size_t source_of(const pst__layout *layout, const pst__member *member, size_t destination) {
+    return layout->is_within ? destination : member->shard_element * layout->gather_element_bytes;
+}
+
 static void add_segments(pst__layout *layout, const pst__member *member, size_t world) {
     size_t row_bytes = member->row_elements * layout->gather_element_bytes;
     for (size_t rank = 0; rank < world; rank++) {
         pst__rows rows = pst__rows_of(member->rows, world, rank);
         if (rows.count * row_bytes == 0) continue;
-        const pst_segment segment = {
-            (uint32_t)rank, member->shard_element * layout->gather_element_bytes,
-            member->gathered_offset + rows.first * row_bytes, rows.count * row_bytes};
+        const size_t to = member->gathered_offset + rows.first * row_bytes;
+        const pst_segment segment = {(uint32_t)rank, source_of(layout, member, to), to,
+                                     rows.count * row_bytes};
         layout->moves |= segment.source != segment.destination;
         layout->segments[layout->segment_count++] = segment;
     }
@@ -86,12 +100,14 @@ static void check_totals(const pst__layout *layout, size_t world, int *overflow)
     (void)multiply(multiply(layout->member_count, world, overflow), sizeof(pst_cast) * 4, overflow);
 }
 
-pst_status pst__layout_build(const pst__heap *heap, pst__layout *layout, size_t world) {
+pst_status pst__layout_build(const pst__heap *heap, pst__layout *layout, size_t world,
+                             size_t rank) {
     int overflow = 0;
     for (size_t i = 0; i < layout->member_count; i++)
         place_member(layout, &layout->members[i], world, &overflow);
     check_totals(layout, world, &overflow);
     if (overflow) return PST_EINVAL;
+    if (layout->is_within) place_within(layout, world, rank);
     layout->segment_capacity = layout->member_count * world;
     layout->segments = pst__heap_alloc(heap, layout->segment_capacity * sizeof *layout->segments);
     if (layout->segments == NULL) return PST_ENOMEM;

@@ -176,6 +176,15 @@ static pst_status take_members(pst_zero *engine, pst__group *group,
     return PST_OK;
 }
 
+/* Stages 1 and 2 hold for good what they have gathered. Where peers read memory that was opened to
+ * them, shards that are gathered as they are lie within. */
+static int lies_within(const pst_zero *engine, const pst__group *group) {
+    const pst_zero_options *options = &engine->options;
+    return options->stage < 3 && engine->carrier.world > 1 &&
+           options->gather_comm->ops->open_memory != NULL && !options->shards_on_host &&
+           group->gather_dtype == group->dtype && !group->is_filled_outside;
+}
+
 static pst_status build_group(pst_zero *engine, pst__group *group,
                               const pst_group_options *options) {
     *group =
@@ -189,10 +198,12 @@ static pst_status build_group(pst_zero *engine, pst__group *group,
     group->layout.element_bytes = pst_dtype_size(options->dtype);
     group->layout.gather_element_bytes = pst_dtype_size(options->gather_dtype);
     group->layout.reduce_element_bytes = pst_dtype_size(options->reduce_dtype);
+    group->layout.is_within = lies_within(engine, group);
     pst_status status = name_group(engine, group, options->name);
     if (status == PST_OK) status = take_members(engine, group, options);
     if (status == PST_OK)
-        status = pst__layout_build(engine->carrier.heap, &group->layout, engine->carrier.world);
+        status = pst__layout_build(engine->carrier.heap, &group->layout, engine->carrier.world,
+                                   engine->carrier.rank);
     group->layout.moves |= pst__is_transient(engine, group);
     if (status == PST_OK)
         status = engine->carrier.device->ops->event_create(engine->carrier.device, 0,

@@ -181,11 +181,12 @@ static pst_status alloc_buckets(pst_zero *engine) {
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-/* Stages 1 and 2 hold all groups for ever: one segment for them. */
+/* Stages 1 and 2 hold all groups for ever: one segment for those that are no shards' places. */
 static pst_status alloc_resident(pst_zero *engine) {
     size_t bytes = 0;
     if (engine->options.stage == 3) return PST_OK;
     for (size_t i = 0; i < engine->group_count; i++) {
+        if (engine->groups[i].layout.is_within) continue;
         size_t more = pst__round_up(engine->order.bytes[i], PST_ARENA_ALIGNMENT);
         bytes = more > SIZE_MAX - bytes ? SIZE_MAX : bytes + more;
     }

@@ -34,15 +34,19 @@ static size_t reduced_after(const pst__order *order, uint32_t index) {
     return SIZE_MAX;
 }
 
+/* One rank alone does, and all of whom it lies within what is gathered. */
+static int reads_shard(const pst__layout *layout) {
+    return !layout->moves || layout->is_within;
+}
+
 /* All gathers of it have their turn before its reduction. In stages 1 and 2 what was gathered stays
- * as it is until the next forward, but for one rank alone, whose compute reads the shard: then it
- * has to be used once. */
+ * as it is until the next forward, unless compute reads the shard: then it has to be used once. */
 static int is_gathered_before(const pst_zero *engine, uint32_t index) {
     const pst__order *order = &engine->order;
     const size_t after = reduced_after(order, index);
     if (after == SIZE_MAX) return 0;
     if (engine->options.stage < 3)
-        return engine->groups[index].layout.moves ||
+        return !reads_shard(&engine->groups[index].layout) ||
                order->first_period[index] == order->last_period[index];
     for (size_t i = after; i < order->gathers.count; i++)
         if (order->gathers.turns[i].group == index) return 0;

@@ -186,11 +186,17 @@ static size_t reserved_by(const pst_arena *arena) {
     return stats.reserved;
 }
 
-static size_t shard_bytes(const pst_zero *engine) {
-    size_t bytes = 0;
-    for (uint32_t i = 0; i < engine->group_count; i++)
-        bytes += engine->groups[i].layout.shard_elements * engine->groups[i].layout.element_bytes;
-    return bytes;
+/* Of the rank's own rows; and what others' rows take beside those that lie within. */
+static size_t shard_bytes(const pst_zero *engine, size_t *others) {
+    size_t own = *others = 0;
+    for (uint32_t i = 0; i < engine->group_count; i++) {
+        const pst__layout *layout = &engine->groups[i].layout;
+        const size_t bytes = layout->shard_elements * layout->element_bytes;
+        const size_t part = layout->is_within ? bytes / engine->carrier.world : bytes;
+        own += part;
+        *others += bytes - part;
+    }
+    return own;
 }
 
 void pst__zero_post(pst_zero *engine) {
@@ -198,6 +204,8 @@ void pst__zero_post(pst_zero *engine) {
     if (page == NULL || engine->carrier.outside != NULL) return; /* nothing runs in a capture */
     pst_zero_stats stats = {.size = sizeof stats};
     pst_zero_get_stats(engine, &stats);
+    size_t others;
+    const size_t own = shard_bytes(engine, &others);
     const pst_page_engine figures = {
         .passes = stats.forwards + stats.backwards,
         .gathers = stats.gathers,
@@ -210,8 +218,8 @@ void pst__zero_post(pst_zero *engine) {
         .stalled_ns = stats.device_gather_ns + stats.device_reduce_ns,
         .timed_waits = stats.timed_waits,
         .untimed_waits = stats.untimed_waits,
-        .shard_bytes = shard_bytes(engine),
-        .gathered_bytes = stats.arena_reserved,
+        .shard_bytes = own,
+        .gathered_bytes = stats.arena_reserved + others,
         .bucket_bytes = stats.sources_reserved + stats.staging_reserved,
     };
     pst__page_post(page, &figures);

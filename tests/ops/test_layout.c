@@ -76,7 +76,7 @@ static void frozen_parameters_take_no_room_among_gradients(void **unused) {
     layout.members = pst__heap_alloc(heap, 2 * sizeof *layout.members);
     layout.members[0] = (pst__member){.rows = 100, .row_elements = 100};
     layout.members[1] = (pst__member){.rows = 4, .row_elements = 16, .trainable = 1};
-    assert_int_equal(pst__layout_build(heap, &layout, 2), PST_OK);
+    assert_int_equal(pst__layout_build(heap, &layout, 2, 0), PST_OK);
     assert_int_equal(layout.gradient_elements, 32);
     assert_int_equal(layout.gradient_bytes_whole, 4 * 16 * 4);
     pst__layout_free(heap, &layout);
@@ -95,8 +95,39 @@ static void only_one_rank_alone_gathers_nothing(void **unused) {
         layout.member_count = 1;
         layout.members = pst__heap_alloc(heap, sizeof *layout.members);
         layout.members[0] = (pst__member){.rows = 0, .row_elements = 8};
-        assert_int_equal(pst__layout_build(heap, &layout, world), PST_OK);
+        assert_int_equal(pst__layout_build(heap, &layout, world, 0), PST_OK);
         assert_int_equal(layout.moves, world > 1);
+        pst__layout_free(heap, &layout);
+    }
+    pst_runtime_destroy(runtime);
+}
+
+/* Each rank reads of the others where it writes to, and nothing of its own moves. */
+static void a_shard_may_lie_within_what_is_gathered(void **unused) {
+    (void)unused;
+    pst_runtime *runtime;
+    assert_int_equal(pst_runtime_create(NULL, &runtime), PST_OK);
+    const pst__heap *heap = pst__runtime_heap(runtime);
+    for (size_t rank = 0; rank < 3; rank++) {
+        pst__layout layout = {.element_bytes = 2,
+                              .gather_element_bytes = 2,
+                              .reduce_element_bytes = 4,
+                              .is_within = 1,
+                              .member_count = 2};
+        layout.members = pst__heap_alloc(heap, 2 * sizeof *layout.members);
+        layout.members[0] = (pst__member){.rows = 4, .row_elements = 5, .trainable = 1};
+        layout.members[1] = (pst__member){.rows = 6, .row_elements = 8, .trainable = 1};
+        assert_int_equal(pst__layout_build(heap, &layout, 3, rank), PST_OK);
+        assert_int_equal(layout.shard_elements * 2, layout.gathered_bytes);
+        for (size_t m = 0; m < 2; m++) {
+            const pst__member *member = &layout.members[m];
+            const size_t first = pst__rows_of(member->rows, 3, rank).first * member->row_elements;
+            assert_int_equal(member->shard_element * 2, member->gathered_offset + first * 2);
+        }
+        assert_int_equal(layout.segment_count, 5); /* of four rows the last rank has none */
+        for (size_t i = 0; i < layout.segment_count; i++)
+            assert_int_equal(layout.segments[i].source, layout.segments[i].destination);
+        assert_true(layout.moves);
         pst__layout_free(heap, &layout);
     }
     pst_runtime_destroy(runtime);
@@ -125,6 +156,7 @@ int main(void) {
         cmocka_unit_test(offsets_are_aligned_and_do_not_overlap),
         cmocka_unit_test(frozen_parameters_take_no_room_among_gradients),
         cmocka_unit_test(only_one_rank_alone_gathers_nothing),
+        cmocka_unit_test(a_shard_may_lie_within_what_is_gathered),
         cmocka_unit_test(illegal_transitions_leave_the_state),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

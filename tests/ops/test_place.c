@@ -42,6 +42,41 @@ static void places_are_where_peers_read_memory_that_was_opened(void **unused) {
     on_all_worlds(&model, look_for_places);
 }
 
+static void look_at_what_is_gathered(rank_state *state) {
+    DO(build_engine(state));
+    CHECK_OK(pst_zero_begin_forward(state->engine, 0));
+    for (size_t g = 0; g < state->model->group_count && state->failure[0] == '\0'; g++) {
+        void *memory = NULL;
+        CHECK_OK(pst_zero_gather(state->engine, state->groups[g]));
+        CHECK_OK(pst_zero_wait(state->engine, state->groups[g], &memory));
+        CHECK(memory != NULL);
+        CHECK((memory == (void *)state->shards[g]) ==
+              (has_places(state) && state->model->stage < 3) || state->world == 1);
+        end_use(state, g);
+    }
+    CHECK_FINE();
+    CHECK_OK(pst_zero_end_forward(state->engine));
+    if (has_places(state) && state->world > 1 && state->model->stage < 3)
+        CHECK(stats_of(state).arena_reserved == 0);
+    for (uint64_t step = 1; step <= 4; step++)
+        DO(train_step(state, step)); /* compares with what one rank alone would have */
+}
+
+static void shards_lie_within_what_stages_1_and_2_gather(void **unused) {
+    (void)unused;
+    for (uint64_t seed = 1; seed <= seeds_of(4); seed++)
+        for (int stage = 1; stage <= 3; stage++) {
+            model model = odd_model(stage);
+            model.in_place = 1;
+            model.bucket_bytes = 256;
+            model.delay_us = 40;
+            model.seed = seed;
+            on_all_worlds(&model, look_at_what_is_gathered);
+            model.gather_dtype = PST_BFLOAT16;
+            on_all_worlds(&model, look_at_what_is_gathered);
+        }
+}
+
 static void bind_askew(rank_state *state) {
     char text[1024] = "";
     DO(build_engine(state));
@@ -170,6 +205,7 @@ static void shards_may_leave_their_places_and_come_back(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(places_are_where_peers_read_memory_that_was_opened),
+        cmocka_unit_test(shards_lie_within_what_stages_1_and_2_gather),
         cmocka_unit_test(a_shard_in_a_part_of_its_place_is_refused),
         cmocka_unit_test(shards_may_change_after_any_pass),
         cmocka_unit_test(gathers_that_are_launched_late_do_not_wait_for_later_writes),

@@ -192,10 +192,12 @@ static void use_the_first_group_again(trainer *it, int early) {
     trainer_end_backward(it);
 }
 
-/* In stages 1 and 2 what is gathered lies apart from the shards, but for one rank alone. */
+/* In stages 1 and 2 what is gathered lies apart from the shards, but for one rank alone, and where
+ * peers read memory that was opened to them. */
 static void use_a_group_twice(rank_state *state) {
     const int early = *(const int *)state->argument, stage = state->model->stage;
-    const int stays = stage < 3 ? state->world == 1 : early;
+    const int is_shard = state->world == 1 || state->gather->ops->open_memory != NULL;
+    const int stays = stage < 3 ? is_shard : early;
     trainer *it = open_trainer(state);
     CHECK_FINE();
     for (int i = 0; i < 7; i++) {
