@@ -398,8 +398,7 @@ pst_status pst__operation_follow_reductions(pst__carrier *carrier, uint64_t last
     for (pst__operation *operation = pst__queue_of(carrier, PST__REDUCE_LANE)->oldest;
          operation != NULL && operation->work.collective.ticket <= last && status == PST_OK;
          operation = operation->next) {
-        if (!is_reduction(operation) || operation->is_waited ||
-            is_waited_by_next(operation, last))
+        if (!is_reduction(operation) || operation->is_waited || is_waited_by_next(operation, last))
             continue;
         status = pst__operation_wait_launch(operation);
         if (status == PST_OK) status = pst__operation_wait(operation);

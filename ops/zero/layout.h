@@ -39,7 +39,7 @@ typedef struct pst__layout {
     size_t gathered_bytes;
     size_t gradient_bytes_whole; /* of the whole trainable parameters, as they travel */
     int moves; /* what is gathered lies otherwise than in a shard: always, but for one rank alone */
-    int is_within; /* the shard lies within what is gathered; set before it is built */
+    int is_within;         /* the shard lies within what is gathered; set before it is built */
     pst_segment *segments; /* of the group's all-gather */
     size_t segment_count, segment_capacity;
 } pst__layout;

@@ -72,7 +72,7 @@ void pst__cuda_kernels_unload(pst__cuda *cuda) {
 
 /* Small enough that all processors have several blocks, as far as that makes sense. */
 static unsigned block_bytes_for(const pst__cuda *cuda, size_t bytes) {
-    enum { STEP = 4096, MOST = 16 * STEP, BLOCKS_EACH = 8 };
+    enum { STEP = 4096, MOST = 2 * STEP, BLOCKS_EACH = 8 };
     const size_t share = bytes / ((size_t)cuda->processors * BLOCKS_EACH);
     return share >= MOST ? MOST : (unsigned)(share / STEP + 1) * STEP;
 }

@@ -24,12 +24,16 @@ typedef struct engine_rank {
     pst_local_world *place;
     pst_comm *host;
     pst_exchange exchange;
+    char *rows[GROUPS]; /* this rank's, of each group's shard */
 } engine_rank;
 
 static engine_rank engines[RANKS];
 static int time_waits;
 static size_t push_bytes; /* 0: nothing is that large */
+static size_t part_bytes; /* 0: all goes out whole */
 static int shards_on_host;
+static int stage = 3;
+static int is_in_place;  /* shards lie where the engine has places for them */
 static int is_transient; /* gathers make their communication copies, in bf16, which holds values */
 static int fills;        /* what is gathered is made by fill_copy */
 
@@ -47,8 +51,8 @@ static inline void consumed(void *context, uint32_t group) {
 
 static inline pst_status fill_copy(void *context, uint32_t group, void *copy) {
     const engine_rank *self = context;
-    const pst_cast all = {copy, self->rank->memory + SHARD + group * APART,
-                          self->alone != NULL ? VALUES : VALUES / RANKS, PST_FLOAT32, PST_FLOAT32};
+    const pst_cast all = {copy, self->rows[group], self->alone != NULL ? VALUES : VALUES / RANKS,
+                          PST_FLOAT32, PST_FLOAT32};
     pst_device *device = self->rank->device;
     return device->ops->cast_scale_copy(device, self->rank->stream, &all, 1, 1.0);
 }
@@ -67,7 +71,7 @@ static inline pst_status create_engine(engine_rank *self) {
     pst_comm *gather = self->alone != NULL ? self->alone : rank->comm;
     const pst_zero_options options = {.size = sizeof options,
                                       .name = "net",
-                                      .stage = 3,
+                                      .stage = stage,
                                       .gather_comm = gather,
                                       .reduce_comm = self->reduce != NULL ? self->reduce : gather,
                                       .replica_comm = self->alone != NULL ? rank->comm : NULL,
@@ -75,6 +79,7 @@ static inline pst_status create_engine(engine_rank *self) {
                                       .compute = self->compute,
                                       .bucket_bytes = 4096,
                                       .push_bytes = push_bytes,
+                                      .part_bytes = part_bytes,
                                       .gradient_target = give_target,
                                       .gradients_consumed = consumed,
                                       .callback_context = self,
@@ -103,6 +108,17 @@ static inline pst_status add_block(engine_rank *self) {
     return status == PST_OK ? pst_zero_add_group(self->engine, &group, &index) : status;
 }
 
+static inline pst_status bind_shard(engine_rank *self, uint32_t group) {
+    void *place = NULL;
+    pst_parameter_layout layout;
+    pst_status status = pst_zero_parameter_layout(self->engine, group, group, &layout);
+    if (status == PST_OK && is_in_place) status = pst_zero_shard_place(self->engine, group, &place);
+    if (status != PST_OK) return status;
+    char *shard = place != NULL ? place : self->rank->memory + SHARD + group * APART;
+    self->rows[group] = shard + layout.shard_offset;
+    return pst_zero_bind_shard(self->engine, group, shard);
+}
+
 static inline void *build(void *argument) {
     engine_rank *self = &engines[((nccl_rank *)argument)->rank];
     self->rank = argument;
@@ -111,7 +127,7 @@ static inline void *build(void *argument) {
         self->status = add_block(self);
     if (self->status == PST_OK) self->status = pst_zero_seal(self->engine);
     for (uint32_t i = 0; i < GROUPS && self->status == PST_OK; i++)
-        self->status = pst_zero_bind_shard(self->engine, i, self->rank->memory + SHARD + i * APART);
+        self->status = bind_shard(self, i);
     return NULL;
 }
 
@@ -197,11 +213,11 @@ static inline pst_status update(engine_rank *self, double by) {
     char *memory = self->rank->memory;
     pst_status status = PST_OK;
     for (uint32_t i = 0; i < GROUPS && shards_on_host; i++)
-        scale_on_host(self, memory + SHARD + i * APART, memory + AREA / 2 + i * APART, by);
+        scale_on_host(self, self->rows[i], memory + AREA / 2 + i * APART, by);
     if (shards_on_host) return pst_zero_updated(self->engine);
     for (uint32_t i = 0; i < GROUPS && status == PST_OK; i++)
-        status = scale(self, memory + SHARD + i * APART, memory + AREA / 2 + i * APART,
-                       (size_t)own_of(self), by, PST_FLOAT32);
+        status = scale(self, self->rows[i], memory + AREA / 2 + i * APART, (size_t)own_of(self), by,
+                       PST_FLOAT32);
     return status == PST_OK ? pst_zero_updated(self->engine) : status;
 }
 
@@ -345,7 +361,7 @@ static inline void *train_on_host(void *argument) {
 }
 
 static inline float *shard_of(const nccl_rank *rank, int group) {
-    return (float *)(void *)(rank->memory + SHARD + group * APART);
+    return (float *)(void *)engines[rank->rank].rows[group];
 }
 
 /* Replicas have the same ones. */

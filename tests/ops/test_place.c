@@ -51,7 +51,8 @@ static void look_at_what_is_gathered(rank_state *state) {
         CHECK_OK(pst_zero_wait(state->engine, state->groups[g], &memory));
         CHECK(memory != NULL);
         CHECK((memory == (void *)state->shards[g]) ==
-              (has_places(state) && state->model->stage < 3) || state->world == 1);
+                  (has_places(state) && state->model->stage < 3) ||
+              state->world == 1);
         end_use(state, g);
     }
     CHECK_FINE();

@@ -10,16 +10,9 @@ and then an ordinary training loop. Names are imported when they are first used,
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import penstock._fork  # noqa: F401 - it has to see every fork
-
-if "torch" not in sys.modules or not sys.modules["torch"].cuda.is_initialized():
-    # Read when CUDA starts. Streams that share one of the GPU's queues wait for each other, and
-    # with the usual eight compute would for copies, and copies for other ranks.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 if TYPE_CHECKING:
     from penstock._adamw import AdamW
