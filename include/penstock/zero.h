@@ -502,8 +502,9 @@ typedef struct pst_zero_stats {
     uint64_t device_gather_ns, device_reduce_ns;
     uint64_t timed_waits;   /* that these are the sum of */
     uint64_t untimed_waits; /* that are missing in them: too many at once, or an event failed */
-    /* Bytes reserved, beside arena_reserved: for shards (pst_zero_shard_place); for communication
-     * copies and buckets; for what reductions bring together before they sum it. */
+    /* Bytes reserved, beside arena_reserved: for shards, and what is gathered around them
+     * (pst_zero_shard_place); for communication copies and buckets; for what reductions bring
+     * together before they sum it. */
     size_t places_reserved, sources_reserved, staging_reserved;
     uint64_t replayed_passes; /* of planned ones: their collectives were one sealed graph */
     uint64_t updates;         /* groups that were updated behind their reductions */

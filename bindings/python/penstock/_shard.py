@@ -115,7 +115,10 @@ def shard(
         the compute leaves.
     stage : int
         1: optimizer states are sharded, and gradients when they are reduced; 2: gradients travel
-        while the backward runs; 3: parameters are sharded too, and whole only around their use.
+        while the backward runs; 3: parameters are sharded too, and whole only around their use. In
+        stages 1 and 2 over "ce" shards that are gathered in their own dtype lie within the whole
+        parameters. With ``AdamW(in_backward=True)``, which needs no gradients, stage 2 then takes
+        less memory, and less time, than stage 3 with ``memory="auto"`` where all may stay.
     blocks : str, class, module, iterable of these, or callable, optional
         What is gathered as one: names or patterns of modules, classes, modules, or a predicate over
         (name, module). Left out: elements of ``nn.ModuleList``, or the layers that repeat. Large

@@ -69,8 +69,9 @@ class Stats:
     plan_peak, plan_lower_bound : int
         Bytes that the training plan needs, and the least any plan could need; 0 before it exists.
     places_reserved, sources_reserved, staging_reserved : int
-        Bytes reserved beside ``arena_reserved``: where shards lie for their peers to read; for
-        copies of shards in another dtype, and buckets; for what reductions bring together.
+        Bytes reserved beside ``arena_reserved``: where shards lie for their peers to read, and in
+        stages 1 and 2 what is gathered around them; for copies of shards in another dtype, and
+        buckets; for what reductions bring together.
     kept_blocks, selective_blocks, recomputed_blocks, offloaded_blocks : int
         With ``checkpoint=`` or ``offload=``: blocks that keep their activations on the device,
         among those that might do otherwise, that keep those which are dear to recompute, that
