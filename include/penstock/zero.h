@@ -251,9 +251,9 @@ PST_API pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const vo
 
 /* 1: the backward that runs may update this group behind its reduction: on an asynchronous device,
  * by plan, where every gradient was there when that was last agreed on, so that no group is
- * reported twice; where no gather of it comes behind its reduction, and for one rank alone in
- * stages 1 and 2 where the forward has used it once; and where AdamW takes its dtype. Between
- * begin_backward and the first gradients. */
+ * reported twice; where no gather of it comes behind its reduction, and in stages 1 and 2, of one
+ * rank alone and of shards that lie within what is gathered, where the forward has used it once;
+ * and where AdamW takes its dtype. Between begin_backward and the first gradients. */
 PST_API int pst_zero_may_update(const pst_zero *engine, uint32_t group);
 
 /* Updates such groups behind their reductions, by AdamW: those whose trainable parameters all have
