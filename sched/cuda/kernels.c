@@ -70,18 +70,21 @@ void pst__cuda_kernels_unload(pst__cuda *cuda) {
 
 /* ---- launching -------------------------------------------------------------------------- */
 
-/* Small enough that all processors have several blocks, as far as that makes sense. */
-static unsigned block_bytes_for(const pst__cuda *cuda, size_t bytes) {
-    enum { STEP = 4096, MOST = 2 * STEP, BLOCKS_EACH = 8 };
+enum { STEP = 4096, MOST_COPIED = 2 * STEP, MOST_SUMMED = 16 * STEP };
+
+/* Small enough that all processors have several blocks, as far as that makes sense; and `most`,
+ * which is less of what is copied: then products beside it soon have their processors back. */
+static unsigned block_bytes_for(const pst__cuda *cuda, size_t bytes, unsigned most) {
+    enum { BLOCKS_EACH = 8 };
     const size_t share = bytes / ((size_t)cuda->processors * BLOCKS_EACH);
-    return share >= MOST ? MOST : (unsigned)(share / STEP + 1) * STEP;
+    return share >= most ? most : (unsigned)(share / STEP + 1) * STEP;
 }
 
 /* So large that there are no more than `most` blocks (0: any number). */
 static unsigned limited_block_bytes(const pst__cuda *cuda, size_t bytes, unsigned most) {
-    const unsigned free = block_bytes_for(cuda, bytes);
-    const size_t share = most == 0 ? 0 : (bytes / most / 4096 + 1) * 4096;
-    return share <= free ? free : share < UINT32_MAX ? (unsigned)share : UINT32_MAX / 4096 * 4096;
+    const unsigned free = block_bytes_for(cuda, bytes, MOST_SUMMED);
+    const size_t share = most == 0 ? 0 : (bytes / most / STEP + 1) * STEP;
+    return share <= free ? free : share < UINT32_MAX ? (unsigned)share : UINT32_MAX / STEP * STEP;
 }
 
 static size_t blocks_of(size_t bytes, unsigned block_bytes) {
@@ -174,7 +177,7 @@ static pst_status launch_table(pst__cuda *cuda, CUstream stream, pst_cuda_cast_m
     for (unsigned i = 0; i < table->piece_count; i++)
         work += work_of(&table->piece[i]);
     if (work == 0) return PST_OK;
-    table->block_bytes = block_bytes_for(cuda, work);
+    table->block_bytes = block_bytes_for(cuda, work, MOST_COPIED);
     for (unsigned i = 0; i < table->piece_count; i++) {
         table->piece[i].first_block = (unsigned)blocks;
         blocks += blocks_of(work_of(&table->piece[i]), table->block_bytes);
@@ -232,7 +235,7 @@ static pst_status launch_sum(pst__cuda *cuda, CUfunction kernel, CUstream stream
     };
     for (size_t k = 0; k < sum->source_count; k++)
         arguments.source[k] = sum->sources[k];
-    const int is_limited = arguments.block_bytes > block_bytes_for(cuda, work);
+    const int is_limited = arguments.block_bytes > block_bytes_for(cuda, work, MOST_SUMMED);
     return pst__cuda_launch_kernel(cuda, kernel, blocks_of(work, arguments.block_bytes),
                                    is_limited ? PST_CUDA_WIDE_THREADS : PST_CUDA_THREADS, stream,
                                    &arguments, name);
@@ -271,7 +274,7 @@ pst_status pst__cuda_fill(pst__cuda *cuda, CUstream stream, void *memory, int by
     pst_cuda_fill arguments = {.destination = memory,
                                .bytes = bytes,
                                .byte = (unsigned char)byte,
-                               .block_bytes = block_bytes_for(cuda, bytes)};
+                               .block_bytes = block_bytes_for(cuda, bytes, MOST_SUMMED)};
     return pst__cuda_launch_kernel(cuda, cuda->kernels->fill,
                                    blocks_of(bytes, arguments.block_bytes), PST_CUDA_THREADS,
                                    stream, &arguments, "pst_fill");
