@@ -13,7 +13,8 @@ import torch
 from equality import world
 from models import DEVICE, Net, loss_of, make
 from penstock._budget import Offer
-from penstock._drafts import choose_draft
+from penstock._drafts import choose_draft, describe, whole_beside_shards
+from penstock._engine import engine_of
 from penstock._ways import Block, Ways
 from penstock.plan import Draft, PlanError
 
@@ -137,6 +138,21 @@ def test_a_budget_that_is_no_number_is_refused():
 
 
 # ---- by the memory that is left ------------------------------------------------------------------
+
+
+def test_stage_2_is_named_where_it_holds_less_than_what_stays():
+    first, kept = Draft(2, 0, 100 << 20, 0.2, 0.0), Draft(2, 5 << 20, 900 << 20, 0.1, 0.0)
+    line = "2 groups are gathered ahead, and of others 5.0 MiB stay gathered: 800.0 MiB more than "
+    line += "without, for a pass of 100.00 instead of 200.00 ms"
+    assert describe(kept, first, 900 << 20) == line
+    hint = "; stage=2 takes 200.0 MiB less, and gathers nothing twice"
+    assert describe(kept, first, 700 << 20) == line + hint
+    model = penstock.shard(make(Net))  # here nobody reads opened memory
+    engine = engine_of(model)
+    groups = list(engine.groups())
+    whole = sum(p.numel() for p in make(Net).parameters()) * 4
+    assert whole_beside_shards(engine.native, groups) >= whole
+    penstock.close(model)
 
 
 def choose_beside(drafts, offers, room):

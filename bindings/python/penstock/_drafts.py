@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock import _C
 from penstock._budget import readable
 from penstock._plans import Draft
+from penstock._units import Group
 from penstock._ways import Choice, Ways
 
 _LEAST = 1e-3  # of a pass: what memory has to save
@@ -84,11 +85,30 @@ def choose_draft(drafts: Sequence[Draft], ways: Ways, room: int) -> tuple[Draft,
     return best, beside[best]
 
 
-def describe(draft: Draft, first: Draft) -> str:
-    """Say in a line what a draft does, and what that takes and saves beside another one."""
+def whole_beside_shards(native: _C.Engine, groups: Iterable[Group]) -> int:
+    """Count what stage 2 holds of all parameters, beside shards.
+
+    Where peers read memory that was opened to them, shards of the gathered dtype lie within.
+    """
+    holds_places = native.stats()["places_reserved"] > 0
+    total = 0
+    for group in groups:
+        layout = native.group_layout(group.index)
+        lies_within = holds_places and group.gather_dtype == group.dtype
+        total += layout.gathered_bytes - (layout.shard_bytes if lies_within else 0)
+    return total
+
+
+def describe(draft: Draft, first: Draft, whole: int) -> str:
+    """Say in a line what a draft does, and what that takes and saves beside another one.
+
+    `whole` is what stage 2 holds in place of what is gathered.
+    """
+    less = draft.peak_bytes - whole
+    hint = f"; stage=2 takes {readable(less)} less, and gathers nothing twice" if less > 0 else ""
     return (
         f"{draft.prefetch_ahead} groups are gathered ahead, and of others "
         f"{readable(draft.keep_bytes)} stay gathered: {readable(cost(draft, first))} more than "
         f"without, for a pass of {draft.predicted_step * 1e3:.2f} instead of "
-        f"{first.predicted_step * 1e3:.2f} ms"
+        f"{first.predicted_step * 1e3:.2f} ms{hint}"
     )

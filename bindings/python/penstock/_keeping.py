@@ -26,7 +26,7 @@ from penstock._activations import Call, Use, bytes_of, tensors_of
 from penstock._arguments import Options
 from penstock._budget import Memory, Offer, readable
 from penstock._checkpoint import Checkpointed, Way
-from penstock._drafts import choose_draft, cost, describe, make_drafts
+from penstock._drafts import choose_draft, cost, describe, make_drafts, whole_beside_shards
 from penstock._figures import Figures
 from penstock._offload import Offloading
 from penstock._plans import Draft
@@ -403,7 +403,9 @@ class Keeping:
         if self._link is not None and self._choice.offloaded:
             yield self._describe_offloaded(self._link)
         if self._draft is not None:
-            yield describe(self._draft, self._drafts[0])
+            groups = (group for unit in self._engine.units for group in unit.groups)
+            whole = whole_beside_shards(self._engine.native, groups)
+            yield describe(self._draft, self._drafts[0], whole)
 
     def _describe_blocks(self, left: int) -> str:
         count, choice = len(self.blocks), self._choice
