@@ -55,6 +55,7 @@ static inline int open_nccl_rank(nccl_world *world, int number) {
     nccl_rank *rank = &world->ranks[number];
     if (pst_page_create(&rank->page) != PST_OK) return -1;
     const pst_runtime_options options = {.size = sizeof options,
+                                         .dump_name = "tests of nccl",
                                          .page = rank->page,
                                          .log = note_warning,
                                          .log_context = rank,

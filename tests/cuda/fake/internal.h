@@ -77,7 +77,7 @@ CUresult fake_enqueue(CUstream stream, const operation *made);
 
 /* ---- graph.c: under the lock -------------------------------------------------------- */
 
-#define FAKE_PENDING 8 /* more would be edges that say what others say, too */
+#define FAKE_PENDING 9 /* more would be edges that say what others say, too */
 
 /* What a stream has in the graph that it is captured into. */
 typedef struct fake_branch {
