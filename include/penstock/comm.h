@@ -147,6 +147,9 @@ typedef struct pst_comm_ops {
     /* (optional) 1: it knows updates in reduce-scatters over up to PST_ADAMW_MOST_SOURCES ranks, on
      * a device that has AdamW: its second part goes on to them, and their sums are not written. */
     int updates;
+    /* (optional) 1: sources of gathers may lie within their destinations. A segment of this rank's
+     * that lies where it goes is not touched, and others' parts of the source are not read. */
+    int gathers_within;
 } pst_comm_ops;
 
 /* The ticket of the `index`th collective, from 1, of the `capture`th capture. */

@@ -177,11 +177,12 @@ static pst_status take_members(pst_zero *engine, pst__group *group,
 }
 
 /* Stages 1 and 2 hold for good what they have gathered. Where peers read memory that was opened to
- * them, shards that are gathered as they are lie within. */
+ * them, and the communicator allows it, shards that are gathered as they are lie within. */
 static int lies_within(const pst_zero *engine, const pst__group *group) {
     const pst_zero_options *options = &engine->options;
     return options->stage < 3 && engine->carrier.world > 1 &&
-           options->gather_comm->ops->open_memory != NULL && !options->shards_on_host &&
+           options->gather_comm->ops->open_memory != NULL &&
+           options->gather_comm->ops->gathers_within && !options->shards_on_host &&
            group->gather_dtype == group->dtype && !group->is_filled_outside;
 }
 

@@ -176,8 +176,8 @@ static void create_ces(nccl_world *world, int count) {
         if (world->ranks[i].status != PST_OK) fail_msg("%s", world->ranks[i].text);
 }
 
-static void train_over_copy_engines(nccl_world *world, uint64_t first) {
-    for (uint64_t seed = first; seed < first + seeds_of(10); seed++) {
+static void train_over_copy_engines(nccl_world *world, uint64_t first, uint64_t count) {
+    for (uint64_t seed = first; seed < first + seeds_of(count); seed++) {
         create_ces(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, train_by_turns, 16);
         create_ces(world, 1 + (int)(seed % 2));
@@ -188,35 +188,34 @@ static void train_over_copy_engines(nccl_world *world, uint64_t first) {
 }
 
 static void graphs_over_copy_engines_are_steps(void **state) {
-    train_over_copy_engines(*state, 1);
+    train_over_copy_engines(*state, 1, 10);
 }
 
 static void gradients_may_go_out_from_where_they_lie(void **state) {
     push_bytes = 64;
-    train_over_copy_engines(*state, 11);
-    part_bytes =
-        PST_ZERO_ALIGNMENT; /* more pieces than a stream may wait for at once: see FAKE_PENDING */
-    train_over_copy_engines(*state, 11);
+    train_over_copy_engines(*state, 11, 8);
+    part_bytes = PST_ZERO_ALIGNMENT; /* more pieces than a node may wait for: FAKE_PENDING */
+    train_over_copy_engines(*state, 11, 4);
     push_bytes = part_bytes = 0;
 }
 
 /* Stage 2's lie within what is gathered. */
 static void shards_may_lie_in_their_places(void **state) {
     is_in_place = 1;
-    for (stage = 2; stage <= 3; stage++) {
-        push_bytes = stage == 2 ? 64 : 0;
-        train_over_copy_engines(*state, 21);
-    }
-    is_in_place = 0;
+    train_over_copy_engines(*state, 21, 4);
     stage = 2;
-    train_over_copy_engines(*state, 31);
+    push_bytes = 64;
+    train_over_copy_engines(*state, 21, 8);
+    push_bytes = 0;
+    is_in_place = 0;
+    train_over_copy_engines(*state, 31, 4);
     stage = 3;
 }
 
 static void gathers_may_make_their_copies(void **state) {
     nccl_world *world = *state;
     is_transient = 1;
-    train_over_copy_engines(world, 21);
+    train_over_copy_engines(world, 21, 10);
     for (uint64_t seed = 1; seed <= seeds_of(10); seed++) {
         create_nccls(world, 1 + (int)(seed % 2));
         train_and_check(world, seed, train_by_turns, 16);

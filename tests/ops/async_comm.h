@@ -137,9 +137,10 @@ static inline void board_gather(const board_ticket *ticket, const pst_collective
     for (size_t i = 0; i < mine->segment_count; i++) {
         const pst_segment *segment = &mine->segments[i];
         const char *source = ticket->posted[segment->peer].source;
-        if (segment->bytes == 0) continue; /* there may be no memory either */
-        memmove((char *)mine->destination + segment->destination, source + segment->source,
-                segment->bytes);
+        char *destination = (char *)mine->destination + segment->destination;
+        if (segment->bytes == 0) continue;                     /* there may be no memory either */
+        if (destination == source + segment->source) continue; /* where others read it */
+        memmove(destination, source + segment->source, segment->bytes);
     }
 }
 
@@ -424,6 +425,7 @@ static inline pst_comm *async_comm_create(board *board, async_device *async, int
                                .error_text = async_error_text,
                                .destroy = async_comm_destroy,
                                .pushes = one_sided,
+                               .gathers_within = one_sided,
                                .updates = one_sided};
     made->comm = (pst_comm){&made->ops, made, rank, board->size};
     made->board = board;

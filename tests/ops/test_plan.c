@@ -471,7 +471,7 @@ static void stage_2_reports_its_plan(rank_state *state) {
     DO(build_engine(state));
     DO(train(state, 2));
     pst_zero_stats stats = stats_of(state);
-    const int is_within = state->gather->ops->open_memory != NULL; /* shards' places */
+    const int is_within = state->gather->ops->gathers_within;
     CHECK(stats.arena_peak == (is_within ? 0 : stats.plan_peak));
     CHECK(stats.plan_lower_bound == stats.plan_peak);
     CHECK(stats.planned_passes == 1);

@@ -196,7 +196,7 @@ static void use_the_first_group_again(trainer *it, int early) {
  * peers read memory that was opened to them. */
 static void use_a_group_twice(rank_state *state) {
     const int early = *(const int *)state->argument, stage = state->model->stage;
-    const int is_shard = state->world == 1 || state->gather->ops->open_memory != NULL;
+    const int is_shard = state->world == 1 || state->gather->ops->gathers_within;
     const int stays = stage < 3 ? is_shard : early;
     trainer *it = open_trainer(state);
     CHECK_FINE();

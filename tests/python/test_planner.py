@@ -147,7 +147,7 @@ def test_stage_2_is_named_where_it_holds_less_than_what_stays():
     assert describe(kept, first, 900 << 20) == line
     hint = "; stage=2 takes 200.0 MiB less, and gathers nothing twice"
     assert describe(kept, first, 700 << 20) == line + hint
-    model = penstock.shard(make(Net))  # here nobody reads opened memory
+    model = penstock.shard(make(Net))  # over another communicator than "ce"
     engine = engine_of(model)
     groups = list(engine.groups())
     whole = sum(p.numel() for p in make(Net).parameters()) * 4

@@ -88,9 +88,9 @@ def choose_draft(drafts: Sequence[Draft], ways: Ways, room: int) -> tuple[Draft,
 def whole_beside_shards(native: _C.Engine, groups: Iterable[Group]) -> int:
     """Count what stage 2 holds of all parameters, beside shards.
 
-    Where peers read memory that was opened to them, shards of the gathered dtype lie within.
+    Over "ce" shards of the gathered dtype lie within.
     """
-    holds_places = native.stats()["places_reserved"] > 0
+    holds_places = native.communicator() == "ce"
     total = 0
     for group in groups:
         layout = native.group_layout(group.index)

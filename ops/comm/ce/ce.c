@@ -233,6 +233,7 @@ static const pst_comm_ops ce_ops = {
     .graph_launched = ce_graph_launched,
     .pushes = 1,
     .updates = 1,
+    .gathers_within = 1,
 };
 
 /* ---- creation -------------------------------------------------------------------------------- */
