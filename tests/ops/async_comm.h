@@ -43,7 +43,6 @@ typedef struct async_comm {
     char text[256];
     char *opened[OPENED]; /* to the peers: what they read where it is */
     size_t opened_bytes[OPENED], opened_count;
-    size_t source_waits; /* asked for so far */
     unsigned start_us;   /* which `start` takes */
 } async_comm;
 
@@ -371,7 +370,6 @@ static inline pst_status async_open_memory(pst_comm *comm, void *memory, size_t 
 static inline pst_status async_source_wait(pst_comm *comm, pst_stream *stream, uint64_t ticket) {
     async_comm *self = async_comm_of(comm);
     const async_source source = {self->board, comm->rank, ticket};
-    self->source_waits++;
     async_call(self->async, stream, async_run_source_wait, &source, sizeof source);
     return PST_OK;
 }
