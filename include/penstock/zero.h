@@ -181,9 +181,10 @@ PST_API pst_status pst_zero_group_layout(const pst_zero *engine, uint32_t group,
 PST_API pst_status pst_zero_parameter_layout(const pst_zero *engine, uint32_t group,
                                              uint32_t parameter, pst_parameter_layout *layout);
 
-/* In stages 1 and 2, where the communicator has open_memory and gathers_within, the shard of a group
- * that is gathered as it is lies within what is gathered: shard_bytes are gathered_bytes then, of
- * which the rank's rows, at their offsets, are its shard, and the rest is written by gathers.
+/* In stages 1 and 2, where the communicator has open_memory and gathers_within, the shard of a
+ * group that is gathered as it is lies within what is gathered: shard_bytes are gathered_bytes
+ * then, of which the rank's rows, at their offsets, are its shard, and the rest is written by
+ * gathers.
  *
  * Where the shard of a group is best bound: device memory of layout.shard_bytes, not cleared, from
  * where peers read it. It is the engine's, and freed with it, by segment_free if that is set. The

@@ -43,7 +43,7 @@ typedef struct async_comm {
     char text[256];
     char *opened[OPENED]; /* to the peers: what they read where it is */
     size_t opened_bytes[OPENED], opened_count;
-    unsigned start_us;   /* which `start` takes */
+    unsigned start_us; /* which `start` takes */
 } async_comm;
 
 static inline void board_open(board *board, int size) {
