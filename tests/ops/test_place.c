@@ -7,6 +7,15 @@ static void on_all_worlds(const model *model, rank_body body) {
         run_ranks(worlds[i], model, body, NULL);
 }
 
+static model odd_in_place(int stage, uint64_t seed) {
+    model model = odd_model(stage);
+    model.in_place = 1;
+    model.bucket_bytes = 256;
+    model.delay_us = 40;
+    model.seed = seed;
+    return model;
+}
+
 static int has_places(const rank_state *state) {
     return state->gather->ops->open_memory != NULL && state->model->gather_dtype == PST_FLOAT32;
 }
@@ -67,11 +76,7 @@ static void shards_lie_within_what_stages_1_and_2_gather(void **unused) {
     (void)unused;
     for (uint64_t seed = 1; seed <= seeds_of(4); seed++)
         for (int stage = 1; stage <= 3; stage++) {
-            model model = odd_model(stage);
-            model.in_place = 1;
-            model.bucket_bytes = 256;
-            model.delay_us = 40;
-            model.seed = seed;
+            model model = odd_in_place(stage, seed);
             on_all_worlds(&model, look_at_what_is_gathered);
             model.gather_dtype = PST_BFLOAT16;
             on_all_worlds(&model, look_at_what_is_gathered);
@@ -115,11 +120,7 @@ static void shards_may_change_after_any_pass(void **unused) {
     (void)unused;
     for (uint64_t seed = 1; seed <= seeds_of(4); seed++)
         for (int stage = 1; stage <= 3; stage++) {
-            model model = odd_model(stage);
-            model.in_place = 1;
-            model.bucket_bytes = 256;
-            model.delay_us = 40;
-            model.seed = seed;
+            model model = odd_in_place(stage, seed);
             model.one_comm = seed > 2;
             run_ranks(2 * (int)(1 + seed % 2), &model, change_after_every_pass, NULL);
         }
