@@ -107,6 +107,24 @@ typedef struct pst_sum {
     int is_passing;
 } pst_sum;
 
+/* A part of a table of rows, as many bytes as it says from `first` on, and where it goes. */
+typedef struct pst_row_range {
+    void *destination;
+    const void *source;
+    size_t first, bytes;
+} pst_row_range;
+
+/* Of each range those bytes that belong to one of the named rows, which may be named several times;
+ * what lies between them stays as it is. Ranges do not overlap. A name that no row has counts for
+ * nothing. */
+typedef struct pst_row_copy {
+    const int64_t *indices; /* in the device's memory, read in stream order */
+    size_t count;
+    size_t rows, row_bytes;      /* of the table */
+    const pst_row_range *ranges; /* the host's; read before the call returns */
+    size_t range_count;
+} pst_row_copy;
+
 /* What the pieces of a step of AdamW share. lr and eps are not negative, 0 <= beta < 1. What the
  * pointers name lies in the device's memory and is read in stream order, so that neither a captured
  * graph nor the host has to know its value. */
@@ -224,6 +242,9 @@ typedef struct pst_device_ops {
      * the same one: a float of 32 or 64 bits, an integer or bool; there is at least one source;
      * scale and accumulate mean nothing. What comes of NaNs is not said. */
     pst_status (*maximum)(pst_device *device, pst_stream *stream, const pst_sum *maximum);
+
+    /* (optional) Copies rows by number, in stream order. */
+    pst_status (*copy_rows)(pst_device *device, pst_stream *stream, const pst_row_copy *copy);
 
     /* (optional) A step of AdamW, in stream order. adamw_prepare adds 1 to each of `count` steps (a
      * float in the device's memory; no two of them are one), unless the step is skipped, and writes

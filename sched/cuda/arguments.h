@@ -7,6 +7,12 @@
 #include "sched/device/adamw.h"
 #endif
 
+#ifdef __CUDACC_RTC__
+#define PST_CUDA_INT64 long long
+#else
+#define PST_CUDA_INT64 int64_t
+#endif
+
 /* Threads of a block; and of one of the few blocks of a limited sum, so that each multiprocessor
  * that it takes has as much under way as fits. */
 #define PST_CUDA_THREADS      256
@@ -58,6 +64,25 @@ typedef struct pst_cuda_sum {
     unsigned block_bytes;
     const void *source[PST_CUDA_SOURCES];
 } pst_cuda_sum;
+
+/* A launch of pst_copy_rows: block i takes row number indices[i]; a range has the bytes of the table
+ * from `first` to `end`. */
+#define PST_CUDA_ROW_RANGES 64
+
+typedef struct pst_cuda_row_range {
+    void *destination;
+    const void *source;
+    unsigned long long first, end;
+} pst_cuda_row_range;
+
+typedef struct pst_cuda_rows {
+    const PST_CUDA_INT64 *indices;
+    unsigned long long rows;
+    unsigned row_bytes;
+    unsigned count;
+    unsigned range_count;
+    pst_cuda_row_range range[PST_CUDA_ROW_RANGES];
+} pst_cuda_rows;
 
 /* A piece of pst_adamw: what pst_adamw_piece has. `kinds`: two bits a dtype, those of parameter,
  * gradient, moments and copy, and above them whether moments are rounded randomly. `way`: which

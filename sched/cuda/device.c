@@ -32,6 +32,7 @@ KERNEL(sum, (pst_device * device, pst_stream *stream, const pst_sum *sum), sum)
 KERNEL(maximum, (pst_device * device, pst_stream *stream, const pst_sum *maximum), maximum)
 KERNEL(fill, (pst_device * device, pst_stream *stream, void *memory, int byte, size_t bytes),
        memory, byte, bytes)
+KERNEL(copy_rows, (pst_device * device, pst_stream *stream, const pst_row_copy *copy), copy)
 KERNEL_FOR(NULL, adamw_prepare,
            (pst_device * device, pst_stream *stream, const pst_adamw_settings *settings,
             float *const *steps, size_t count, void *coefficients),
@@ -75,6 +76,7 @@ static const pst_device_ops cuda_ops = {
     .sum = sum,
     .fill = fill,
     .maximum = maximum,
+    .copy_rows = copy_rows,
     .adamw_prepare = adamw_prepare,
     .adamw = adamw,
     .stream_ready = pst__cuda_stream_ready,

@@ -26,6 +26,7 @@ static pst_status load_module(pst__cuda *cuda, const void *image) {
     if (status == PST_OK) status = get(cuda, "pst_sum_passing", &kernels->sum_passing);
     if (status == PST_OK) status = get(cuda, "pst_maximum", &kernels->maximum);
     if (status == PST_OK) status = get(cuda, "pst_fill", &kernels->fill);
+    if (status == PST_OK) status = get(cuda, "pst_copy_rows", &kernels->copy_rows);
     if (status == PST_OK) status = get(cuda, "pst_adamw_prepare", &kernels->adamw_prepare);
     if (status == PST_OK) status = get(cuda, "pst_adamw", &kernels->adamw);
     if (status == PST_OK) status = get(cuda, "pst_adamw_sums", &kernels->adamw_sums);
@@ -278,4 +279,35 @@ pst_status pst__cuda_fill(pst__cuda *cuda, CUstream stream, void *memory, int by
     return pst__cuda_launch_kernel(cuda, cuda->kernels->fill,
                                    blocks_of(bytes, arguments.block_bytes), PST_CUDA_THREADS,
                                    stream, &arguments, "pst_fill");
+}
+
+/* ---- rows by number --------------------------------------------------------------------- */
+
+static pst_status check_rows(pst__cuda *cuda, const pst_row_copy *copy) {
+    const int is_aligned = (uintptr_t)copy->indices % sizeof *copy->indices == 0;
+    if (is_aligned && copy->row_bytes <= UINT32_MAX && copy->count <= INT32_MAX) return PST_OK;
+    return pst__cuda_refuse(cuda, is_aligned ? PST_EUNSUPPORTED : PST_EINVAL,
+                            "copy_rows: %zu rows of %zu bytes, named at %p", copy->count,
+                            copy->row_bytes, (const void *)copy->indices);
+}
+
+/* A block takes a row. */
+pst_status pst__cuda_copy_rows(pst__cuda *cuda, CUstream stream, const pst_row_copy *copy) {
+    pst_status status = check_rows(cuda, copy);
+    pst_cuda_rows table = {
+        .indices = copy->indices,
+        .rows = copy->rows,
+        .row_bytes = (unsigned)copy->row_bytes,
+        .count = (unsigned)copy->count,
+    };
+    for (size_t i = 0; status == PST_OK && copy->count > 0 && i < copy->range_count; i++) {
+        const pst_row_range *range = &copy->ranges[i];
+        table.range[table.range_count++] = (pst_cuda_row_range){
+            range->destination, range->source, range->first, range->first + range->bytes};
+        if (table.range_count < PST_CUDA_ROW_RANGES && i + 1 < copy->range_count) continue;
+        status = pst__cuda_launch_kernel(cuda, cuda->kernels->copy_rows, copy->count,
+                                         PST_CUDA_THREADS, stream, &table, "pst_copy_rows");
+        table.range_count = 0;
+    }
+    return status;
 }

@@ -601,3 +601,22 @@ extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
     const range part = share_of(fill.bytes, fill.block_bytes, blockIdx.x);
     fill_bytes((byte *)fill.destination + part.begin, part.count, fill.byte);
 }
+
+/* ---- rows by number --------------------------------------------------------------------- */
+
+/* A row that is named twice is written twice, with the same. */
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+    pst_copy_rows(const __grid_constant__ pst_cuda_rows table) {
+    const address row = (address)table.indices[blockIdx.x];
+    if (row >= table.rows) return;
+    const address row_begin = row * table.row_bytes, row_end = row_begin + table.row_bytes;
+    for (unsigned i = 0; i < table.range_count; i++) {
+        const pst_cuda_row_range &range = table.range[i];
+        const address begin = row_begin > range.first ? row_begin : range.first;
+        const address end = row_end < range.end ? row_end : range.end;
+        if (begin < end)
+            copy_bytes((byte *)range.destination + (begin - range.first),
+                       (const byte *)range.source + (begin - range.first),
+                       (unsigned)(end - begin));
+    }
+}

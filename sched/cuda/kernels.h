@@ -9,7 +9,7 @@
 struct pst__cuda_kernels {
     CUmodule module;
     CUfunction cast, cast_many; /* by size of the table; the second may be missing: NULL */
-    CUfunction sum, sum_passing, maximum, fill;
+    CUfunction sum, sum_passing, maximum, fill, copy_rows;
     CUfunction adamw_prepare, adamw, adamw_many, adamw_sums; /* adamw_many as cast_many */
 };
 
@@ -26,6 +26,7 @@ pst_status pst__cuda_cast_scale_copy(pst__cuda *cuda, CUstream stream, const pst
 pst_status pst__cuda_sum(pst__cuda *cuda, CUstream stream, const pst_sum *sum);
 pst_status pst__cuda_maximum(pst__cuda *cuda, CUstream stream, const pst_sum *maximum);
 pst_status pst__cuda_fill(pst__cuda *cuda, CUstream stream, void *memory, int byte, size_t bytes);
+pst_status pst__cuda_copy_rows(pst__cuda *cuda, CUstream stream, const pst_row_copy *copy);
 
 /* In adamw.c. The same statuses. */
 pst_status pst__cuda_adamw_prepare(pst__cuda *cuda, CUstream stream,

@@ -151,6 +151,12 @@ static pst_status maximum(pst_device *device, pst_stream *stream, const pst_sum 
     return pst__host_maximum(maximum);
 }
 
+static pst_status copy_rows(pst_device *device, pst_stream *stream, const pst_row_copy *copy) {
+    (void)device, (void)stream;
+    pst__host_copy_rows(copy);
+    return PST_OK;
+}
+
 static pst_status adamw_prepare(pst_device *device, pst_stream *stream,
                                 const pst_adamw_settings *settings, float *const *steps,
                                 size_t count, void *coefficients) {
@@ -222,6 +228,7 @@ static const pst_device_ops host_ops = {
     .sum = sum,
     .fill = fill,
     .maximum = maximum,
+    .copy_rows = copy_rows,
     .adamw_prepare = adamw_prepare,
     .adamw = adamw,
     .destroy = destroy,

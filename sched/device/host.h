@@ -15,6 +15,7 @@ pst_status pst__host_create(const pst__heap *heap, pst_device **device);
 pst_status pst__host_cast(const pst_cast *piece, double scale);
 pst_status pst__host_sum(const pst_sum *sum);
 pst_status pst__host_maximum(const pst_sum *maximum);
+void pst__host_copy_rows(const pst_row_copy *copy);
 
 /* A step of AdamW. PST_EUNSUPPORTED for dtypes that it does not take, of any device. */
 pst_status pst__adamw_check(const pst_adamw_piece *piece);

@@ -190,3 +190,21 @@ pst_status pst__host_maximum(const pst_sum *maximum) {
     maxima[dtype](maximum);
     return PST_OK;
 }
+
+/* ---- rows by number --------------------------------------------------------------------- */
+
+/* The part of a row that lies in a range. */
+static void copy_row(const pst_row_range *range, size_t row, size_t row_bytes) {
+    const size_t row_end = (row + 1) * row_bytes, range_end = range->first + range->bytes;
+    const size_t begin = row * row_bytes > range->first ? row * row_bytes : range->first;
+    const size_t end = row_end < range_end ? row_end : range_end;
+    if (begin >= end) return;
+    memcpy((char *)range->destination + (begin - range->first),
+           (const char *)range->source + (begin - range->first), end - begin);
+}
+
+void pst__host_copy_rows(const pst_row_copy *copy) {
+    for (size_t i = 0; i < copy->count; i++)
+        for (size_t k = 0; k < copy->range_count && (uint64_t)copy->indices[i] < copy->rows; k++)
+            copy_row(&copy->ranges[k], (size_t)copy->indices[i], copy->row_bytes);
+}

@@ -157,6 +157,13 @@ static pst_status fill(fixture *f) {
     return f->ops->fill(f->device, f->a, &bytes[8], 1, 4);
 }
 
+static pst_status copy_named_rows(fixture *f) {
+    static const int64_t row = 1;
+    const pst_row_range range = {&bytes[8], bytes, 0, 8};
+    const pst_row_copy copy = {&row, 1, 2, 4, &range, 1};
+    return f->ops->copy_rows(f->device, f->a, &copy);
+}
+
 /* ---- the table ---------------------------------------------------------------------- */
 
 typedef struct fault {
@@ -198,6 +205,7 @@ static const fault faults[] = {
     {cast, "cuLaunchKernel", 1},
     {sum, "cuLaunchKernel", 1},
     {fill, "cuLaunchKernel", 1},
+    {copy_named_rows, "cuLaunchKernel", 1},
 };
 #define FAULTS (sizeof faults / sizeof faults[0])
 

@@ -83,6 +83,14 @@ static void any_bytes_are_filled(void **state) {
     cases_destroy(cases);
 }
 
+static void rows_are_copied_by_number(void **state) {
+    (void)state;
+    cases *cases = begin(__func__);
+    for (int round = 0; round < 8 * ROUNDS; round++)
+        cases_copy_rows(cases);
+    cases_destroy(cases);
+}
+
 static void steps_of_adamw_are_the_hosts(void **state) {
     (void)state;
     uint64_t random = random_seed(__func__);
@@ -100,6 +108,6 @@ static void steps_of_adamw_are_the_hosts(void **state) {
         cmocka_unit_test(up_to_64_sources_are_summed),                                             \
         cmocka_unit_test(a_sum_may_replace_one_of_its_sources),                                    \
         cmocka_unit_test(the_largest_is_found_as_on_the_host),                                     \
-        cmocka_unit_test(any_bytes_are_filled), cmocka_unit_test(steps_of_adamw_are_the_hosts)
+        cmocka_unit_test(any_bytes_are_filled), cmocka_unit_test(rows_are_copied_by_number), cmocka_unit_test(steps_of_adamw_are_the_hosts)
 
 #endif

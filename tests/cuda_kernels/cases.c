@@ -329,3 +329,65 @@ void cases_fill(cases *cases) {
     memset(cases->expected + to, byte, bytes);
     compare(cases, "fill");
 }
+
+/* ---- rows by number --------------------------------------------------------------------- */
+
+enum { MOST_RANGES = 70, MOST_NAMED = 40 };
+
+/* Neighbouring parts of a table, with holes, at random places. */
+static size_t random_ranges(cases *cases, places *places, size_t table_bytes,
+                            pst_row_range *ranges) {
+    size_t count = 0, first = 0;
+    const size_t most = 1 + below(cases, MOST_RANGES);
+    while (count < most && first < table_bytes) {
+        first += below(cases, 3) == 0 ? below(cases, 50) : 0;
+        size_t bytes = 1 + below(cases, (uint32_t)(1 + 2 * table_bytes / most));
+        if (first + bytes > table_bytes) bytes = first < table_bytes ? table_bytes - first : 0;
+        const size_t from = place(cases, places, bytes, PST_UINT8);
+        const size_t to = place(cases, places, bytes, PST_UINT8);
+        ranges[count++] = (pst_row_range){(void *)(uintptr_t)to, (void *)(uintptr_t)from, first,
+                                          bytes};
+        first += bytes;
+    }
+    return count;
+}
+
+static void based_on(const unsigned char *memory, const pst_row_range *offsets, size_t count,
+                     pst_row_range *ranges) {
+    for (size_t i = 0; i < count; i++) {
+        ranges[i] = offsets[i];
+        ranges[i].destination = (void *)(uintptr_t)(memory + (uintptr_t)offsets[i].destination);
+        ranges[i].source = memory + (uintptr_t)offsets[i].source;
+    }
+}
+
+/* Some name no row. */
+static void name_rows(cases *cases, size_t at, const pst_row_copy *copy) {
+    for (size_t i = 0; i < copy->count; i++) {
+        const int64_t odd[] = {-1, (int64_t)copy->rows, INT64_MIN, INT64_MAX};
+        const int64_t row = below(cases, 8) == 0 ? odd[below(cases, 4)]
+                                                 : (int64_t)below(cases, (uint32_t)copy->rows);
+        memcpy(cases->expected + at + i * sizeof row, &row, sizeof row);
+    }
+}
+
+void cases_copy_rows(cases *cases) {
+    pst_row_range offsets[MOST_RANGES], ranges[MOST_RANGES];
+    places places = {0, CASES_BYTES};
+    randomise(cases);
+    pst_row_copy copy = {.count = below(cases, MOST_NAMED),
+                         .rows = 1 + below(cases, 60),
+                         .row_bytes = 1 + below(cases, 3000),
+                         .ranges = ranges};
+    const size_t named = place(cases, &places, MOST_NAMED, PST_INT64);
+    copy.range_count = random_ranges(cases, &places, copy.rows * copy.row_bytes, offsets);
+    name_rows(cases, named, &copy);
+    cases->runner.put(cases->runner.context, cases->expected);
+    copy.indices = (const int64_t *)(const void *)(cases->runner.memory + named);
+    based_on(cases->runner.memory, offsets, copy.range_count, ranges);
+    assert_int_equal(cases->runner.copy_rows(cases->runner.context, &copy), PST_OK);
+    copy.indices = (const int64_t *)(const void *)(cases->expected + named);
+    based_on(cases->expected, offsets, copy.range_count, ranges);
+    pst__host_copy_rows(&copy);
+    compare(cases, "rows");
+}

@@ -11,6 +11,7 @@ typedef struct runner {
     pst_status (*sum)(void *context, const pst_sum *sum);
     pst_status (*maximum)(void *context, const pst_sum *maximum);
     pst_status (*fill)(void *context, void *memory, int byte, size_t bytes);
+    pst_status (*copy_rows)(void *context, const pst_row_copy *copy);
     pst_status (*adamw_prepare)(void *context, const pst_adamw_settings *settings,
                                 float *const *steps, size_t count, void *coefficients);
     pst_status (*adamw)(void *context, const pst_adamw_piece *pieces, size_t count);
@@ -34,6 +35,7 @@ void cases_sum(cases *cases, pst_dtype destination, pst_dtype source, size_t sou
 void cases_sum_in_place(cases *cases, pst_dtype dtype, size_t source_count);
 void cases_maximum(cases *cases, pst_dtype dtype, size_t source_count);
 void cases_fill(cases *cases);
+void cases_copy_rows(cases *cases);
 /* In adamw_cases.c: several steps of 1 to `most` (<= 500) pieces of all kinds. */
 void adamw_cases(const runner *runner, uint64_t *random, size_t most);
 

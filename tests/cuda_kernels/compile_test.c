@@ -75,6 +75,7 @@ static void the_kernels_compile_for_each_architecture_without_a_cache_too(void *
         assert_true(mentions("pst_cast_scale_copy_many"));
         assert_true(mentions("pst_sum"));
         assert_true(mentions("pst_fill"));
+        assert_true(mentions("pst_copy_rows"));
     }
 }
 

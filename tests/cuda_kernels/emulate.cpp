@@ -84,6 +84,8 @@ const kernel kernels[] = {
      [](const void *table) { pst_adamw_many(*(const pst_cuda_adamw_many *)table); }},
     {"pst_adamw_sums",
      [](const void *table) { pst_adamw_sums(*(const pst_cuda_adamw_sums *)table); }},
+    {"pst_copy_rows",
+     [](const void *arguments) { pst_copy_rows(*(const pst_cuda_rows *)arguments); }},
     {"pst_fill", [](const void *arguments) { pst_fill(*(const pst_cuda_fill *)arguments); }},
 };
 

@@ -62,6 +62,11 @@ static pst_status fill(void *context, void *memory, int byte, size_t bytes) {
     return it.device->ops->fill(it.device, it.stream, memory, byte, bytes);
 }
 
+static pst_status copy_rows(void *context, const pst_row_copy *copy) {
+    (void)context;
+    return it.device->ops->copy_rows(it.device, it.stream, copy);
+}
+
 static pst_status adamw_prepare(void *context, const pst_adamw_settings *settings,
                                 float *const *steps, size_t count, void *coefficients) {
     (void)context;
@@ -168,7 +173,7 @@ static int set_up(void **state) {
     }
     check(it.device->ops->stream_create(it.device, 0, &it.stream));
     check(it.device->ops->event_create(it.device, 0, &it.event));
-    it.runner = (runner){cast,  sum, maximum, fill, adamw_prepare,
+    it.runner = (runner){cast,  sum, maximum, fill, copy_rows, adamw_prepare,
                          adamw, put, get,     NULL, alloc(CASES_BYTES)};
     return 0;
 }

@@ -63,6 +63,10 @@ static pst_status fill(void *context, void *memory, int byte, size_t bytes) {
     return pst__cuda_fill(context, NULL, memory, byte, bytes);
 }
 
+static pst_status copy_rows(void *context, const pst_row_copy *copy) {
+    return pst__cuda_copy_rows(context, NULL, copy);
+}
+
 static pst_status adamw_prepare(void *context, const pst_adamw_settings *settings,
                                 float *const *steps, size_t count, void *coefficients) {
     return pst__cuda_adamw_prepare(context, NULL, settings, steps, count, coefficients);
@@ -94,6 +98,7 @@ static int set_up(void **state) {
     it.kernels.sum_passing = named("pst_sum_passing");
     it.kernels.maximum = named("pst_maximum");
     it.kernels.fill = named("pst_fill");
+    it.kernels.copy_rows = named("pst_copy_rows");
     it.kernels.adamw_prepare = named("pst_adamw_prepare");
     it.kernels.adamw = named("pst_adamw");
     it.kernels.adamw_many = named("pst_adamw_many");
@@ -103,7 +108,7 @@ static int set_up(void **state) {
     it.cuda.driver.cuLaunchKernel = launch;
     it.cuda.driver.cuGetErrorName = error_name;
     it.cuda.driver.cuGetErrorString = error_name;
-    it.runner = (runner){cast,  sum, maximum, fill,     adamw_prepare,
+    it.runner = (runner){cast,  sum, maximum, fill,     copy_rows, adamw_prepare,
                          adamw, put, get,     &it.cuda, aligned_alloc(512, CASES_BYTES)};
     return it.runner.memory == NULL;
 }

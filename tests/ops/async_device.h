@@ -312,6 +312,30 @@ static inline pst_status async_add_up(pst_device *device, pst_stream *stream, co
     return PST_OK;
 }
 
+#define ASYNC_ROW_RANGES 4
+
+typedef struct async_rows {
+    pst_row_copy copy;
+    pst_row_range ranges[ASYNC_ROW_RANGES];
+} async_rows;
+
+static inline pst_status async_do_copy_rows(void *argument) {
+    async_rows *own = argument;
+    own->copy.ranges = own->ranges;
+    pst__host_copy_rows(&own->copy);
+    return PST_OK;
+}
+
+static inline pst_status async_copy_rows(pst_device *device, pst_stream *stream,
+                                         const pst_row_copy *copy) {
+    async_rows own = {.copy = *copy};
+    if (copy->range_count > ASYNC_ROW_RANGES) return PST_EUNSUPPORTED;
+    for (size_t i = 0; i < copy->range_count; i++)
+        own.ranges[i] = copy->ranges[i];
+    async_call(async_of(device), stream, async_do_copy_rows, &own, sizeof own);
+    return PST_OK;
+}
+
 typedef struct async_prepare {
     pst_adamw_settings settings;
     float *step;
@@ -404,6 +428,7 @@ static inline async_device *async_open(uint64_t seed, unsigned delay_us) {
                                   .free = async_free,
                                   .cast_scale_copy = async_cast_scale_copy,
                                   .sum = async_add_up,
+                                  .copy_rows = async_copy_rows,
                                   .fill = async_fill,
                                   .adamw_prepare = async_adamw_prepare,
                                   .adamw = async_adamw};

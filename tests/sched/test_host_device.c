@@ -271,6 +271,18 @@ static void copies_and_fills(void **state) {
     assert_string_equal(to, "exxxabcd");
 }
 
+static void rows_are_copied_by_number(void **state) {
+    fixture *f = *state;
+    const int64_t named[] = {3, 1, 3, 4, -1, INT64_MIN};
+    const char table[] = "aabbccdd";
+    char first[] = "......", second[] = "...";
+    const pst_row_range ranges[] = {{first, table, 0, 5}, {second, table + 5, 5, 3}};
+    const pst_row_copy copy = {named, 6, 4, 2, ranges, 2};
+    assert_ok(f->device->ops->copy_rows(f->device, f->stream, &copy));
+    assert_string_equal(first, "..bb..");
+    assert_string_equal(second, ".dd");
+}
+
 static void memory_is_aligned_and_writable(void **state) {
     fixture *f = *state;
     const pst_device_ops *ops = f->device->ops;
@@ -337,6 +349,7 @@ int main(void) {
         TEST(a_sum_in_double_may_accumulate),
         TEST(a_sum_may_be_written_over_a_source),
         TEST(copies_and_fills),
+        TEST(rows_are_copied_by_number),
         TEST(memory_is_aligned_and_writable),
         TEST(an_event_is_done_when_the_launches_before_it_are),
         TEST(dtypes_have_sizes_and_names),

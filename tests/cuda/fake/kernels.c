@@ -64,6 +64,22 @@ static void run_fill(const void *argument) {
     memset(fill->destination, (int)fill->byte, (size_t)fill->bytes);
 }
 
+static void run_copy_rows(const void *argument) {
+    const pst_cuda_rows *given = argument;
+    pst_row_range ranges[PST_CUDA_ROW_RANGES];
+    for (unsigned i = 0; i < given->range_count; i++) {
+        const pst_cuda_row_range *range = &given->range[i];
+        ranges[i] = (pst_row_range){range->destination, range->source, (size_t)range->first,
+                                    (size_t)(range->end - range->first)};
+    }
+    pst__host_copy_rows(&(pst_row_copy){.indices = given->indices,
+                                        .count = given->count,
+                                        .rows = (size_t)given->rows,
+                                        .row_bytes = given->row_bytes,
+                                        .ranges = ranges,
+                                        .range_count = given->range_count});
+}
+
 static pst_dtype dtype_of(unsigned kind) {
     static const pst_dtype dtypes[] = {PST_FLOAT32, PST_BFLOAT16, PST_FLOAT16};
     return dtypes[kind];
@@ -122,6 +138,7 @@ static struct CUfunc_st functions[] = {
     {"pst_sum_passing", sizeof(pst_cuda_sum), run_sum},
     {"pst_maximum", sizeof(pst_cuda_sum), run_maximum},
     {"pst_fill", sizeof(pst_cuda_fill), run_fill},
+    {"pst_copy_rows", sizeof(pst_cuda_rows), run_copy_rows},
     {"pst_adamw_prepare", sizeof(pst_cuda_adamw_steps), run_adamw_prepare},
     {"pst_adamw", sizeof(pst_cuda_adamw), run_adamw},
     {"pst_adamw_many", sizeof(pst_cuda_adamw_many), run_adamw},
