@@ -49,6 +49,16 @@ typedef struct pst_reduce_piece {
     int accumulate; /* add to what is there */
 } pst_reduce_piece;
 
+/* Rows of a table that a rank names by their numbers, others than its peers: see
+ * pst_comm_ops.rows. */
+typedef struct pst_table_rows {
+    const int64_t *indices; /* in the device's memory, read in stream order; numbers may come
+                               several times, and such as no row has. NULL: all rows */
+    size_t count;
+    size_t rows, row_bytes; /* of the whole table */
+    size_t offset;          /* of the table in what is gathered; of a pushed source in the table */
+} pst_table_rows;
+
 /* One collective. Everything it points to lives until it has ended. Unused fields are zero. */
 typedef struct pst_collective {
     pst_collective_kind kind;
@@ -73,6 +83,8 @@ typedef struct pst_collective {
     /* In the order of the pieces without destination: what each one's sum, in place of a gradient
      * or sources, updates; see pst_comm_ops.updates. */
     const pst_adamw_piece *updates;
+
+    const pst_table_rows *rows; /* (optional) see pst_comm_ops.rows */
 
     void *staging; /* scratch of at least ops->staging_bytes() bytes, NULL if that is 0 */
 
@@ -150,6 +162,10 @@ typedef struct pst_comm_ops {
     /* (optional) 1: sources of gathers may lie within their destinations. A segment of this rank's
      * that lies where it goes is not touched, and others' parts of the source are not read. */
     int gathers_within;
+    /* (optional) 1: it knows collectives with `rows`, of which each rank has named its own. Of an
+     * all-gather those rows alone are read and written. A reduce-scatter that is pushed takes all
+     * others as zeros, whatever the source has there; all ranks give it `rows` or none does. */
+    int rows;
 } pst_comm_ops;
 
 /* The ticket of the `index`th collective, from 1, of the `capture`th capture. */

@@ -144,6 +144,10 @@ typedef struct pst_group_options {
     int forward_only;       /* backwards need its gradients alone, not its values (the rows of an
                                embedding): they gather it only where they use it, and from the
                                first use on all ranks must do so alike */
+    int looked_up; /* uses in forwards read rows that pst_zero_name_rows has named. Where the
+                      communicators know rows no use shares what another has gathered, and
+                      nothing is gathered ahead of its use; elsewhere this changes nothing.
+                      Of one parameter, and forward_only; else PST_EINVAL */
     int filled; /* options.fill_copy writes what is gathered, in whatever dtype, in place of a cast;
                    PST_EUNSUPPORTED where shards are on the host */
     pst_dtype used_dtype; /* of a filled group: what the caller makes of it, and the dtype of most
@@ -217,6 +221,15 @@ PST_API pst_status pst_zero_begin_forward(pst_zero *engine, int grad);
  * must from then on be reached by all ranks alike. Outside of a pass a use is gathered on demand
  * and not recorded. */
 PST_API pst_status pst_zero_gather(pst_zero *engine, uint32_t group);
+
+/* The next use of a group that is looked_up reads these rows of its parameter alone, and in a
+ * backward no other rows have gradients: so others need not travel; not every communicator makes
+ * use of it. A use in a forward that names no rows reads all of them, and those of a group that has
+ * been used several times since the last backward may all have gradients. `indices`: in the
+ * device's memory, written by compute before; it keeps its values until that use has been waited
+ * for, and until gradients_consumed. */
+PST_API pst_status pst_zero_name_rows(pst_zero *engine, uint32_t group, const int64_t *indices,
+                                      size_t count);
 
 /* The compute lane waits for the group; then *memory is where it lies gathered. PST_ETIMEDOUT,
  * PST_EPEER, PST_EMISMATCH, PST_ESTATE (gather was not called). */

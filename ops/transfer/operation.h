@@ -15,8 +15,9 @@
 #include "ops/transfer/timings.h"
 #include "ops/transfer/updates.h"
 
-/* A memory's earlier use that a task waits for, compute's writes and an upload, at most. */
-#define PST__MOST_AFTER (3 * PST_LEASE_EVENTS + 3)
+/* A memory's earlier use that a task waits for, compute's writes, an upload and names of rows, at
+ * most. */
+#define PST__MOST_AFTER (3 * PST_LEASE_EVENTS + 4)
 
 struct pst__operation {
     pst_collective_work work;
@@ -64,6 +65,7 @@ struct pst__operation {
     pst__casts casts;      /* of the second part */
     pst__updates updates;  /* the same */
     pst__copies copies;    /* the same */
+    pst_table_rows rows;   /* of its collective, where that has some */
     pst_segment *segments; /* of a gather, where its owner has none that lasts */
     size_t segment_capacity;
     struct pst__operation *next;

@@ -48,10 +48,10 @@ static void put_group(const pst_zero *engine, const pst__group *group, text_sink
         members = pst__hash(members, name, strlen(name) + 1);
     }
     put(sink, "group '%s'", group->name);
-    put(sink, "%zu parameters (%08x), %s gathered as %s%s%s, reduced as %s", layout->member_count,
+    put(sink, "%zu parameters (%08x), %s gathered as %s%s%s%s, reduced as %s", layout->member_count,
         (unsigned)members, pst_dtype_name(group->dtype), pst_dtype_name(group->gather_dtype),
         group->is_filled_outside ? " by the caller" : "", group->forward_only ? " in forwards" : "",
-        pst_dtype_name(group->reduce_dtype));
+        group->is_looked_up ? " by rows" : "", pst_dtype_name(group->reduce_dtype));
 }
 
 static void put_everything(const pst_zero *engine, text_sink *sink) {

@@ -86,11 +86,15 @@ static pst_status build_order(pst_zero *engine) {
     return pst__zero_fail(engine, status, "%s", "no memory for the order of a backward");
 }
 
+static int is_there(const pst__group *group) {
+    return group->gathered.state != PST__SHARDED && !pst__lookup_is_over(group);
+}
+
 pst_status pst__backward_begin(pst_zero *engine) {
     const pst_status status = build_order(engine);
     if (status != PST_OK) return status;
     for (size_t i = 0; i < engine->group_count; i++) {
-        engine->held[i] = engine->groups[i].gathered.state != PST__SHARDED;
+        engine->held[i] = is_there(&engine->groups[i]) && !engine->groups[i].is_looked_up;
         engine->groups[i].more_uses = 0;
         engine->groups[i].is_updated = 0;
     }
@@ -156,7 +160,7 @@ static pst_status take_turn(pst_zero *engine, uint32_t index) {
     size_t offset = path == NULL ? PST__ANYWHERE : path->plan->backward_offsets[index];
     int is_ahead = engine->issued >= engine->needed;
     if (is_held(engine, engine->issued)) return PST_OK;
-    if (group->gathered.state == PST__SHARDED && !engine->is_ending)
+    if (!is_there(group) && !engine->is_ending)
         return pst__gather_issue(engine, index, offset, is_ahead);
     group->more_uses++;
     return pst__gather_for_others(engine, index);
@@ -244,8 +248,7 @@ static size_t turn_of(const pst_zero *engine, uint32_t group) {
     const pst__backward *order = &engine->order.gathers;
     const uint32_t latest = order->latest[group];
     if (latest == PST__NO_POSITION) return order->position[group];
-    return engine->groups[group].gathered.state == PST__SHARDED ? order->turns[latest].next
-                                                                : latest;
+    return is_there(&engine->groups[group]) ? latest : order->turns[latest].next;
 }
 
 pst_status pst__backward_gather(pst_zero *engine, uint32_t group) {

@@ -80,14 +80,16 @@ pst_status pst__plan_by(pst_zero *engine, const pst_zero_compile_options *option
                              .bytes = engine->order.bytes,
                              .reduce_bytes = engine->reduce_bytes,
                              .need = engine->need,
+                             .is_looked_up = engine->is_looked_up,
                              .grad = options->grad,
                              .window = engine->options.stage == 3,
                              .ahead = options->prefetch_ahead,
                              .budget = options->prefetch_bytes,
                              .keep_bytes = (size_t)~known->words[0],
                              .costs = &costs};
-    pst_status status = pst__costs_create(heap, measured_of(known), engine->group_count,
-                                          input.bytes, input.reduce_bytes, &costs);
+    pst_status status =
+        pst__costs_create(heap, measured_of(known), engine->group_count, input.bytes,
+                          input.reduce_bytes, input.is_looked_up, &costs);
     if (status == PST_OK) status = pst__plan_create(&input, plan);
     pst__costs_free(heap, &costs);
     if (status == PST_EINVAL)

@@ -89,11 +89,13 @@ void pst__measure(const pst_zero_op *operations, const pst_zero_op_time *times, 
 
 pst_status pst__costs_create(const pst__heap *heap, const pst__measured *measured,
                              size_t group_count, const size_t *gather_bytes,
-                             const size_t *reduce_bytes, pst__costs *costs) {
+                             const size_t *reduce_bytes, const unsigned char *is_looked_up,
+                             pst__costs *costs) {
     pst_status status = PST_OK;
     *costs = (pst__costs){.measured = measured};
     for (size_t i = 0; status == PST_OK && i < group_count; i++) {
-        status = pst__curve_add(heap, &costs->gather, gather_bytes[i], measured[i].gather);
+        if (is_looked_up == NULL || !is_looked_up[i])
+            status = pst__curve_add(heap, &costs->gather, gather_bytes[i], measured[i].gather);
         if (status == PST_OK)
             status = pst__curve_add(heap, &costs->reduce, reduce_bytes[i], measured[i].reduce);
     }

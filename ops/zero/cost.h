@@ -42,10 +42,12 @@ typedef struct pst__costs {
     const pst__measured *measured; /* by group; the caller's */
 } pst__costs;
 
-/* PST_ENOMEM. */
+/* What a group that is looked up has gathered is no measure of others: see pst__plan_input.
+ * PST_ENOMEM. */
 pst_status pst__costs_create(const pst__heap *heap, const pst__measured *measured,
                              size_t group_count, const size_t *gather_bytes,
-                             const size_t *reduce_bytes, pst__costs *costs);
+                             const size_t *reduce_bytes, const unsigned char *is_looked_up,
+                             pst__costs *costs);
 void pst__costs_free(const pst__heap *heap, pst__costs *costs);
 
 /* a times b, and that by c, which is not 0. */

@@ -47,6 +47,12 @@ typedef struct pst__group {
     pst_dtype used_dtype; /* what compute has of it, and mostly gives gradients in */
     int forward_only;
     int is_filled_outside; /* its copy is the caller's work: options.fill_copy */
+    int may_be_looked_up;  /* by its options, and: */
+    int is_looked_up;      /* each use gathers anew, by the rows that it has named: see lookup.c */
+    pst_table_rows named;  /* for the next use; no indices: all */
+    pst_event *named_at;   /* behind what wrote them */
+    pst_table_rows named_first; /* by the first use whose gradients are not reduced yet */
+    uint32_t lookups;           /* such uses */
     pst__layout layout;
 
     void *shard; /* the caller's */
@@ -130,7 +136,10 @@ typedef struct pst__pass {
     pst__path *path;          /* that the forward follows; NULL: eager */
     pst__path *backward_path; /* that the last forward with gradients has followed */
     size_t position;          /* in the path's plan */
-    uint64_t clock;           /* counts uses and releases */
+    const pst__plan
+        *refresh;     /* stages 1 and 2: in whose order stale groups are gathered, or NULL */
+    size_t refreshed; /* those up to here are, or nobody is to go on */
+    uint64_t clock;   /* counts uses and releases */
 } pst__pass;
 
 /* What the ranks exchange at the end of a backward: see presence.c. */
@@ -213,12 +222,13 @@ struct pst_zero {
     size_t *reduce_bytes; /* by group: of its whole gradients */
     pst__need *need;      /* by group: does anybody need it in backward? */
     unsigned char *needed_here;
-    unsigned char *held; /* by group: gathered when the backward began */
-    size_t issued;       /* positions of the backward order that are behind us */
-    size_t needed;       /* positions up to the last one that was asked for */
-    size_t wanted;       /* and with those that are gathered ahead of it */
-    size_t sure;         /* positions that all ranks take; further ones if one asks for them */
-    int is_ending;       /* this rank needs no gather any more */
+    unsigned char *is_looked_up; /* by group: as that has it */
+    unsigned char *held;         /* by group: gathered when the backward began */
+    size_t issued;               /* positions of the backward order that are behind us */
+    size_t needed;               /* positions up to the last one that was asked for */
+    size_t wanted;               /* and with those that are gathered ahead of it */
+    size_t sure;   /* positions that all ranks take; further ones if one asks for them */
+    int is_ending; /* this rank needs no gather any more */
 
     uint64_t backward_order;        /* of this backward: its hash */
     pst__agreement agreed_eagerly;  /* of the last backward without a plan */
@@ -361,6 +371,23 @@ void pst__transient_free(pst_zero *engine);
 /* Gives a gather its source, which its worker makes; then, once it is submitted: */
 void pst__transient_take(pst_zero *engine, uint32_t group, pst__operation *operation);
 void pst__transient_taken(pst_zero *engine, uint64_t ticket);
+
+/* ---- lookup.c -------------------------------------------------------------------------------- */
+/* Do communicators and the device know rows, so that uses are gathered by those that they name? */
+int pst__lookup_serves(const pst_zero *engine);
+/* A use has begun. */
+void pst__lookup_note_use(pst_zero *engine, uint32_t group);
+/* All gradients of the uses so far are reduced. */
+void pst__lookup_forget(pst_zero *engine);
+/* What a gather, or a push from element `first` of the table on, takes of it, where it is looked
+ * up. `is_made`: the source has other strides than the table. */
+void pst__lookup_gather(const pst__group *group, pst__operation *operation);
+void pst__lookup_push(const pst__group *group, pst__operation *operation, size_t first,
+                      int is_made);
+/* That the next use has gathered. */
+size_t pst__lookup_bytes(const pst__group *group);
+/* Was it gathered for a use that has ended, of rows that another one may not want? */
+int pst__lookup_is_over(const pst__group *group);
 
 /* ---- push.c ---------------------------------------------------------------------------------- */
 /* This member's gradients need no bucket to go out from. */

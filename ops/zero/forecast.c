@@ -147,7 +147,9 @@ static void describe(const pst__plan_input *input, pst__plan *plan) {
     for (size_t i = 0; i < input->group_count; i++) {
         pst_zero_group_forecast *group = &plan->group_forecasts[i];
         group->bytes = input->bytes[i];
-        group->gather_ns = pst__curve_at(&input->costs->gather, input->bytes[i]);
+        group->gather_ns = pst__plan_is_looked_up(input, i)
+                               ? input->costs->measured[i].gather
+                               : pst__curve_at(&input->costs->gather, input->bytes[i]);
         group->reduce_ns = pst__curve_at(&input->costs->reduce, input->reduce_bytes[i]);
     }
     plan->forecast.peak_bytes = plan->summary.peak_bytes;

@@ -169,10 +169,11 @@ static pst_status send(pst_zero *engine, uint32_t index, pst__operation *operati
                        pst_event *const *behind, size_t behind_count) {
     const pst__group *group = &engine->groups[index];
     const int is_transient = pst__is_transient(engine, group);
-    pst_event *after[PST_LEASE_EVENTS + 2] = {engine->shards_ready};
+    pst_event *after[PST_LEASE_EVENTS + 3] = {engine->shards_ready};
     size_t count = 1;
     if (is_transient) pst__transient_take(engine, index, operation);
     if (group->uploaded != NULL) after[count++] = group->uploaded;
+    if (group->named_at != NULL) after[count++] = group->named_at;
     for (size_t i = 0; i < behind_count; i++)
         after[count++] = behind[i];
     const pst_status status =
@@ -189,6 +190,7 @@ static pst_status submit(pst_zero *engine, uint32_t index, int fresh) {
     pst_status status = pst__operation_take(&engine->carrier, PST__GATHER_LANE, &operation);
     if (status != PST_OK) return status;
     describe(group, &operation->work.collective);
+    pst__lookup_gather(group, operation);
     operation->work.collective.destination = group->gathered.lease.memory;
     operation->wait_name = group->wait_name;
     operation->timing = group->gather_timing = pst__record_timing(engine);
@@ -239,9 +241,9 @@ pst_status pst__gather_issue(pst_zero *engine, uint32_t index, size_t offset, in
                               group->name);
     pst_status status = issue(engine, index, offset);
     if (status != PST_OK) return status;
-    group->gathered.is_stale = 0;
+    group->gathered.is_stale = group->is_looked_up;
     engine->stats.gathers++;
-    engine->stats.gather_bytes += group->layout.gathered_bytes;
+    engine->stats.gather_bytes += pst__lookup_bytes(group);
     engine->stats.prefetches += (uint64_t)ahead;
     return PST_OK;
 }
@@ -269,6 +271,7 @@ static pst_status submit_for_others(pst_zero *engine, uint32_t index) {
         return status;
     }
     describe(group, &operation->work.collective);
+    pst__lookup_gather(group, operation);
     operation->work.collective.destination = operation->unread.memory;
     operation->wait_name = group->wait_name;
     return send(engine, index, operation, operation->unread.after, operation->unread.after_count);

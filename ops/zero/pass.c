@@ -35,6 +35,48 @@ static void finish_following(pst_zero *engine) {
     engine->stats.planned_passes++;
 }
 
+/* ---- stages 1 and 2 -------------------------------------------------------------------------- */
+
+/* The group of a place in the order of recorded uses, or without a plan of all groups. */
+static uint32_t group_at(const pst__plan *plan, size_t place) {
+    if (plan == NULL) return (uint32_t)place;
+    return plan->steps[place].is_use ? plan->steps[place].group : PST__NO_GROUP;
+}
+
+/* What an update made stale is gathered before anybody asks, but not ahead of a group whose use
+ * names what it reads of it. */
+static pst_status refresh(pst_zero *engine) {
+    pst__pass *pass = &engine->pass;
+    const size_t count = pass->refresh == NULL ? engine->group_count : pass->refresh->step_count;
+    pst_status status = PST_OK;
+    for (; status == PST_OK && pass->refreshed < count; pass->refreshed++) {
+        const uint32_t group = group_at(pass->refresh, pass->refreshed);
+        if (group == PST__NO_GROUP || !engine->groups[group].is_bound) continue;
+        if (engine->groups[group].is_looked_up) return PST_OK;
+        status = pst__gather_issue(engine, group, PST__ANYWHERE, 1);
+    }
+    return status;
+}
+
+static pst_status begin_refreshing(pst_zero *engine) {
+    pst__pass *pass = &engine->pass;
+    pass->refresh = pass->path == NULL ? NULL : pass->path->plan;
+    pass->refreshed = 0;
+    const pst_status status = pst__gather_sources_written(engine);
+    return status == PST_OK ? refresh(engine) : status;
+}
+
+/* The use came that the others have waited for. */
+static pst_status go_on_refreshing(pst_zero *engine, uint32_t group) {
+    pst__pass *pass = &engine->pass;
+    const size_t count = pass->refresh == NULL ? engine->group_count : pass->refresh->step_count;
+    if (pass->kind != PST__FORWARD || !engine->groups[group].is_looked_up ||
+        pass->refreshed >= count || group_at(pass->refresh, pass->refreshed) != group)
+        return PST_OK;
+    pass->refreshed++;
+    return refresh(engine);
+}
+
 /* ---- gathers of a use ------------------------------------------------------------------------ */
 
 /* What the plan has for this use: the group itself first, where it is not there yet. */
@@ -53,7 +95,9 @@ static pst_status gather_by_plan(pst_zero *engine, uint32_t group, const pst__pl
 static pst_status gather_forward(pst_zero *engine, uint32_t group) {
     const pst__plan_step *step = follow(engine, group, 1);
     if (step != NULL && engine->options.stage == 3) return gather_by_plan(engine, group, step);
-    return pst__gather_issue(engine, group, PST__ANYWHERE, 0);
+    const pst_status status = pst__gather_issue(engine, group, PST__ANYWHERE, 0);
+    if (status != PST_OK || engine->options.stage == 3) return status;
+    return go_on_refreshing(engine, group);
 }
 
 pst_status pst_zero_gather(pst_zero *engine, uint32_t group) {
@@ -64,8 +108,10 @@ pst_status pst_zero_gather(pst_zero *engine, uint32_t group) {
     if (status == PST_OK)
         status = pst__record(engine, PST_ZERO_GATHER, group,
                              engine->groups[group].layout.gathered_bytes);
-    if (status == PST_OK) engine->groups[group].gathered.uses++;
-    return status;
+    if (status != PST_OK) return status;
+    engine->groups[group].gathered.uses++;
+    pst__lookup_note_use(engine, group);
+    return PST_OK;
 }
 
 pst_status pst_zero_wait(pst_zero *engine, uint32_t index, void **memory) {
@@ -116,19 +162,6 @@ static void end_replay(pst_zero *engine, pst_status status, pst__path *path,
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* Stages 1 and 2: what an update made stale is gathered before anybody asks, in recorded order. */
-static pst_status gather_stale(pst_zero *engine) {
-    const pst__plan *plan = engine->pass.path == NULL ? NULL : engine->pass.path->plan;
-    size_t count = plan == NULL ? engine->group_count : plan->step_count;
-    pst_status status = pst__gather_sources_written(engine);
-    for (size_t i = 0; status == PST_OK && i < count; i++) {
-        uint32_t group = plan == NULL ? (uint32_t)i : plan->steps[i].group;
-        if (engine->groups[group].is_bound)
-            status = pst__gather_issue(engine, group, PST__ANYWHERE, 1);
-    }
-    return status;
-}
-
 static void begin_uses(pst_zero *engine) {
     pst__pass *pass = &engine->pass;
     pst__order *order = &engine->order;
@@ -136,8 +169,10 @@ static void begin_uses(pst_zero *engine) {
         pst__order_forget_uses(order);
     else
         pst__order_bound_uses(order);
-    if (pass->after_reduce)
+    if (pass->after_reduce) {
         memset(order->first_uses, 0, order->group_count * sizeof *order->first_uses);
+        pst__lookup_forget(engine);
+    }
     pass->after_backward = pass->after_reduce = 0;
 }
 
@@ -173,7 +208,7 @@ pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
         pst__clock_begin(&engine->passes, engine->carrier.compute);
     pst__replay_begin(engine, pass->path, PST__PROGRAM_FORWARD);
     engine->stats.forwards++;
-    return engine->options.stage < 3 ? gather_stale(engine) : PST_OK;
+    return engine->options.stage < 3 ? begin_refreshing(engine) : PST_OK;
 }
 
 pst_status pst_zero_end_forward(pst_zero *engine) {

@@ -109,6 +109,12 @@ static int look_at(simulation *sim, uint32_t group, size_t limit, size_t *alive)
     return 1;
 }
 
+/* Nothing comes ahead of a use that names what it reads, and nothing that does is gathered ahead. */
+static int look_at_use(simulation *sim, uint32_t group, size_t limit, size_t *alive) {
+    if (pst__plan_is_looked_up(sim->input, group)) return sim->uses[group] > 0;
+    return look_at(sim, group, limit, alive);
+}
+
 /* At a release the group of the next use counts as one more: it will be in use before anything is
  * gathered again, and what would be gathered then need not be dropped now. */
 static void build_window(simulation *sim, size_t step) {
@@ -120,9 +126,10 @@ static void build_window(simulation *sim, size_t step) {
     sim->refused = PST__NO_GROUP;
     for (size_t i = step + 1; room && i < sim->plan->step_count; i++)
         if (sim->plan->steps[i].is_use)
-            room = look_at(sim, sim->plan->steps[i].group, limit, &alive);
+            room = look_at_use(sim, sim->plan->steps[i].group, limit, &alive);
     for (size_t i = 0; room && i < sim->backward.count; i++)
-        room = look_at(sim, sim->backward.turns[i].group, limit, &alive);
+        if (!pst__plan_is_looked_up(sim->input, sim->backward.turns[i].group))
+            room = look_at(sim, sim->backward.turns[i].group, limit, &alive);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */

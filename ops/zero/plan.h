@@ -48,11 +48,12 @@ typedef struct pst__plan_input {
     const pst_zero_op *operations;
     size_t count;
     size_t group_count;
-    const size_t *bytes;        /* by group: gathered */
-    const size_t *reduce_bytes; /* by group */
-    const pst__need *need;      /* by group */
-    int grad;                   /* a backward follows */
-    int window;                 /* 0: everything stays gathered (stages 1 and 2) */
+    const size_t *bytes;               /* by group: gathered */
+    const size_t *reduce_bytes;        /* by group */
+    const pst__need *need;             /* by group */
+    const unsigned char *is_looked_up; /* by group: gathered at its uses alone; NULL: none is */
+    int grad;                          /* a backward follows */
+    int window;                        /* 0: everything stays gathered (stages 1 and 2) */
     uint32_t ahead;
     size_t budget;
     size_t keep_bytes;
@@ -70,6 +71,10 @@ pst_status pst__keep_choose(const pst__plan_input *input, pst__plan *plan);
 /* forecast.c: fills in the forecasts, by the order of the backward. PST_ENOMEM. */
 pst_status pst__forecast(const pst__plan_input *input, const pst__backward *backward,
                          pst__plan *plan);
+
+static inline int pst__plan_is_looked_up(const pst__plan_input *input, size_t group) {
+    return input->is_looked_up != NULL && input->is_looked_up[group];
+}
 
 /* Is it a use or a release of the forward? */
 static inline int pst__plan_is_step(const pst_zero_op *operation) {

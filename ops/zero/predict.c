@@ -22,8 +22,9 @@ static pst_status predict(pst_runtime *runtime, const pst_zero_predict_options *
         need[i] = options->needed[i] ? PST__NEED_SOME : PST__NEED_NONE;
     pst__measure(options->operations, options->times, options->count, options->group_count,
                  measured);
-    pst_status status = pst__costs_create(heap, measured, options->group_count,
-                                          options->gather_bytes, options->reduce_bytes, &costs);
+    pst_status status =
+        pst__costs_create(heap, measured, options->group_count, options->gather_bytes,
+                          options->reduce_bytes, NULL, &costs);
     const pst__plan_input input = {.runtime = runtime,
                                    .heap = heap,
                                    .operations = options->operations,

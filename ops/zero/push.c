@@ -100,6 +100,8 @@ static pst_status push_part(pst_zero *engine, pst__group *group, size_t index, p
     if (status == PST_OK) status = pst__bucket_land(operation, group->reduce_dtype, bytes);
     if (status == PST_OK)
         status = set_source(engine, operation, group, index, part, sources, dtype);
+    pst__lookup_push(group, operation, part.first - group->layout.members[index].gradient_element,
+                     operation->staging.memory != NULL);
     if (status == PST_OK) status = set_destination(engine, operation, group, part, accumulate);
     if (status == PST_OK && is_behind_copies(engine, operation))
         status = pst__fill_land_behind(&engine->carrier);

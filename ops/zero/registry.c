@@ -48,6 +48,8 @@ static void free_group(pst_zero *engine, pst__group *group) {
     pst__heap_free(heap, group->sources, group->layout.member_count * sizeof *group->sources);
     pst__layout_free(heap, &group->layout);
     pst__heap_free_text(heap, group->name);
+    if (group->named_at != NULL)
+        engine->carrier.device->ops->event_destroy(engine->carrier.device, group->named_at);
     if (group->uploaded != NULL)
         engine->carrier.device->ops->event_destroy(engine->carrier.device, group->uploaded);
     if (group->gathered.released != NULL)
@@ -124,6 +126,16 @@ static pst_status check_filled(pst_zero *engine, const pst_group_options *option
     return PST_OK;
 }
 
+static pst_status check_looked_up(pst_zero *engine, const pst_group_options *options) {
+    if (!options->looked_up ||
+        (options->parameter_count == 1 && options->forward_only && !options->filled))
+        return PST_OK;
+    return pst__zero_fail(engine, PST_EINVAL,
+                          "group '%s' is looked up: it has one parameter, and is forward_only and "
+                          "not filled",
+                          options->name);
+}
+
 static pst_status check_group(pst_zero *engine, const pst_group_options *options) {
     if (options->parameters == NULL || options->parameter_count == 0)
         return pst__zero_fail(engine, PST_EINVAL, "group '%s' has no parameters", options->name);
@@ -135,7 +147,8 @@ static pst_status check_group(pst_zero *engine, const pst_group_options *options
         pst_status status = check_member(engine, options, i);
         if (status != PST_OK) return status;
     }
-    const pst_status status = check_filled(engine, options);
+    pst_status status = check_filled(engine, options);
+    if (status == PST_OK) status = check_looked_up(engine, options);
     return status == PST_OK ? check_dtypes(engine, options) : status;
 }
 
@@ -195,6 +208,7 @@ static pst_status build_group(pst_zero *engine, pst__group *group,
                      .used_dtype = options->filled ? options->used_dtype : options->gather_dtype,
                      .is_filled_outside = options->filled != 0,
                      .forward_only = options->forward_only != 0,
+                     .may_be_looked_up = options->looked_up != 0,
                      .copy_is_old = 1};
     group->layout.element_bytes = pst_dtype_size(options->dtype);
     group->layout.gather_element_bytes = pst_dtype_size(options->gather_dtype);
@@ -206,12 +220,16 @@ static pst_status build_group(pst_zero *engine, pst__group *group,
         status = pst__layout_build(engine->carrier.heap, &group->layout, engine->carrier.world,
                                    engine->carrier.rank);
     group->layout.moves |= pst__is_transient(engine, group);
+    group->is_looked_up = options->looked_up && pst__lookup_serves(engine);
     if (status == PST_OK)
         status = engine->carrier.device->ops->event_create(engine->carrier.device, 0,
                                                            &group->gathered.released);
     if (status == PST_OK && engine->options.shards_on_host && !engine->options.transient_copies)
         status =
             engine->carrier.device->ops->event_create(engine->carrier.device, 0, &group->uploaded);
+    if (status == PST_OK && group->is_looked_up)
+        status =
+            engine->carrier.device->ops->event_create(engine->carrier.device, 0, &group->named_at);
     return status;
 }
 

@@ -66,18 +66,21 @@ static pst_status alloc_tables(pst_zero *engine) {
         pst__heap_alloc(engine->carrier.heap, engine->cast_capacity * sizeof *engine->casts);
     engine->need = pst__heap_alloc(engine->carrier.heap, count * sizeof *engine->need);
     engine->needed_here = pst__heap_alloc(engine->carrier.heap, count);
+    engine->is_looked_up = pst__heap_alloc(engine->carrier.heap, count);
     engine->reduce_bytes = pst__heap_alloc(engine->carrier.heap, count * sizeof(size_t));
     engine->held = pst__heap_alloc(engine->carrier.heap, count);
     engine->updates =
         pst__heap_alloc(engine->carrier.heap, engine->parameter_count * sizeof *engine->updates);
     if (engine->casts == NULL || engine->need == NULL || engine->needed_here == NULL ||
-        engine->reduce_bytes == NULL || engine->held == NULL || engine->updates == NULL)
+        engine->is_looked_up == NULL || engine->reduce_bytes == NULL || engine->held == NULL ||
+        engine->updates == NULL)
         return PST_ENOMEM;
     pst_status status = pst__order_alloc(engine->carrier.heap, &engine->order, count);
     for (size_t i = 0; status == PST_OK && i < count; i++) {
         const pst__layout *layout = &engine->groups[i].layout;
         engine->order.bytes[i] = layout->moves ? layout->gathered_bytes : 0; /* of a copy */
         engine->reduce_bytes[i] = engine->carrier.world > 1 ? layout->gradient_bytes_whole : 0;
+        engine->is_looked_up[i] = engine->groups[i].is_looked_up != 0;
         engine->need[i] = engine->groups[i].forward_only ? PST__NEED_NONE : PST__NEED_UNKNOWN;
     }
     return status;
@@ -248,6 +251,7 @@ void pst__seal_free(pst_zero *engine) {
                    engine->cast_capacity * sizeof *engine->casts);
     pst__heap_free(engine->carrier.heap, engine->need, count * sizeof *engine->need);
     pst__heap_free(engine->carrier.heap, engine->needed_here, count);
+    pst__heap_free(engine->carrier.heap, engine->is_looked_up, count);
     pst__heap_free(engine->carrier.heap, engine->reduce_bytes, count * sizeof(size_t));
     pst__heap_free(engine->carrier.heap, engine->held, count);
     pst__heap_free(engine->carrier.heap, engine->updates,
@@ -258,7 +262,7 @@ void pst__seal_free(pst_zero *engine) {
     engine->cast_capacity = 0;
     engine->need = NULL;
     engine->reduce_bytes = NULL;
-    engine->needed_here = engine->held = NULL;
+    engine->needed_here = engine->held = engine->is_looked_up = NULL;
     engine->updates = NULL;
     engine->own_updates = (pst__updates){0};
 }

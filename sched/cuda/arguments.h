@@ -65,8 +65,8 @@ typedef struct pst_cuda_sum {
     const void *source[PST_CUDA_SOURCES];
 } pst_cuda_sum;
 
-/* A launch of pst_copy_rows: block i takes row number indices[i]; a range has the bytes of the table
- * from `first` to `end`. */
+/* A launch of pst_copy_rows: block i takes row number indices[i]; a range has the bytes of the
+ * table from `first` to `end`. */
 #define PST_CUDA_ROW_RANGES 64
 
 typedef struct pst_cuda_row_range {

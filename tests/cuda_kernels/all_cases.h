@@ -108,6 +108,7 @@ static void steps_of_adamw_are_the_hosts(void **state) {
         cmocka_unit_test(up_to_64_sources_are_summed),                                             \
         cmocka_unit_test(a_sum_may_replace_one_of_its_sources),                                    \
         cmocka_unit_test(the_largest_is_found_as_on_the_host),                                     \
-        cmocka_unit_test(any_bytes_are_filled), cmocka_unit_test(rows_are_copied_by_number), cmocka_unit_test(steps_of_adamw_are_the_hosts)
+        cmocka_unit_test(any_bytes_are_filled), cmocka_unit_test(rows_are_copied_by_number),       \
+        cmocka_unit_test(steps_of_adamw_are_the_hosts)
 
 #endif

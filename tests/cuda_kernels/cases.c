@@ -345,8 +345,8 @@ static size_t random_ranges(cases *cases, places *places, size_t table_bytes,
         if (first + bytes > table_bytes) bytes = first < table_bytes ? table_bytes - first : 0;
         const size_t from = place(cases, places, bytes, PST_UINT8);
         const size_t to = place(cases, places, bytes, PST_UINT8);
-        ranges[count++] = (pst_row_range){(void *)(uintptr_t)to, (void *)(uintptr_t)from, first,
-                                          bytes};
+        ranges[count++] =
+            (pst_row_range){(void *)(uintptr_t)to, (void *)(uintptr_t)from, first, bytes};
         first += bytes;
     }
     return count;

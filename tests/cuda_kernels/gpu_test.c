@@ -173,7 +173,7 @@ static int set_up(void **state) {
     }
     check(it.device->ops->stream_create(it.device, 0, &it.stream));
     check(it.device->ops->event_create(it.device, 0, &it.event));
-    it.runner = (runner){cast,  sum, maximum, fill, copy_rows, adamw_prepare,
+    it.runner = (runner){cast,  sum, maximum, fill, copy_rows,         adamw_prepare,
                          adamw, put, get,     NULL, alloc(CASES_BYTES)};
     return 0;
 }

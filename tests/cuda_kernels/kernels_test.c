@@ -108,8 +108,17 @@ static int set_up(void **state) {
     it.cuda.driver.cuLaunchKernel = launch;
     it.cuda.driver.cuGetErrorName = error_name;
     it.cuda.driver.cuGetErrorString = error_name;
-    it.runner = (runner){cast,  sum, maximum, fill,     copy_rows, adamw_prepare,
-                         adamw, put, get,     &it.cuda, aligned_alloc(512, CASES_BYTES)};
+    it.runner = (runner){cast,
+                         sum,
+                         maximum,
+                         fill,
+                         copy_rows,
+                         adamw_prepare,
+                         adamw,
+                         put,
+                         get,
+                         &it.cuda,
+                         aligned_alloc(512, CASES_BYTES)};
     return it.runner.memory == NULL;
 }
 

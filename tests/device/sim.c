@@ -284,6 +284,20 @@ static pst_status maximum(pst_device *device, pst_stream *stream, const pst_sum 
     return status == PST_OK ? enqueue_sum(sim, stream, PST__SIM_MAXIMUM, given) : status;
 }
 
+static pst_status copy_rows(pst_device *device, pst_stream *stream, const pst_row_copy *given) {
+    sim *sim = pst__sim_of(device);
+    const size_t bytes = given->range_count * sizeof *given->ranges;
+    pst_status status = pst__sim_fault(sim, "copy_rows");
+    if (status != PST_OK || bytes == 0) return status;
+    operation *made = pst__sim_operation_create(sim, PST__SIM_NAMED, bytes / sizeof *made->sources);
+    if (made == NULL) return PST_ENOMEM;
+    made->named = *given;
+    made->named.ranges = (const pst_row_range *)(const void *)made->sources;
+    memcpy(made->sources, given->ranges, bytes);
+    pst__sim_enqueue(sim, stream, made, cost_of(sim, given->count * given->row_bytes));
+    return PST_OK;
+}
+
 static pst_status adamw_prepare(pst_device *device, pst_stream *stream,
                                 const pst_adamw_settings *settings, float *const *steps,
                                 size_t count, void *coefficients) {
@@ -363,6 +377,7 @@ static const pst_device_ops sim_ops = {
     .sum = sum,
     .fill = fill,
     .maximum = maximum,
+    .copy_rows = copy_rows,
     .adamw_prepare = adamw_prepare,
     .adamw = adamw,
     .destroy = destroy,

@@ -65,6 +65,9 @@ static void happen(const pst__sim *sim, const pst__sim_operation *operation, uin
     case PST__SIM_MAXIMUM:
         (void)pst__host_maximum(&operation->sum);
         break;
+    case PST__SIM_NAMED:
+        pst__host_copy_rows(&operation->named);
+        break;
     case PST__SIM_PREPARE:
         pst__host_adamw_prepare(&operation->settings, &operation->step, 1, operation->coefficients);
         break;

@@ -12,6 +12,7 @@ typedef enum pst__sim_kind {
     PST__SIM_CAST,
     PST__SIM_SUM,
     PST__SIM_MAXIMUM,
+    PST__SIM_NAMED,
     PST__SIM_PREPARE,
     PST__SIM_ADAMW,
     PST__SIM_RECORD,
@@ -46,6 +47,7 @@ typedef struct pst__sim_operation {
     pst_cast cast;
     double scale;
     pst_sum sum;
+    pst_row_copy named; /* its ranges are in place of sources */
     pst_adamw_piece update;
     pst_adamw_settings settings; /* PREPARE, with: */
     float *step;
@@ -53,7 +55,7 @@ typedef struct pst__sim_operation {
     pst__sim_mark *mark; /* RECORD, WAIT_EVENT */
     uint32_t *flag;      /* WRITE32, WAIT32 */
     uint32_t value;
-    const void *sources[]; /* SUM, MAXIMUM, ADAMW */
+    const void *sources[]; /* SUM, MAXIMUM, ADAMW, NAMED */
 } pst__sim_operation;
 
 struct pst_stream {

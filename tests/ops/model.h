@@ -28,6 +28,7 @@ typedef struct model {
     size_t prefetch_bytes, bucket_bytes, part_bytes, keep_bytes, push_bytes;
     int device_segments;   /* the device keeps memory as long as peers see it */
     unsigned forward_only; /* groups, by bit, whose values backwards do not need */
+    unsigned looked_up;    /* of those with one parameter: uses name rows */
     int in_place;          /* shards lie where peers read them, if there is such a place */
     int hosted;            /* shards and targets are the host's, which alone touches them */
     int transient;         /* communication copies do not stay */
@@ -53,6 +54,13 @@ static inline float value_of(uint64_t version, size_t parameter, size_t element)
 static inline float gradient_of(int rank, uint64_t step, size_t parameter, size_t element) {
     uint64_t bits = mix(step * 7919u + (uint64_t)rank * 104729u + parameter * 10007u + element + 3);
     return (float)((double)(bits % 2000003u) / 1000001.0 - 1.0);
+}
+
+#define MOST_ROWS 64 /* of a parameter that is looked up */
+
+/* Does this rank's forward number `pass` (0: it names none, and wants all) name the row? */
+static inline int is_named(int rank, uint64_t pass, size_t parameter, size_t row) {
+    return pass == 0 || mix(pass * 6007u + (uint64_t)rank * 131u + parameter * 17u + row) % 3 == 0;
 }
 
 /* Sum in rank order of what each rank sends; a rank beyond `have` (by bit) sends zeros. */

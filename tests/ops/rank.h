@@ -46,8 +46,11 @@ typedef struct rank_state {
     int fills;              /* how often what is gathered was asked for */
     pst_status fill_status; /* what that answers */
     int spoils_consumed;    /* gradients are overwritten, on compute, as soon as they are */
-    float *gradients[MOST_PARAMETERS]; /* whole, of the current backward */
-    uint64_t version;                  /* of the parameters' values */
+    float *gradients[MOST_PARAMETERS];        /* whole, of the current backward */
+    uint64_t version;                         /* of the parameters' values */
+    uint64_t passes;                          /* forwards so far */
+    int64_t named[MOST_GROUPS][2][MOST_ROWS]; /* in forwards with gradients and without */
+    uint64_t named_in[MOST_GROUPS]; /* the last one with gradients that did, or 0: all were used */
     void *own; /* (optional) a test's block of memory, freed once its streams have ended */
     char failure[512];
     int is_wrong;    /* compute saw a wrong value; atomic, `wrong` is written before */
@@ -237,6 +240,7 @@ static inline pst_status add_group(rank_state *state, size_t index) {
                                  .gather_dtype = model->gather_dtype,
                                  .reduce_dtype = model->reduce_dtype,
                                  .forward_only = (int)(model->forward_only >> index & 1u),
+                                 .looked_up = (int)(model->looked_up >> index & 1u),
                                  .filled = model->gather_dtype == PST_INT8};
     return pst_zero_add_group(state->engine, &options, &state->groups[index]);
 }
@@ -306,6 +310,7 @@ typedef struct at_version {
     uint64_t version;
     size_t group;
     const char *memory;
+    uint64_t named_in; /* by which pass; 0: all is used */
 } at_version;
 
 /* Where the shards lie when compute is told to write them: they may move before it does. */
@@ -456,6 +461,8 @@ static inline pst_status check_whole_now(void *argument) {
         (void)pst_zero_parameter_layout(state->engine, state->groups[wanted->group],
                                         state->parameters[p], &layout);
         for (size_t i = 0; i < elements_of(&model->shapes[p]); i++) {
+            const size_t row = i / model->shapes[p].row_elements;
+            if (!is_named(state->rank, wanted->named_in, p, row)) continue;
             float found = read_gathered(model, wanted->memory + layout.gathered_offset, i);
             float expected = value_of(wanted->version, p, i);
             if (found != expected) note_wrong(state, "parameter", p, i, found, expected);
@@ -464,17 +471,55 @@ static inline pst_status check_whole_now(void *argument) {
     return PST_OK;
 }
 
-static inline void check_whole(rank_state *state, size_t g, const char *memory) {
-    const at_version now = {state, state->version, g, memory};
+static inline void check_whole(rank_state *state, size_t g, const char *memory, uint64_t named_in) {
+    const at_version now = {state, state->version, g, memory, named_in};
     on_compute(state, check_whole_now, &now, sizeof now);
     if (is_on_host(state)) finish_compute(state);
 }
 
-static inline void begin_use(rank_state *state, size_t g) {
+static inline void begin_use_of(rank_state *state, size_t g, uint64_t named_in) {
     void *memory = NULL;
     CHECK_OK(pst_zero_gather(state->engine, state->groups[g]));
     CHECK_OK(pst_zero_wait(state->engine, state->groups[g], &memory));
-    check_whole(state, g, memory);
+    check_whole(state, g, memory, named_in);
+}
+
+static inline void begin_use(rank_state *state, size_t g) {
+    begin_use_of(state, g, 0);
+}
+
+typedef struct name_write {
+    int64_t *to;
+    uint64_t pass;
+    size_t parameter, rows;
+    int rank;
+} name_write;
+
+/* Numbers of no row where none is named. */
+static inline pst_status write_names_now(void *argument) {
+    const name_write *wanted = argument;
+    for (size_t row = 0; row < wanted->rows; row++)
+        wanted->to[row] = is_named(wanted->rank, wanted->pass, wanted->parameter, row)
+                              ? (int64_t)row
+                              : (int64_t)(wanted->rows + row);
+    return PST_OK;
+}
+
+/* In a forward, of a group that nobody else uses; returns the pass that has named its rows. */
+static inline uint64_t name_rows(rank_state *state, size_t g, int grad) {
+    const model *model = state->model;
+    const size_t p = model->first[g];
+    const int is_looked_up = (int)(model->looked_up >> g & 1u);
+    const name_write names = {.to = state->named[g][grad],
+                              .pass = state->passes,
+                              .parameter = p,
+                              .rows = model->shapes[p].rows,
+                              .rank = state->rank};
+    if (!is_looked_up || pst_zero_uses(state->engine, state->groups[g]) > 0) return 0;
+    on_compute(state, write_names_now, &names, sizeof names);
+    if (pst_zero_name_rows(state->engine, state->groups[g], names.to, names.rows) != PST_OK)
+        fail_at(state, __FILE__, __LINE__, "pst_zero_name_rows");
+    return state->passes;
 }
 
 static inline void end_use(rank_state *state, size_t g) {
@@ -487,11 +532,27 @@ static inline void use(rank_state *state, size_t g) {
     end_use(state, g);
 }
 
+/* What compute still compares is of the rows that were named last. */
+static inline void begin_forward(rank_state *state, int grad) {
+    if (state->model->looked_up != 0) DO(finish_compute(state));
+    state->passes++;
+    CHECK_OK(pst_zero_begin_forward(state->engine, grad));
+}
+
+static inline void use_in_forward(rank_state *state, size_t g, int grad) {
+    const uint64_t named_in = name_rows(state, g, grad);
+    if (grad) state->named_in[g] = named_in;
+    CHECK_FINE();
+    begin_use_of(state, g, named_in);
+    CHECK_FINE();
+    end_use(state, g);
+}
+
 /* Every group once, in order. */
 static inline void forward(rank_state *state, int grad) {
-    CHECK_OK(pst_zero_begin_forward(state->engine, grad));
+    DO(begin_forward(state, grad));
     for (size_t g = 0; g < state->model->group_count; g++) {
-        use(state, g);
+        use_in_forward(state, g, grad);
         CHECK_FINE();
     }
     CHECK_OK(pst_zero_end_forward(state->engine));
@@ -499,17 +560,52 @@ static inline void forward(rank_state *state, int grad) {
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
+static inline size_t group_of(const model *model, size_t parameter) {
+    size_t g = 0;
+    while (model->first[g + 1] <= parameter)
+        g++;
+    return g;
+}
+
+/* Of this rank's gradient no element is zero, but those of rows that it has not named. */
+static inline int has_gradient_of(const model *model, int rank, uint64_t named_in, size_t parameter,
+                                  size_t element) {
+    const size_t row = element / model->shapes[parameter].row_elements;
+    return is_named(rank, named_in, parameter, row);
+}
+
+/* Ranks, by bit, for whom that is so in the backward of the last forward. */
+static inline unsigned named_by(const rank_state *state, size_t parameter, size_t element) {
+    const uint64_t named_in = state->named_in[group_of(state->model, parameter)];
+    unsigned ranks = 0;
+    for (int rank = 0; rank < state->world; rank++)
+        if (has_gradient_of(state->model, rank, named_in, parameter, element)) ranks |= 1u << rank;
+    return ranks;
+}
+
+typedef struct gradient_write {
+    const rank_state *state;
+    uint64_t step;
+    uint64_t named_in[MOST_GROUPS];
+} gradient_write;
+
 static inline pst_status make_gradients_now(void *argument) {
-    const at_version *wanted = argument;
+    const gradient_write *wanted = argument;
     const rank_state *state = wanted->state;
-    for (size_t p = 0; p < state->model->parameter_count; p++)
-        for (size_t i = 0; i < elements_of(&state->model->shapes[p]); i++)
-            state->gradients[p][i] = gradient_of(state->rank, wanted->version, p, i);
+    const model *model = state->model;
+    for (size_t p = 0; p < model->parameter_count; p++) {
+        const uint64_t named_in = wanted->named_in[group_of(model, p)];
+        for (size_t i = 0; i < elements_of(&model->shapes[p]); i++)
+            state->gradients[p][i] = has_gradient_of(model, state->rank, named_in, p, i)
+                                         ? gradient_of(state->rank, wanted->step, p, i)
+                                         : 0;
+    }
     return PST_OK;
 }
 
 static inline void make_gradients(rank_state *state, uint64_t step) {
-    const at_version now = {.state = state, .version = step};
+    gradient_write now = {.state = state, .step = step};
+    memcpy(now.named_in, state->named_in, sizeof now.named_in);
     for (size_t p = 0; p < state->model->parameter_count; p++)
         if (state->gradients[p] == NULL)
             state->gradients[p] =
@@ -600,7 +696,7 @@ static inline void check_gradient(rank_state *state, size_t g, size_t p,
 
 /* What most tests expect. */
 static inline float mean_of_step_1(const rank_state *state, size_t parameter, size_t element) {
-    return mean_gradient(state->world, ~0u, 1, parameter, element);
+    return mean_gradient(state->world, named_by(state, parameter, element), 1, parameter, element);
 }
 
 static inline void check_gradients(rank_state *state, expected_gradient expected) {

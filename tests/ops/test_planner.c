@@ -151,7 +151,8 @@ static void setup(plan_of *of, uint32_t ahead, size_t keep_bytes) {
 
 static void make(plan_of *of) {
     assert_int_equal(
-        pst__costs_create(heap, of->measured, GROUPS, of->bytes, of->bytes, &of->costs), PST_OK);
+        pst__costs_create(heap, of->measured, GROUPS, of->bytes, of->bytes, NULL, &of->costs),
+        PST_OK);
     assert_int_equal(pst__plan_create(&of->input, &of->plan), PST_OK);
     pst__costs_free(heap, &of->costs);
 }

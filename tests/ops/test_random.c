@@ -13,8 +13,11 @@ static uint64_t draw(uint64_t *state, uint64_t bound) {
 static model random_model(uint64_t *dice) {
     model model = empty_model(1 + (int)draw(dice, 3));
     size_t groups = 1 + draw(dice, 7);
+    unsigned alone = 0; /* groups of one parameter */
     for (size_t g = 0; g < groups; g++) {
-        for (size_t p = 1 + draw(dice, 4); p > 0; p--)
+        const size_t members = 1 + draw(dice, 4);
+        alone |= (unsigned)(members == 1) << g;
+        for (size_t p = members; p > 0; p--)
             add_shape(&model, draw(dice, 12), 1 + draw(dice, 40), draw(dice, 5) != 0);
         close_group(&model);
     }
@@ -28,6 +31,7 @@ static model random_model(uint64_t *dice) {
     model.one_comm = draw(dice, 4) == 0;
     model.in_place = draw(dice, 2) == 0;
     model.forward_only = (unsigned)(draw(dice, 2) * draw(dice, 1u << groups));
+    model.looked_up = draw(dice, 2) == 0 ? model.forward_only & alone : 0;
     model.delay_us = (unsigned)(draw(dice, 3) * draw(dice, 30));
     model.seed = *dice;
     return model;
@@ -59,11 +63,11 @@ static void run_forward(program *program, int grad) {
     rank_state *state = program->state;
     int nested = draw(&program->dice, 2) != 0 && program->use_count > 0;
     if (grad) program->is_nested = nested;
-    CHECK_OK(pst_zero_begin_forward(state->engine, grad));
+    DO(begin_forward(state, grad));
     if (nested) begin_use(state, program->uses[0]);
     CHECK_FINE();
     for (size_t i = 0; i < program->use_count; i++) {
-        DO(use(state, program->uses[i]));
+        DO(use_in_forward(state, program->uses[i], grad));
     }
     if (nested) end_use(state, program->uses[0]);
     CHECK_FINE();
@@ -142,7 +146,8 @@ static void expect(program *program, uint64_t step) {
             /* Zeros may count as a gradient where the host does not wait for the other ranks. */
             if (of_world(program, g) == 0 && model->device == ON_HOST) CHECK(!has_gradient);
             for (size_t i = 0; i < elements_of(&model->shapes[p]); i++) {
-                float mean = mean_gradient(state->world, of_world(program, g), step, p, i);
+                const unsigned have = of_world(program, g) & named_by(state, p, i);
+                float mean = mean_gradient(state->world, have, step, p, i);
                 program->expected[p][i] = (program->any[g] ? program->expected[p][i] : 0) + mean;
             }
         }

@@ -234,6 +234,7 @@ static const pst_comm_ops ce_ops = {
     .pushes = 1,
     .updates = 1,
     .gathers_within = 1,
+    .rows = 1,
 };
 
 /* ---- creation -------------------------------------------------------------------------------- */

@@ -63,6 +63,12 @@ pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_strea
 pst_status pst__ce_pass(pst__ce *ce, const pst_collective *collective, pst_stream *stream);
 size_t pst__ce_staging_bytes(const pst__ce *ce, const pst_collective *collective);
 
+/* check.c: PST_EINVAL, with a text, for what cannot be started, and tickets that come out of turn.
+ */
+pst_status pst__ce_check(pst__ce *ce, const pst_collective *collective);
+pst_status pst__ce_check_ticket(pst__ce *ce, uint64_t ticket, const char *name);
+const char *pst__ce_name_of(const pst_collective *collective); /* "" without one */
+
 /* captured.c: as pst_comm_ops has them. */
 pst_status pst__ce_capture_begin(pst_comm *comm);
 pst_status pst__ce_capture_end(pst_comm *comm, pst_stream *stream);

@@ -21,12 +21,14 @@
 #include <string.h>
 
 typedef enum part {
-    NOTHING,  /* barrier */
-    SEGMENTS, /* all-gather */
-    CHUNK,    /* reduce-scatter, and the first round of an all-reduce: this rank's chunk */
-    PUSHED,   /* reduce-scatter: the peer's chunk, to its staging */
-    RESULT,   /* the second: the peer's chunk, summed */
-    WHOLE     /* broadcast: all of the root's */
+    NOTHING,     /* barrier */
+    SEGMENTS,    /* all-gather */
+    ROWS,        /* all-gather, of those that this rank has named */
+    CHUNK,       /* reduce-scatter, and the first round of an all-reduce: this rank's chunk */
+    PUSHED,      /* reduce-scatter: the peer's chunk, to its staging */
+    PUSHED_ROWS, /* of it those that this rank has named */
+    RESULT,      /* the second: the peer's chunk, summed */
+    WHOLE        /* broadcast: all of the root's */
 } part;
 
 /* A part of a collective's memory, in bytes. */
@@ -43,10 +45,6 @@ typedef struct round {
     uint32_t sequence;
     part part;
 } round;
-
-static const char *name_of(const pst_collective *collective) {
-    return collective->name == NULL ? "" : collective->name;
-}
 
 static size_t slot_bytes(size_t bytes) {
     return (bytes + 255) / 256 * 256;
@@ -197,6 +195,9 @@ static size_t collect(const round *round, int peer, pst_copy *copies) {
     switch (round->part) {
     case SEGMENTS:
         return collect_segments(round, peer, source, copies);
+    case ROWS:
+    case PUSHED_ROWS:
+        return 0; /* see copy_rows */
     case CHUNK:
         return collect_chunk(round, peer, source, copies);
     case PUSHED:
@@ -210,6 +211,70 @@ static size_t collect(const round *round, int peer, pst_copy *copies) {
         break;
     }
     return 0;
+}
+
+/* ---- rows that this rank has named ------------------------------------------------------------
+ */
+
+static char *seen_of(const round *round, int peer) {
+    return peer == round->ce->comm.rank ? round->own
+                                        : round->place.region->views[peer] + round->place.offset;
+}
+
+static size_t gathered_ranges(const round *round, pst_row_range *ranges) {
+    const pst_collective *collective = round->collective;
+    size_t count = 0;
+    for (size_t i = 0; i < collective->segment_count; i++) {
+        const pst_segment *segment = &collective->segments[i];
+        char *to = (char *)collective->destination + segment->destination;
+        const char *from = seen_of(round, (int)segment->peer) + segment->source;
+        if (segment->bytes == 0 || from == to) continue;
+        ranges[count++] = (pst_row_range){to, from, segment->destination - collective->rows->offset,
+                                          segment->bytes};
+    }
+    return count;
+}
+
+static size_t pushed_ranges(const round *round, pst_row_range *ranges) {
+    const pst_collective *collective = round->collective;
+    size_t count = 0;
+    for (int peer = 0; peer < round->ce->comm.size; peer++) {
+        pst_copy copy;
+        if (peer == round->ce->comm.rank || collect_push(round, peer, &copy) == 0) continue;
+        ranges[count++] = (pst_row_range){
+            copy.destination, copy.source,
+            collective->rows->offset + (size_t)peer * collective->stride, copy.bytes};
+    }
+    return count;
+}
+
+static int names_rows(const pst_collective *collective) {
+    return collective->rows != NULL && collective->rows->indices != NULL;
+}
+
+/* From or to all peers by one kernel. */
+static pst_status copy_rows(const round *round) {
+    pst_row_range ranges[PST_CE_MAX_RANKS];
+    pst_device *device = round->ce->device;
+    const pst_table_rows *rows = round->collective->rows;
+    if (round->place.region == NULL) return PST_OK;
+    const size_t count =
+        round->part == ROWS ? gathered_ranges(round, ranges) : pushed_ranges(round, ranges);
+    const pst_row_copy copy = {.indices = rows->indices,
+                               .count = rows->count,
+                               .rows = rows->rows,
+                               .row_bytes = rows->row_bytes,
+                               .ranges = ranges,
+                               .range_count = count};
+    return device->ops->copy_rows(device, round->stream, &copy);
+}
+
+/* Peers may push rows: of what they do not write this rank adds up zeros. */
+static pst_status clear_staging(const round *round) {
+    const pst__ce *ce = round->ce;
+    const pst_collective *collective = round->collective;
+    return ce->device->ops->fill(ce->device, round->stream, collective->staging, 0,
+                                 pst__ce_staging_bytes(ce, collective));
 }
 
 /* ---- a round --------------------------------------------------------------------------------- */
@@ -234,6 +299,10 @@ static void wait_until_ready(const round *round, int source, pst__flag_steps *st
 
 static int source_at(const round *round, int step) {
     return pst__turn_source(round->ce->comm.rank, round->ce->comm.size, step);
+}
+
+static int is_by_rows(const round *round) {
+    return round->part == ROWS || round->part == PUSHED_ROWS;
 }
 
 static pst_status copy_collected(const round *round, size_t count) {
@@ -269,6 +338,7 @@ static pst_status pull_together(const round *round, pst__flag_steps *steps) {
         count += collect(round, source_at(round, step), ce->copies + count);
     }
     pst_status status = pst__flags_enqueue(&ce->flags, round->stream, steps);
+    if (status == PST_OK && is_by_rows(round)) status = copy_rows(round);
     if (status == PST_OK) status = copy_collected(round, count);
     for (int step = 0; step < last; step++)
         signal_done(round, source_at(round, step), steps);
@@ -281,8 +351,8 @@ static pst_status run_round(round *round, part part, int phase) {
     round->part = part;
     round->sequence = pst__ce_sequence(ce, round->collective->ticket, phase);
     signal_ready(round, &steps);
-    const int by_turns =
-        !ce->flags.is_captured && pulled_bytes(ce, round->collective) >= ce->turn_bytes;
+    const int by_turns = !ce->flags.is_captured && !is_by_rows(round) &&
+                         pulled_bytes(ce, round->collective) >= ce->turn_bytes;
     pst_status status = by_turns ? pull_by_turns(round, &steps) : pull_together(round, &steps);
     return status == PST_OK ? pst__flags_enqueue(&ce->flags, round->stream, &steps) : status;
 }
@@ -418,6 +488,7 @@ static pst_status begin_own_copies(const round *round, int *begun) {
 static pst_status gather(round *round) {
     pst__ce *ce = round->ce;
     int begun;
+    if (names_rows(round->collective)) return run_round(round, ROWS, 1);
     pst_status status = begin_own_copies(round, &begun);
     if (status == PST_OK) status = run_round(round, SEGMENTS, 1);
     if (status == PST_OK && begun)
@@ -433,12 +504,20 @@ static pst_status all_reduce(round *round) {
     return status == PST_OK ? run_round(round, RESULT, 1) : status;
 }
 
+static pst_status scatter(round *round) {
+    const pst_collective *collective = round->collective;
+    if (!collective->is_pushed) return run_round(round, CHUNK, 1);
+    const pst_status status = collective->rows != NULL ? clear_staging(round) : PST_OK;
+    if (status != PST_OK) return status;
+    return run_round(round, names_rows(collective) ? PUSHED_ROWS : PUSHED, 1);
+}
+
 static pst_status run(round *round) {
     switch (round->collective->kind) {
     case PST_ALL_GATHER:
         return gather(round);
     case PST_REDUCE_SCATTER:
-        return run_round(round, round->collective->is_pushed ? PUSHED : CHUNK, 1);
+        return scatter(round);
     case PST_ALL_REDUCE:
         return all_reduce(round);
     case PST_BROADCAST:
@@ -474,7 +553,7 @@ static pst_status expose(round *round, size_t bytes, int *bounced) {
         return pst__ce_fail(ce, PST_EINVAL,
                             "'%s': the %zu bytes at %p that peers %s are not in registered "
                             "memory; pst_ce_register it",
-                            name_of(round->collective), bytes, opened,
+                            pst__ce_name_of(round->collective), bytes, opened,
                             is_pushed ? "write" : "read");
     round->own = ce->bounce;
     *bounced = 1;
@@ -493,45 +572,8 @@ static pst_status fill_bounce(const round *round, size_t bytes) {
                             : status;
 }
 
-/* ---- checks ---------------------------------------------------------------------------------- */
-
-static pst_status check_segments(pst__ce *ce, const pst_collective *collective) {
-    for (size_t i = 0; i < collective->segment_count; i++) {
-        const pst_segment *segment = &collective->segments[i];
-        if (segment->peer >= (uint32_t)ce->comm.size ||
-            segment->source > collective->source_bytes ||
-            segment->bytes > collective->source_bytes - segment->source)
-            return pst__ce_fail(ce, PST_EINVAL,
-                                "segment %zu of '%s' is not within %zu bytes of one of %d ranks", i,
-                                name_of(collective), collective->source_bytes, ce->comm.size);
-    }
-    return PST_OK;
-}
-
-static pst_status check_pieces(pst__ce *ce, const pst_collective *collective) {
-    const size_t element = pst_dtype_size(collective->dtype);
-    for (size_t i = 0; i < collective->piece_count; i++) {
-        const pst_reduce_piece *piece = &collective->pieces[i];
-        if (piece->offset > collective->source_bytes ||
-            piece->count > (collective->source_bytes - piece->offset) / element)
-            return pst__ce_fail(ce, PST_EINVAL, "piece %zu of '%s' is not within its %zu bytes", i,
-                                name_of(collective), collective->source_bytes);
-    }
-    return PST_OK;
-}
-
-static uint64_t next_ticket(const pst__ce *ce, uint64_t ticket) {
-    if (!ce->flags.is_captured) return ce->tickets + 1;
-    return (ticket & ~(uint64_t)PST_MOST_CAPTURED) | ((ce->captured & PST_MOST_CAPTURED) + 1);
-}
-
-static pst_status check_ticket(pst__ce *ce, uint64_t ticket, const char *name) {
-    const uint64_t next = next_ticket(ce, ticket);
-    if (ticket == next) return PST_OK;
-    return pst__ce_fail(ce, PST_EINVAL,
-                        "'%s' has ticket %llu, but the next one is %llu: tickets grow by one", name,
-                        (unsigned long long)ticket, (unsigned long long)next);
-}
+/* ---- tickets ----------------------------------------------------------------------------------
+ */
 
 /* Release: pairs with the acquire in abort, which raises the flags beyond this ticket. */
 static void take_ticket(pst__ce *ce, uint64_t ticket) {
@@ -539,18 +581,6 @@ static void take_ticket(pst__ce *ce, uint64_t ticket) {
         ce->captured = ticket;
     else
         pst__store_release(&ce->tickets, ticket);
-}
-
-static pst_status check(pst__ce *ce, const pst_collective *collective) {
-    pst_status status = check_ticket(ce, collective->ticket, name_of(collective));
-    if (status != PST_OK) return status;
-    if (pst_dtype_size(collective->dtype) == 0)
-        return pst__ce_fail(ce, PST_EINVAL, "'%s' has no dtype", name_of(collective));
-    if (collective->staging == NULL && pst__ce_staging_bytes(ce, collective) > 0)
-        return pst__ce_fail(ce, PST_EINVAL, "'%s' has no staging", name_of(collective));
-    if (collective->kind == PST_ALL_GATHER) return check_segments(ce, collective);
-    if (collective->kind == PST_REDUCE_SCATTER) return check_pieces(ce, collective);
-    return PST_OK;
 }
 
 /* Far from those that are not captured. */
@@ -617,7 +647,7 @@ pst_status pst__ce_pull(pst__ce *ce, const pst_collective *collective, pst_strea
     round round = {.ce = ce, .collective = collective, .stream = stream};
     const size_t bytes = opened_extent(ce, collective);
     int bounced;
-    pst_status status = check(ce, collective);
+    pst_status status = pst__ce_check(ce, collective);
     if (status == PST_OK) status = make_room(ce, collective);
     if (status == PST_OK) status = expose(&round, bytes, &bounced);
     if (status == PST_OK) status = compare(&round);
@@ -633,7 +663,7 @@ pst_status pst__ce_pass(pst__ce *ce, const pst_collective *collective, pst_strea
     const round round = {.ce = ce, .collective = collective, .stream = stream};
     const uint64_t ticket = collective->ticket;
     pst__flag_steps steps = {.count = 0};
-    pst_status status = check_ticket(ce, ticket, name_of(collective));
+    pst_status status = pst__ce_check_ticket(ce, ticket, pst__ce_name_of(collective));
     if (status == PST_OK) status = compare(&round);
     if (status != PST_OK) return status;
     take_ticket(ce, ticket);
