@@ -104,7 +104,7 @@ uint32_t Engine::add_parameter(const std::string &name, size_t rows, size_t row_
 
 uint32_t Engine::add_group(const std::string &name, const std::vector<uint32_t> &parameters,
                            at::ScalarType dtype, at::ScalarType gather_dtype,
-                           at::ScalarType reduce_dtype, bool forward_only,
+                           at::ScalarType reduce_dtype, bool forward_only, bool looked_up,
                            std::optional<at::ScalarType> used_dtype) {
     pst_group_options options{};
     options.size = sizeof options;
@@ -115,6 +115,7 @@ uint32_t Engine::add_group(const std::string &name, const std::vector<uint32_t> 
     options.gather_dtype = dtype_of(gather_dtype);
     options.reduce_dtype = dtype_of(reduce_dtype);
     options.forward_only = forward_only;
+    options.looked_up = looked_up;
     options.filled = used_dtype.has_value();
     options.used_dtype = dtype_of(used_dtype.value_or(gather_dtype));
     uint32_t index = 0;
@@ -243,8 +244,16 @@ void Engine::begin_forward(bool grad) {
     updates_.clear();
 }
 
-bool Engine::use(uint32_t index) {
+void Engine::name_rows(uint32_t index, at::Tensor rows) {
+    at::Tensor &named = groups_.at(index).rows.at(at::GradMode::is_enabled());
+    named = std::move(rows);
+    check(pst_zero_name_rows(engine(), index, named.const_data_ptr<int64_t>(),
+                             static_cast<size_t>(named.numel())));
+}
+
+bool Engine::use(uint32_t index, std::optional<at::Tensor> rows) {
     Unit &unit = units_.at(index);
+    if (rows.has_value()) name_rows(unit.groups.front(), *std::move(rows));
     for (uint32_t group : unit.groups)
         check(pst_zero_gather(engine(), group));
     for (uint32_t group : unit.groups) {

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <deque>
 #include <exception>
 #include <functional>
@@ -94,7 +95,7 @@ class Engine {
                            bool trainable);
     uint32_t add_group(const std::string &name, const std::vector<uint32_t> &parameters,
                        at::ScalarType dtype, at::ScalarType gather_dtype,
-                       at::ScalarType reduce_dtype, bool forward_only,
+                       at::ScalarType reduce_dtype, bool forward_only, bool looked_up,
                        std::optional<at::ScalarType> used_dtype);
     pst_group_layout group_layout(uint32_t group) const;
     pst_parameter_layout parameter_layout(uint32_t group, uint32_t parameter) const;
@@ -120,7 +121,9 @@ class Engine {
     void begin_forward(bool grad);
     // A use of a unit begins: all its groups are gathered, then waited for. True: it is the first
     // one, and the attached tensors have their memory from now on.
-    bool use(uint32_t unit);
+    // `rows`: of a unit whose only group is looked up, the numbers of those that this use reads, of
+    // 64 bits and contiguous; left out: all of them.
+    bool use(uint32_t unit, std::optional<at::Tensor> rows);
     // A use ends. True: it was the last one, and the tensors' memory is gone. Throws PST_ESTATE,
     // behind all of this, where refuse_written would.
     bool done(uint32_t unit);
@@ -169,6 +172,8 @@ class Engine {
         std::vector<uint32_t> parameters;
         at::Tensor shard;
         at::ScalarType dtype, gather_dtype, used_dtype;
+        // Rows that uses have named, without and with gradients: until the next one does.
+        std::array<at::Tensor, 2> rows;
         at::Tensor gradient;
         std::vector<at::Tensor> kept;
         // By report, kept until the engine has read them.
@@ -180,6 +185,7 @@ class Engine {
         bool is_whole = false; // the tensors have memory
     };
 
+    void name_rows(uint32_t group, at::Tensor rows);
     pst_zero *engine() const;
     void check(pst_status status) const {
         if (fill_failure_) std::rethrow_exception(std::exchange(fill_failure_, nullptr));

@@ -40,7 +40,7 @@ def test_no_hooks_are_left_on_a_leaf_that_a_block_returns():
 def test_a_block_called_by_itself_runs_again_after_its_gather_was_interrupted(monkeypatch):
     model = penstock.shard(make(Net))
 
-    def interrupt(unit):
+    def interrupt(unit, rows):
         raise TimeoutError("a signal handler raised this")
 
     x = torch.ones(2, models.WIDTH, device=models.DEVICE)

@@ -201,13 +201,16 @@ class Engine:
                 "call zero_grad() in the step",
             )
 
-    def enter(self, unit: Unit) -> None:
-        """Begin a unit's forward, and hold the unit; the outermost forward begins a pass."""
+    def enter(self, unit: Unit, rows: torch.Tensor | None) -> None:
+        """Begin a unit's forward, and hold the unit; the outermost forward begins a pass.
+
+        `rows` as for `Unit.hold`.
+        """
         is_root = unit is self.root and not self.runs(unit)
         if is_root or self.depth == 0 or has_ended(self._outermost):
             self._begin_forward()
             self._outermost = module_call()
-        unit.hold()
+        unit.hold(rows)
         self.depth += 1  # last: a forward that failed to begin does not end
 
     def runs(self, unit: Unit) -> bool:

@@ -21,6 +21,7 @@ from penstock import _C
 from penstock._compile import not_compiled
 from penstock._engine import Engine
 from penstock._errors import PenstockError
+from penstock._lookup import rows_looked_up
 from penstock._units import Group, Parameter, Unit, Use
 from penstock._values import tree_flatten, tree_leaves
 
@@ -130,7 +131,7 @@ def before_forward(
     elif use.recomputed:
         engine.backward.hold(unit)
     else:
-        engine.enter(unit)
+        engine.enter(unit, rows_looked_up(unit, args, kwargs) if unit.is_table else None)
     unit.calls.append(use)
     marks = torch.is_grad_enabled()
     if engine.input_dtype is None and not marks:

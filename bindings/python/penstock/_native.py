@@ -13,6 +13,7 @@ from penstock._agree import find_failure
 from penstock._arguments import Options
 from penstock._errors import PenstockError
 from penstock._extension import Extension
+from penstock._lookup import is_table
 from penstock._memory import segment_maker
 from penstock._meta import unset
 from penstock._units import Group, Parameter, Unit
@@ -85,6 +86,7 @@ def open_native(
 
 
 def _register(native: _C.Engine, group: Group) -> None:
+    group.unit.is_table = is_table(group)
     for parameter in group.parameters:
         parameter.index = native.add_parameter(
             parameter.name, parameter.shape[0], parameter.row_elements, parameter.trainable
@@ -100,6 +102,7 @@ def _register(native: _C.Engine, group: Group) -> None:
         group.gather_dtype,
         group.reduce_dtype,
         group.unit.forward_only,
+        group.unit.is_table,
         group.used_dtype if group.extensions else None,
     )
 

@@ -329,6 +329,8 @@ class Unit:
         Whether it is a module beside the blocks.
     forward_only : bool
         Whether its backward needs no parameters: those of embeddings are looked up, no more.
+    is_table : bool
+        Whether it is one embedding, of whose weight forwards name the rows that they read.
     read_by_root : bool
         Whether the root's forward has used its parameters itself: its backward then needs them.
     index : int
@@ -353,6 +355,7 @@ class Unit:
         self.native: _C.Engine
         self.beside_blocks = beside_blocks
         self.forward_only = beside_blocks and all(_is_looked_up(m) for m in module.modules())
+        self.is_table = False
         self.read_by_root = False
         self.groups: list[Group] = []
         self.index = -1
@@ -384,9 +387,9 @@ class Unit:
             for module, attribute in parameter.places
         ]
 
-    def hold(self) -> None:
-        """Begin a use; the first one shows the whole parameters."""
-        if self.native.use(self.index):
+    def hold(self, rows: torch.Tensor | None = None) -> None:
+        """Begin a use, of these rows of a table or of all; the first one shows the parameters."""
+        if self.native.use(self.index, rows):
             self.whole = True
             if self._extensions:
                 with outside_passes():
