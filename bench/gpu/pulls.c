@@ -3,6 +3,7 @@
  *   turns     equal pulls from all peers in rounds, ranks delayed at random, with turns and without
  *   train     gathers and reduce-scatters as in a training step, sums on a stream of their own
  *   sizes     gathers alone and reduce-scatters alone
+ *   rows      gathers of a table, whole and by the rows that each rank has named, drawn at random
  *   barrier   what signals cost
  * GB/s are those that one GPU pulls; times are the device's. --tiny: sizes for the fake driver. */
 #include "ops/comm/ce/ce.h"
@@ -268,27 +269,69 @@ static void barrier(bench *b, size_t bytes) {
     start(b, &collective);
 }
 
-typedef void (*collective)(bench *b, size_t bytes);
+static size_t row_bytes(const bench *b) {
+    return b->settings->unit / 128;
+}
 
-/* `count` of them one behind the other, a mark between each two. */
-static void run_series(bench *b, const char *name, collective run, size_t bytes, size_t count) {
-    const size_t pulled = (size_t)(b->context->size - 1) * bytes;
-    char what[64];
+/* `count` of the rows of a table of `part` bytes, by the numbers behind what is gathered. */
+static void gather_rows(bench *b, size_t count) {
+    pst_segment segments[RANKS_MOST];
+    const size_t size = (size_t)b->context->size, each = b->part / size;
+    for (size_t i = 0; i < size; i++)
+        segments[i] = (pst_segment){(uint32_t)i, i * each, i * each, each};
+    const pst_table_rows rows = {.indices = (const int64_t *)(const void *)(b->memory + b->part),
+                                 .count = count,
+                                 .rows = b->part / row_bytes(b),
+                                 .row_bytes = row_bytes(b)};
+    pst_collective collective = {.kind = PST_ALL_GATHER,
+                                 .name = "rows",
+                                 .dtype = PST_BFLOAT16,
+                                 .source = b->memory,
+                                 .source_bytes = b->part,
+                                 .destination = b->memory,
+                                 .segments = segments,
+                                 .segment_count = size,
+                                 .rows = &rows};
+    start(b, &collective);
+}
+
+static void draw_rows(bench *b) {
+    const size_t count = b->part / row_bytes(b);
+    int64_t *drawn = malloc(count * sizeof *drawn);
+    for (size_t i = 0; i < count; i++)
+        drawn[i] = draw(b, (uint32_t)count);
+    const pst_copy copy = {b->memory + b->part, drawn, count * sizeof *drawn};
+    const pst_status status = b->device->ops->copy(b->device, b->pulls, &copy, 1);
+    finish(b, b->pulls);
+    free(drawn);
+    TRY(b, status);
+}
+
+typedef void (*collective)(bench *b, size_t argument);
+
+/* `count` of them one behind the other, a mark between each two; each pulls so many bytes. */
+static void run_series(bench *b, const char *what, collective run, size_t argument, size_t pulled,
+                       size_t count) {
     for (int i = 0; i < 3 && !has_failed(b); i++)
-        run(b, bytes);
+        run(b, argument);
     begin(b);
     mark(b, b->pulls);
     for (size_t i = 0; i < count && !has_failed(b); i++) {
-        run(b, bytes);
+        run(b, argument);
         mark(b, run == reduce ? b->sums : b->pulls);
     }
     finish(b, b->pulls);
     finish(b, b->sums);
     for (size_t i = 0; i + 1 < b->mark_count && !has_failed(b); i++)
         b->times[b->time_count++] = between(b, i, i + 1);
-    (void)snprintf(what, sizeof what, "%s, %zu KiB a rank", name, bytes * 1024 / b->settings->unit);
     const double all = between(b, 0, b->mark_count - 1) / (double)count;
     report(b, what, pulled, all);
+}
+
+static void run_sizes(bench *b, const char *name, collective run, size_t bytes) {
+    char what[64];
+    (void)snprintf(what, sizeof what, "%s, %zu KiB a rank", name, bytes * 1024 / b->settings->unit);
+    run_series(b, what, run, bytes, (size_t)(b->context->size - 1) * bytes, 40);
 }
 
 /* Two gathers and a reduction by turns, each behind the rank's own work. */
@@ -334,21 +377,36 @@ static void all_trains(bench *b, size_t unit) {
 
 static void all_barriers(bench *b, size_t unit) {
     (void)unit;
-    run_series(b, "barrier", barrier, 0, 300);
+    run_series(b, "barrier", barrier, 0, 0, 300);
 }
 
 static void all_sizes(bench *b, size_t unit) {
     for (size_t bytes = unit / 64; bytes <= 128 * unit && !has_failed(b); bytes *= 4) {
-        run_series(b, "gather", gather, bytes, 40);
-        run_series(b, "reduce", reduce, bytes, 40);
+        run_sizes(b, "gather", gather, bytes);
+        run_sizes(b, "reduce", reduce, bytes);
+    }
+}
+
+static void all_rows(bench *b, size_t unit) {
+    const size_t size = (size_t)b->context->size, rows = b->part / row_bytes(b);
+    char what[64];
+    (void)unit;
+    draw_rows(b);
+    run_sizes(b, "table, whole", gather, b->part / size);
+    for (size_t count = rows / 512; count <= rows && !has_failed(b); count *= 2) {
+        (void)snprintf(what, sizeof what, "table, %zu of %zu rows", count, rows);
+        run_series(b, what, gather_rows, count, count * row_bytes(b) * (size - 1) / size, 40);
     }
 }
 
 static const struct {
     const char *name;
     void (*run)(bench *b, size_t unit);
-} parts[] = {
-    {"turns", all_turns}, {"train", all_trains}, {"barrier", all_barriers}, {"sizes", all_sizes}};
+} parts[] = {{"turns", all_turns},
+             {"train", all_trains},
+             {"barrier", all_barriers},
+             {"sizes", all_sizes},
+             {"rows", all_rows}};
 enum { PARTS = sizeof parts / sizeof parts[0] };
 
 static void run_all(bench *b) {
