@@ -11,9 +11,8 @@ int pst__lookup_serves(const pst_zero *engine) {
     const pst__carrier *carrier = &engine->carrier;
     const pst_zero_options *options = &engine->options;
     return carrier->asynchronous && carrier->device->ops->copy_rows != NULL && carrier->world > 1 &&
-           options->gather_comm->ops->rows &&
-           (options->reduce_comm == NULL || options->reduce_comm->ops->rows) &&
-           !options->shards_on_host && !options->transient_copies;
+           options->gather_comm->ops->rows && options->reduce_comm->ops->rows &&
+           !options->shards_on_host;
 }
 
 static pst_table_rows table_of(const pst__group *group, size_t element_bytes) {

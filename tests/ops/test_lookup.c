@@ -49,6 +49,8 @@ static void training_is_the_same_by_rows(void **unused) {
             model.bucket_bytes = 512;
             model.gather_dtype = PST_BFLOAT16;
             run_ranks(world, &model, train_with_evaluation, NULL);
+            model.transient = 1;
+            run_ranks(world, &model, train_with_evaluation, NULL);
         }
 }
 
