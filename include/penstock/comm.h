@@ -163,8 +163,8 @@ typedef struct pst_comm_ops {
      * that lies where it goes is not touched, and others' parts of the source are not read. */
     int gathers_within;
     /* (optional) 1: it knows collectives with `rows`, of which each rank has named its own. Of an
-     * all-gather those rows alone are read and written. A reduce-scatter that is pushed takes all
-     * others as zeros, whatever the source has there; all ranks give it `rows` or none does. */
+     * all-gather those rows alone are read and written. Of a reduce-scatter that is pushed all
+     * others are zeros in the source, and need not travel. All ranks give `rows` or none does. */
     int rows;
 } pst_comm_ops;
 

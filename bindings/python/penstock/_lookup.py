@@ -14,8 +14,8 @@ from torch import nn
 if TYPE_CHECKING:
     from penstock._units import Group, Unit
 
-# Where more than a half is looked up all rows are gathered: on two H100 that took 1.45 ms for 131,072
-# rows of 8 KiB, by rows half of them 0.82, all of them 1.61, on multiprocessors (bench gpu-pulls).
+# Where more than a half is looked up all rows are gathered: on two H100 that took 1.45 ms for
+# 131,072 rows of 8 KiB, by rows half of them 0.82, all of them 1.61 (bench gpu-pulls --only rows).
 SHARE = 2
 
 
