@@ -334,6 +334,9 @@ def parse() -> argparse.Namespace:
     given = parser.parse_args()
     if given.idle and not torch.cuda.is_available():
         parser.error("--idle profiles a GPU, and there is none")
+    others = [way for way in given.ways if way not in ("penstock", "captured")]
+    if given.optimizer == "in-backward" and others:
+        parser.error(f"--optimizer in-backward is penstock's: run {', '.join(others)} without it")
     if given.profile and not given.idle:
         parser.error("--profile writes what --idle profiles: name a number of steps")
     if given.shards == "float32" and any(way.startswith("compute") for way in given.ways):

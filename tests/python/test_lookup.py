@@ -39,7 +39,7 @@ class Many(Words):
     """So many that all rows are gathered."""
 
     def words(self, x):
-        return super().words(x).repeat(1, ROWS // 64)
+        return super().words(x).repeat(1, ROWS // 32)
 
     def look_up(self, x):
         return self.embed(self.words(x)).mean(dim=1) + self.places(self.words(x) % 64).mean(dim=1)
