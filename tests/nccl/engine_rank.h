@@ -36,6 +36,7 @@ static int stage = 3;
 static int is_in_place;  /* shards lie where the engine has places for them */
 static int is_transient; /* gathers make their communication copies, in bf16, which holds values */
 static int fills;        /* what is gathered is made by fill_copy */
+static int looks_up;     /* groups are looked up: forwards name their rows, all of them */
 
 static inline pst_status give_target(void *context, uint32_t group, void **memory,
                                      int *accumulate) {
@@ -103,6 +104,8 @@ static inline pst_status add_block(engine_rank *self) {
                                      .parameters = &parameter,
                                      .parameter_count = 1,
                                      .gather_dtype = is_transient ? PST_BFLOAT16 : PST_FLOAT32,
+                                     .forward_only = looks_up,
+                                     .looked_up = looks_up,
                                      .filled = fills};
     const pst_status status = pst_zero_add_parameter(self->engine, &weight, &parameter);
     return status == PST_OK ? pst_zero_add_group(self->engine, &group, &index) : status;
@@ -221,10 +224,16 @@ static inline pst_status update(engine_rank *self, double by) {
     return status == PST_OK ? pst_zero_updated(self->engine) : status;
 }
 
+static inline pst_status name_rows(engine_rank *self, uint32_t group) {
+    static const int64_t all[ROWS + 1] = {7, 3, 0, 1, ROWS, 2, 6, 4, 5};
+    return looks_up ? pst_zero_name_rows(self->engine, group, all, ROWS + 1) : PST_OK;
+}
+
 static inline pst_status add_gradients(engine_rank *self) {
     pst_status status = pst_zero_begin_forward(self->engine, 1);
     for (uint32_t i = 0; i < GROUPS && status == PST_OK; i++) {
-        status = use(self, i, self->rank->memory);
+        status = name_rows(self, i);
+        if (status == PST_OK) status = use(self, i, self->rank->memory);
         if (status == PST_OK) status = pst_zero_release(self->engine, i);
     }
     if (status == PST_OK) status = pst_zero_end_forward(self->engine);

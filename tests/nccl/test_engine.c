@@ -212,6 +212,18 @@ static void shards_may_lie_in_their_places(void **state) {
     stage = 3;
 }
 
+static void rows_may_be_named(void **state) {
+    looks_up = 1;
+    train_over_copy_engines(*state, 21, 4);
+    stage = 2;
+    is_in_place = 1;
+    push_bytes = 64;
+    train_over_copy_engines(*state, 21, 4);
+    stage = 3;
+    push_bytes = 0;
+    is_in_place = looks_up = 0;
+}
+
 static void gathers_may_make_their_copies(void **state) {
     nccl_world *world = *state;
     is_transient = 1;
@@ -448,6 +460,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(gradients_may_go_out_from_where_they_lie, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(shards_may_lie_in_their_places, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(rows_may_be_named, set_up, tear_down),
         cmocka_unit_test_setup_teardown(gathers_may_make_their_copies, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_host_trains_shards_of_its_own, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_graph_of_one_collective_is_launched_again, set_up,

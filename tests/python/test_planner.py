@@ -145,6 +145,9 @@ def test_stage_2_is_named_where_it_holds_less_than_what_stays():
     line = "2 groups are gathered ahead, and of others 5.0 MiB stay gathered: 800.0 MiB more than "
     line += "without, for a pass of 100.00 instead of 200.00 ms"
     assert describe(kept, first, 900 << 20) == line
+    assert "5.0 MiB stay gathered: 50.0 MiB less than without" in describe(
+        Draft(1, 5 << 20, 50 << 20, 0.1, 0.0), first, 900 << 20
+    )
     hint = "; stage=2 takes 200.0 MiB less, and gathers nothing twice"
     assert describe(kept, first, 700 << 20) == line + hint
     model = penstock.shard(make(Net))  # over another communicator than "ce"

@@ -104,11 +104,11 @@ def describe(draft: Draft, first: Draft, whole: int) -> str:
 
     `whole` is what stage 2 holds in place of what is gathered.
     """
-    less = draft.peak_bytes - whole
+    more, less = cost(draft, first), draft.peak_bytes - whole
     hint = f"; stage=2 takes {readable(less)} less, and gathers nothing twice" if less > 0 else ""
     return (
         f"{draft.prefetch_ahead} groups are gathered ahead, and of others "
-        f"{readable(draft.keep_bytes)} stay gathered: {readable(cost(draft, first))} more than "
-        f"without, for a pass of {draft.predicted_step * 1e3:.2f} instead of "
-        f"{first.predicted_step * 1e3:.2f} ms{hint}"
+        f"{readable(draft.keep_bytes)} stay gathered: {readable(abs(more))} "
+        f"{'less' if more < 0 else 'more'} than without, for a pass of "
+        f"{draft.predicted_step * 1e3:.2f} instead of {first.predicted_step * 1e3:.2f} ms{hint}"
     )
