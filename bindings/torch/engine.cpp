@@ -237,6 +237,7 @@ void Engine::begin_forward(bool grad) {
     for (Unit &unit : units_)
         unbind(unit); // left by a pass that was broken off
     check(pst_zero_begin_forward(engine(), grad));
+    trains_ = grad;
     for (Group &group : groups_) { // nothing writes there any more
         group.gradient.reset();
         group.kept.clear();
@@ -245,7 +246,7 @@ void Engine::begin_forward(bool grad) {
 }
 
 void Engine::name_rows(uint32_t index, at::Tensor rows) {
-    at::Tensor &named = groups_.at(index).rows.at(at::GradMode::is_enabled());
+    at::Tensor &named = groups_.at(index).rows.at(trains_);
     named = std::move(rows);
     check(pst_zero_name_rows(engine(), index, named.const_data_ptr<int64_t>(),
                              static_cast<size_t>(named.numel())));

@@ -172,7 +172,7 @@ class Engine {
         std::vector<uint32_t> parameters;
         at::Tensor shard;
         at::ScalarType dtype, gather_dtype, used_dtype;
-        // Rows that uses have named, without and with gradients: until the next one does.
+        // Rows that uses have named, in passes without and with gradients: until the next one does.
         std::array<at::Tensor, 2> rows;
         at::Tensor gradient;
         std::vector<at::Tensor> kept;
@@ -207,6 +207,7 @@ class Engine {
     std::shared_ptr<Runtime> runtime_;
     const std::string name_;
     const bool shards_on_host_;
+    bool trains_ = false;            // the latest forward has gradients
     std::vector<ProcessGroup> held_; // in a child of fork, too, where their ends would wait
     std::unique_ptr<Comms> comms_;
     std::unique_ptr<Segments> segments_;

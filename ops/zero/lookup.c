@@ -36,9 +36,9 @@ pst_status pst_zero_name_rows(pst_zero *engine, uint32_t index, const int64_t *i
 
 void pst__lookup_note_use(pst_zero *engine, uint32_t index) {
     pst__group *group = &engine->groups[index];
-    const int has_gradient = engine->pass.kind == PST__FORWARD && engine->pass.grad;
-    if (has_gradient && group->lookups++ == 0) group->named_first = group->named;
-    if (has_gradient && group->lookups > 1) group->named_first.indices = NULL;
+    if (!group->is_looked_up) return;
+    if (engine->pass.kind == PST__FORWARD && engine->pass.grad && group->lookups++ == 0)
+        group->named_first = group->named;
     group->named.indices = NULL;
 }
 

@@ -102,16 +102,15 @@ static pst_status gather_forward(pst_zero *engine, uint32_t group) {
 
 pst_status pst_zero_gather(pst_zero *engine, uint32_t group) {
     pst_status status = pst__zero_check(engine, group);
-    if (status == PST_OK)
-        status = engine->pass.kind == PST__BACKWARD ? pst__backward_gather(engine, group)
-                                                    : gather_forward(engine, group);
+    if (status != PST_OK) return status;
+    status = engine->pass.kind == PST__BACKWARD ? pst__backward_gather(engine, group)
+                                                : gather_forward(engine, group);
     if (status == PST_OK)
         status = pst__record(engine, PST_ZERO_GATHER, group,
                              engine->groups[group].layout.gathered_bytes);
-    if (status != PST_OK) return status;
-    engine->groups[group].gathered.uses++;
+    if (status == PST_OK) engine->groups[group].gathered.uses++;
     pst__lookup_note_use(engine, group);
-    return PST_OK;
+    return status;
 }
 
 pst_status pst_zero_wait(pst_zero *engine, uint32_t index, void **memory) {

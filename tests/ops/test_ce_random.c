@@ -10,6 +10,7 @@
 #define SOURCE_BYTES  ((size_t)40 << 10) /* at most */
 #define STAGING_BYTES ((size_t)56 << 10)
 #define PIECES        4
+#define MOST_ROWS     64
 #define PROGRAMS      (UNDER_SANITIZER ? 12 : 40) /* one thread drives all ranks */
 
 static const size_t unregistered_at = CE_HOME / 2;
@@ -27,6 +28,7 @@ typedef struct job {
     size_t count, stride;
     double scale;
     int root, in_place, apart, is_pushed;
+    size_t row_bytes; /* of a table of which each rank names rows; 0: they name none */
     pst_segment segments[3 * PST_CE_MAX_RANKS];
     size_t segment_count;
 } job;
@@ -37,6 +39,8 @@ typedef struct part {
     const job *job;
     pst_collective collective;
     pst_reduce_piece pieces[PIECES];
+    pst_table_rows rows;
+    int64_t named[MOST_ROWS];
     pst_event *filled, *pulled, *checked;
     int *failures;
 } part;
@@ -64,6 +68,17 @@ static double value_of(const job *job, int rank, size_t i) {
 
 static unsigned char byte_of(const job *job, int rank, size_t i) {
     return (unsigned char)mix(job->seed ^ (uint64_t)rank << 40 ^ i);
+}
+
+/* Some ranks name no rows, and want all. */
+static int names_all(const job *job, int rank) {
+    return job->row_bytes == 0 || mix(job->seed + (uint64_t)rank) % 4 == 0;
+}
+
+/* The row of a table that this byte is of. */
+static int is_named(const job *job, int rank, size_t byte) {
+    return names_all(job, rank) ||
+           mix(job->seed ^ (uint64_t)rank << 48 ^ byte / job->row_bytes) % 2 == 0;
 }
 
 static int is_gather(const job *job) {
@@ -98,7 +113,7 @@ static void draw_segments(job *job, uint64_t *dice, int size) {
     size_t at = 0;
     for (int i = 0; i < size; i++) {
         size_t from = job->in_place ? at : draw_size(dice, 64);
-        for (uint32_t k = random_below(dice, 4); k > 0; k--) {
+        for (uint32_t k = random_below(dice, job->row_bytes == 0 ? 4 : 2); k > 0; k--) {
             const size_t bytes = draw_size(dice, most);
             job->segments[job->segment_count++] = (pst_segment){(uint32_t)i, from, at, bytes};
             const size_t gap = draw_gap(dice);
@@ -110,7 +125,7 @@ static void draw_segments(job *job, uint64_t *dice, int size) {
 }
 
 /* Pushes land in the slot, and what is pushed lies behind all slots. */
-static void draw_job(job *job, uint64_t *dice, int size, int pushes) {
+static void draw_job(job *job, uint64_t *dice, int size, int pushes, int rows) {
     *job = (struct job){.seed = mix(*dice), .kind = random_below(dice, PST_COLLECTIVE_KIND_COUNT)};
     job->dtype = draw_dtype(dice);
     job->slot = random_below(dice, SLOTS);
@@ -126,6 +141,8 @@ static void draw_job(job *job, uint64_t *dice, int size, int pushes) {
         job->is_pushed = pushes && job->slot < SLOTS - 2 && random_below(dice, 2) == 0;
     }
     job->in_place = is_gather(job) && random_below(dice, 2) == 0;
+    if (rows && (is_gather(job) || job->is_pushed) && random_below(dice, 2) == 0)
+        job->row_bytes = SOURCE_BYTES / MOST_ROWS * (1 + random_below(dice, 3));
     if (is_gather(job)) draw_segments(job, dice, size);
 }
 
@@ -166,6 +183,13 @@ static char *source_of(const part *part) {
     return part->rank->home + pushed_at + part->collective.ticket % 2 * SLOT_BYTES + job->offset;
 }
 
+/* Zero in rows that the rank has not named. */
+static double sent_by(const job *job, int rank, size_t i) {
+    const size_t chunk = job->count == 0 ? 0 : i / job->count;
+    const size_t byte = chunk * job->stride + (i - chunk * job->count) * pst_dtype_size(job->dtype);
+    return is_named(job, rank, byte) ? value_of(job, rank, i) : 0;
+}
+
 static void fill_source(const part *part) {
     const job *job = part->job;
     char *source = source_of(part);
@@ -179,7 +203,7 @@ static void fill_source(const part *part) {
     for (size_t row = 0; row < rows; row++)
         for (size_t i = 0; i < job->count; i++)
             put(job->dtype, source + row * job->stride, i,
-                value_of(job, part->rank->rank, row * job->count + i));
+                sent_by(job, part->rank->rank, row * job->count + i));
 }
 
 static void fill(void *argument) {
@@ -193,7 +217,7 @@ static void fill(void *argument) {
 static double sum_of(const part *part, size_t i) {
     double sum = 0;
     for (int rank = 0; rank < part->rank->world->size; rank++)
-        sum += value_of(part->job, rank, i);
+        sum += sent_by(part->job, rank, i);
     return sum * (part->job->scale == 0 ? 1 : part->job->scale);
 }
 
@@ -219,8 +243,9 @@ static void check_gather(const part *part) {
     for (size_t i = 0; i < job->segment_count; i++) {
         const pst_segment *segment = &job->segments[i];
         for (size_t k = 0; k < segment->bytes; k++)
-            expect(part, destination[segment->destination + k] ==
-                             (char)byte_of(job, (int)segment->peer, segment->source + k));
+            if (is_named(job, part->rank->rank, segment->destination + k))
+                expect(part, destination[segment->destination + k] ==
+                                 (char)byte_of(job, (int)segment->peer, segment->source + k));
     }
 }
 
@@ -236,6 +261,17 @@ static void check(void *argument) {
 }
 
 /* ---- issuing --------------------------------------------------------------------------------- */
+
+static void name_rows(part *part) {
+    const job *job = part->job;
+    const int rank = part->rank->rank;
+    part->rows = (pst_table_rows){.rows = MOST_ROWS, .row_bytes = job->row_bytes};
+    for (size_t row = 0; row < MOST_ROWS; row++)
+        if (is_named(job, rank, row * job->row_bytes))
+            part->named[part->rows.count++] = (int64_t)row;
+    if (!names_all(job, rank)) part->rows.indices = part->named;
+    part->collective.rows = &part->rows;
+}
 
 static void make_part(part *part, uint64_t index) {
     ce_rank *rank = part->rank;
@@ -268,6 +304,7 @@ static void make_part(part *part, uint64_t index) {
         collective->destination = source_of(part);
         collective->count = job->count;
     }
+    if (job->row_bytes > 0) name_rows(part);
 }
 
 static void wait_for(const ce_rank *rank, pst_stream *stream, pst_event *event) {
@@ -392,10 +429,11 @@ static void issue_all(ce_world *world, part *const *parts) {
 static void run_program(ce_world world, uint64_t seed) {
     part *parts[PST_CE_MAX_RANKS];
     job *jobs = calloc(JOBS, sizeof *jobs);
+    const int rows = world.nodes == 0 && seed % 2 == 0;
     int failures = 0;
     ce_open(&world);
     for (int i = 0; i < JOBS; i++)
-        draw_job(&jobs[i], &world.dice, world.size, world.nodes == 0);
+        draw_job(&jobs[i], &world.dice, world.size, world.nodes == 0, rows);
     for (int rank = 0; rank < world.size; rank++)
         parts[rank] = make_parts(&world, rank, jobs, &failures);
     issue_all(&world, parts);
@@ -405,8 +443,8 @@ static void run_program(ce_world world, uint64_t seed) {
         free_parts(world.device, parts[rank]);
     }
     const uint64_t collisions = world.collisions;
-    /* The two parts of nodes may read one source at once. */
-    const int all_turns = world.options.turn_bytes == 1 && world.nodes == 0;
+    /* The two parts of nodes may read one source at once, and what may be named by rows. */
+    const int all_turns = world.options.turn_bytes == 1 && world.nodes == 0 && !rows;
     ce_close(&world);
     free(jobs);
     if (!ended || failures > 0 || (collisions > 0 && all_turns))

@@ -213,8 +213,7 @@ static size_t collect(const round *round, int peer, pst_copy *copies) {
     return 0;
 }
 
-/* ---- rows that this rank has named ------------------------------------------------------------
- */
+/* ---- rows that this rank has named ----------------------------------------------------------- */
 
 static char *seen_of(const round *round, int peer) {
     return peer == round->ce->comm.rank ? round->own
@@ -252,7 +251,7 @@ static int names_rows(const pst_collective *collective) {
     return collective->rows != NULL && collective->rows->indices != NULL;
 }
 
-/* From or to all peers by one kernel. */
+/* From or to all peers by one kernel, without turns: of these each rank would have its own. */
 static pst_status copy_rows(const round *round) {
     pst_row_range ranges[PST_CE_MAX_RANKS];
     pst_device *device = round->ce->device;
@@ -351,7 +350,7 @@ static pst_status run_round(round *round, part part, int phase) {
     round->part = part;
     round->sequence = pst__ce_sequence(ce, round->collective->ticket, phase);
     signal_ready(round, &steps);
-    const int by_turns = !ce->flags.is_captured && !is_by_rows(round) &&
+    const int by_turns = !ce->flags.is_captured && round->collective->rows == NULL &&
                          pulled_bytes(ce, round->collective) >= ce->turn_bytes;
     pst_status status = by_turns ? pull_by_turns(round, &steps) : pull_together(round, &steps);
     return status == PST_OK ? pst__flags_enqueue(&ce->flags, round->stream, &steps) : status;
@@ -572,8 +571,7 @@ static pst_status fill_bounce(const round *round, size_t bytes) {
                             : status;
 }
 
-/* ---- tickets ----------------------------------------------------------------------------------
- */
+/* ---- tickets --------------------------------------------------------------------------------- */
 
 /* Release: pairs with the acquire in abort, which raises the flags beyond this ticket. */
 static void take_ticket(pst__ce *ce, uint64_t ticket) {
