@@ -451,11 +451,12 @@ pst_zero_forecast predict(bool grad, int stage, const Recording &recording,
                           const std::vector<GroupBytes> &groups, const Budgets &budgets) {
     const pst_zero_compile_options recorded = recording.options(grad, budgets);
     std::vector<size_t> gathered, reduced;
-    std::vector<unsigned char> needed;
-    for (const auto &[gather_bytes, reduce_bytes, is_needed] : groups) {
+    std::vector<unsigned char> needed, by_rows;
+    for (const auto &[gather_bytes, reduce_bytes, is_needed, is_by_rows] : groups) {
         gathered.push_back(gather_bytes);
         reduced.push_back(reduce_bytes);
         needed.push_back(is_needed);
+        by_rows.push_back(is_by_rows);
     }
     pst_zero_predict_options options{};
     options.size = sizeof options;
@@ -468,6 +469,7 @@ pst_zero_forecast predict(bool grad, int stage, const Recording &recording,
     options.gather_bytes = gathered.data();
     options.reduce_bytes = reduced.data();
     options.needed = needed.data();
+    options.by_rows = by_rows.data();
     options.prefetch_ahead = recorded.prefetch_ahead;
     options.prefetch_bytes = recorded.prefetch_bytes;
     options.keep_bytes = recorded.keep_bytes;

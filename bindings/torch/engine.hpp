@@ -57,7 +57,7 @@ class Recording {
 // What a recorded pass would take if its collectives took the times that they have in the
 // recording: for that many bytes of each group, gathered and reduced, and whether a backward needs
 // its values.
-using GroupBytes = std::tuple<size_t, size_t, bool>;
+using GroupBytes = std::tuple<size_t, size_t, bool, bool>;
 pst_zero_forecast predict(bool grad, int stage, const Recording &recording,
                           const std::vector<GroupBytes> &groups, const Budgets &budgets);
 

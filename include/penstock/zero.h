@@ -430,6 +430,7 @@ typedef enum pst_zero_keep {
     PST_ZERO_KEEP_NEAR,       /* stays: the backward begins with it */
     PST_ZERO_KEEP_PAID,       /* stays, within keep_bytes */
     PST_ZERO_KEEP_TOO_DEAR,   /* is gathered again: others save more, and it does not fit */
+    PST_ZERO_KEEP_ROWS,       /* each use gathers the rows that it has named */
 } pst_zero_keep;
 
 /* Nanoseconds since begin_forward; all 0: there is no such gather, or no times are known. */
@@ -478,8 +479,9 @@ typedef struct pst_zero_predict_options {
     size_t count;                  /* of both */
     size_t group_count;
     const size_t *gather_bytes, *reduce_bytes;
-    const unsigned char *needed; /* 1: the backward needs its values */
-    uint32_t prefetch_ahead;     /* as in pst_zero_compile_options, as the next ones */
+    const unsigned char *needed;  /* 1: the backward needs its values */
+    const unsigned char *by_rows; /* (optional) 1: each use gathers the rows that it names */
+    uint32_t prefetch_ahead;      /* as in pst_zero_compile_options, as the next ones */
     size_t prefetch_bytes, keep_bytes;
 } pst_zero_predict_options;
 

@@ -24,6 +24,7 @@ static void look_at_forward(const pst__plan *plan, candidate *candidates) {
 static pst_zero_keep without_payment(const pst__plan_input *input, const pst__plan *plan,
                                      uint32_t group, int is_used) {
     if (!is_used) return PST_ZERO_KEEP_UNUSED;
+    if (pst__plan_is_looked_up(input, group)) return PST_ZERO_KEEP_ROWS;
     if (!input->window || input->bytes[group] == 0) return PST_ZERO_KEEP_ALL;
     if (!input->grad || input->need[group] == PST__NEED_NONE) return PST_ZERO_KEEP_NO_NEED;
     return plan->backward_offsets[group] == PST__ANYWHERE ? PST_ZERO_KEEP_NEAR

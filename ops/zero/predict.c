@@ -24,7 +24,7 @@ static pst_status predict(pst_runtime *runtime, const pst_zero_predict_options *
                  measured);
     pst_status status =
         pst__costs_create(heap, measured, options->group_count, options->gather_bytes,
-                          options->reduce_bytes, NULL, &costs);
+                          options->reduce_bytes, options->by_rows, &costs);
     const pst__plan_input input = {.runtime = runtime,
                                    .heap = heap,
                                    .operations = options->operations,
@@ -33,6 +33,7 @@ static pst_status predict(pst_runtime *runtime, const pst_zero_predict_options *
                                    .bytes = options->gather_bytes,
                                    .reduce_bytes = options->reduce_bytes,
                                    .need = need,
+                                   .is_looked_up = options->by_rows,
                                    .grad = options->grad != 0,
                                    .window = options->stage == 3,
                                    .ahead = options->prefetch_ahead,

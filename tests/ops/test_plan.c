@@ -87,6 +87,33 @@ static void keeps_what_the_backward_begins_with(void **unused) {
     pst__plan_destroy(input.heap, plan);
 }
 
+/* Group 1 is a table: nobody knows its rows before its use, and what comes behind waits for it. */
+static void nothing_is_gathered_ahead_of_a_use_that_names_its_rows(void **unused) {
+    (void)unused;
+    static const unsigned char is_table[4] = {0, 1, 0, 0};
+    static const pst__need need[4] = {[1] = PST__NEED_NONE};
+    static const pst__measured measured[4] = {
+        {.gather = 700, .forward = 1}, {.gather = 5}, {.gather = 700}, {.gather = 700}};
+    pst__costs costs;
+    pst__plan *plan;
+    pst__plan_input input = input_of(chain, 8, 2, 0);
+    input.is_looked_up = is_table;
+    input.need = need;
+    input.costs = &costs;
+    assert_int_equal(
+        pst__costs_create(input.heap, measured, 4, equal_bytes, equal_bytes, is_table, &costs),
+        PST_OK);
+    assert_int_equal(pst__plan_create(&input, &plan), PST_OK);
+    assert_issues(plan, 0, (uint32_t[]){0}, 1);
+    assert_issues(plan, 2, (uint32_t[]){1, 2, 3}, 3);
+    assert_false(plan->steps[3].keep);
+    assert_int_equal(plan->group_forecasts[1].keep, PST_ZERO_KEEP_ROWS);
+    assert_int_equal(plan->group_forecasts[1].gather_ns, 5); /* and says nothing of the others */
+    assert_int_equal(plan->group_forecasts[2].gather_ns, 700);
+    pst__plan_destroy(input.heap, plan);
+    pst__costs_free(input.heap, &costs);
+}
+
 static void stays_within_the_budget(void **unused) {
     (void)unused;
     pst__plan *plan;
@@ -487,6 +514,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(issues_the_next_groups_in_order_of_use),
         cmocka_unit_test(keeps_what_the_backward_begins_with),
+        cmocka_unit_test(nothing_is_gathered_ahead_of_a_use_that_names_its_rows),
         cmocka_unit_test(stays_within_the_budget),
         cmocka_unit_test(what_the_budget_has_no_room_for_is_noted),
         cmocka_unit_test(a_backward_needs_no_more_than_its_forward),

@@ -364,6 +364,18 @@ def test_a_plan_predicts_for_other_ranks_and_links(saved):
     assert alone[1] == 0
 
 
+def test_a_table_by_rows_takes_what_it_took(saved, tmp_path):
+    """A slower link is one for other groups: how many bytes of rows travel nobody knows."""
+    known = json.loads((saved / "none0.json").read_text())
+    groups = [g | {"keep": "rows"} if g["name"] == "embed" else g for g in known["groups"]]
+    by_rows = tmp_path / "rows.json"
+    by_rows.write_text(json.dumps(known | {"groups": groups}))
+    _, ((whole, _),) = predict(saved / "none0.json", "--ranks", 16, "--link", 1e-5)
+    _, ((step, _),) = predict(by_rows, "--ranks", 16, "--link", 1e-5)
+    assert step < whole
+    assert "by rows: each use gathers" in tool("explain", by_rows).stdout
+
+
 def test_what_cannot_be_predicted_is_named(saved):
     plan = saved / "none0.json"
     for arguments, text in (

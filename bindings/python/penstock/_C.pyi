@@ -70,7 +70,7 @@ def predict(
     grad: bool,
     stage: int,
     recording: Recording,
-    groups: list[tuple[int, int, bool]],
+    groups: list[tuple[int, int, bool, bool]],
     budgets: Budgets,
 ) -> Forecast: ...
 

@@ -99,7 +99,8 @@ class GroupForecast:
     keep : str
         From forward to backward: ``"near"`` (it stays, as the backward begins with it), ``"paid"``
         (it stays, within ``keep_bytes``), ``"too dear"`` (it is gathered again), ``"no need"``,
-        ``"all"`` (everything stays) or ``"unused"``.
+        ``"all"`` (everything stays), ``"rows"`` (each use gathers the rows that it reads) or
+        ``"unused"``.
     gather_seconds, reduce_seconds : float
         What its collectives cost, by the curves of what was measured; 0: not known.
     forward, backward : Gather or None
@@ -127,6 +128,7 @@ REASONS = {
     "near": "stays: the backward begins with it",
     "paid": "stays within keep_bytes",
     "too dear": "gathered again: not within keep_bytes",
+    "rows": "by rows: each use gathers those that it reads",
 }
 KEEPS = tuple(REASONS)  # as penstock/zero.h numbers them
 

@@ -62,9 +62,15 @@ def predict(plan: SavedPlan, cluster: Cluster) -> _C.Forecast:
     """
     check(plan, cluster)
     names = {group.name: index for index, group in enumerate(plan.groups)}
-    scaled = [replace(op, took=_scaled(op, plan, cluster)) for op in plan.operations]
+    by_rows = {group.name for group in plan.groups if group.keep == "rows"}
+    scaled = [
+        replace(op, took=_scaled(op, plan, cluster, op.group in by_rows)) for op in plan.operations
+    ]
     recording = _C.Recording([to_numbers(op, names) for op in scaled])
-    groups = [(*_bytes_of(plan, group.name), group.keep != "no need") for group in plan.groups]
+    groups = [
+        (*_bytes_of(plan, group.name), group.keep not in ("no need", "rows"), group.keep == "rows")
+        for group in plan.groups
+    ]
     budgets = plan.prefetch_ahead, plan.prefetch_bytes, plan.keep_bytes
     return _C.predict(plan.training, plan.stage, recording, groups, budgets)
 
@@ -81,11 +87,17 @@ def _bytes_of(plan: SavedPlan, group: str) -> tuple[int, int]:
     return gathered, reduced
 
 
-def _scaled(op: Operation, plan: SavedPlan, cluster: Cluster) -> float:
-    """Return what a collective takes there; a gather that was none is none."""
+def _scaled(op: Operation, plan: SavedPlan, cluster: Cluster, by_rows: bool) -> float:
+    """Return what a collective takes there; a gather that was none is none.
+
+    How much of a table `by_rows` travelled is not known, but that others have a part of it.
+    """
     if op.kind == "release" or (not op.took and plan.ranks > 1):
         return 0.0
-    received = op.nbytes * (plan.ranks - 1) / plan.ranks
+    others = (plan.ranks - 1) / plan.ranks
+    if by_rows and op.kind == "gather":
+        return op.took * (cluster.ranks - 1) / cluster.ranks / others if others else 0.0
+    received = op.nbytes * others
     return cluster.seconds(op.nbytes, received / op.took if op.took else 1.0)
 
 
