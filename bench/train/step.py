@@ -368,6 +368,16 @@ def close(way: Implementation, given: argparse.Namespace, device: torch.device) 
     """Print what penstock says of itself, trace it if asked to, and end it."""
     stats = library.stats(way.model)
     say(repr(stats))
+    if stats.predicted_pass_ns and stats.timed_passes:
+        took, predicted = stats.passes_ns / stats.timed_passes, stats.predicted_pass_ns
+        say(
+            f"penstock predicted {predicted / 1e6:.2f} ms a pass, of which compute waits "
+            f"{stats.predicted_exposed_ns / 1e6:.2f}; it took {took / 1e6:.2f} "
+            f"({predicted / took - 1:+.1%})"
+        )
+    if stats.predicted_peak_bytes:
+        peak, found = stats.predicted_peak_bytes, torch.cuda.max_memory_allocated(device)
+        say(f"penstock predicted {peak / GIB:.2f} GiB, it took {found / GIB:.2f}")
     if given.time_waits:
         stalls = [stats.device_gather_ns, stats.device_reduce_ns]
         gathers, reductions = of_all_ranks([ns / stats.forwards / 1e6 for ns in stalls], device)

@@ -99,16 +99,18 @@ def whole_beside_shards(native: _C.Engine, groups: Iterable[Group]) -> int:
     return total
 
 
-def describe(draft: Draft, first: Draft, whole: int) -> str:
+def describe(draft: Draft, first: Draft, whole: int, saved: float) -> str:
     """Say in a line what a draft does, and what that takes and saves beside another one.
 
-    `whole` is what stage 2 holds in place of what is gathered.
+    `whole` is what stage 2 holds in place of what is gathered; `saved` are the seconds that what
+    blocks do saves beside the draft.
     """
     more, less = cost(draft, first), draft.peak_bytes - whole
+    before, after = first.predicted_step * 1e3, (draft.predicted_step - saved) * 1e3
     hint = f"; stage=2 takes {readable(less)} less, and gathers nothing twice" if less > 0 else ""
     return (
         f"{draft.prefetch_ahead} groups are gathered ahead, and of others "
         f"{readable(draft.keep_bytes)} stay gathered: {readable(abs(more))} "
-        f"{'less' if more < 0 else 'more'} than without, for a pass of "
-        f"{draft.predicted_step * 1e3:.2f} instead of {first.predicted_step * 1e3:.2f} ms{hint}"
+        f"{'less' if more < 0 else 'more'} than without, for a pass of {after:.2f} instead of "
+        f"{before:.2f} ms{hint}"
     )

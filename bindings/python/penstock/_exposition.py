@@ -84,6 +84,11 @@ _FAMILIES: tuple[tuple[str, str, dict[str, str]], ...] = (
         {"pass": "predicted_pass_ns", "exposed": "predicted_exposed_ns"},
     ),
     (
+        "predicted_peak_bytes",
+        "What torch has allocated at most in a step as it is planned.",
+        {"": "predicted_peak_bytes"},
+    ),
+    (
         "memory_bytes",
         "Memory reserved: for gathered groups, shards that peers read, copies of shards and "
         "buckets, and what reductions bring together.",

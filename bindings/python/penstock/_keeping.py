@@ -142,6 +142,7 @@ class Keeping:
         self._passes = self._grown_passes = 0  # since the ranks have asked
         self._peak = 0  # bytes: the highest that was looked at
         self._pieces = 0  # bytes that torch's allocator could not use in the measured step
+        self._bare_peak = 0  # bytes of a measured step, beside what its plan takes
 
     @property
     def _is_measured_step(self) -> bool:
@@ -234,6 +235,7 @@ class Keeping:
         device = self._engine.world.device
         if self._is_measured_step:
             self._pieces = max(self._pieces, _budget.pieces_of(device))
+        self._bare_peak = max(self._bare_peak, _budget.peak_of(device) - self._cost())
         left = _budget.left_at_peak(self._memory, device, self._pieces) + self._cost()
         self._left = left if self._left is None else min(self._left, left)
 
@@ -392,6 +394,13 @@ class Keeping:
         kept += sum(self._size(blocks[place].select) for place in choice.selective)
         return Figures(kept=kept, nanoseconds=choice.nanoseconds)
 
+    @property
+    def predicted_peak(self) -> int:
+        """Bytes that torch has allocated at most in a step as decided; 0: not known."""
+        if not self.is_decided or self._bare_peak == 0:
+            return 0
+        return self._bare_peak + self._choice.size + self._cost()
+
     def _cost(self) -> int:
         """Return the bytes that the plan takes more than one by the options."""
         return 0 if self._draft is None else cost(self._draft, self._drafts[0])
@@ -405,7 +414,8 @@ class Keeping:
         if self._draft is not None:
             groups = (group for unit in self._engine.units for group in unit.groups)
             whole = whole_beside_shards(self._engine.native, groups)
-            yield describe(self._draft, self._drafts[0], whole)
+            saved = self._choice.nanoseconds / 1e9
+            yield describe(self._draft, self._drafts[0], whole, saved)
 
     def _describe_blocks(self, left: int) -> str:
         count, choice = len(self.blocks), self._choice

@@ -60,6 +60,9 @@ class Stats:
         Nanoseconds of a pass by the latest plan for training, as it predicts them, and those in
         which compute waits for communication; 0: it was not made by `penstock.compile` or for
         ``memory=``, or without times.
+    predicted_peak_bytes : int
+        On GPUs, with ``memory=``: bytes that torch has allocated at most in a step, as predicted
+        when it was decided what stays; else 0.
     updates : int
         Groups that were updated behind their reductions: see `penstock.AdamW`.
     broken_backwards : int
@@ -106,6 +109,7 @@ class Stats:
     graphs_ns: int
     predicted_pass_ns: int
     predicted_exposed_ns: int
+    predicted_peak_bytes: int
     updates: int
     deviations: int
     prefetches: int
@@ -198,6 +202,7 @@ def stats(
         offload_host_peak=copies["host_peak"],
         predicted_pass_ns=predicted[0],
         predicted_exposed_ns=predicted[1],
+        predicted_peak_bytes=0 if engine.keeping is None else engine.keeping.predicted_peak,
         **engine.native.stats(),
     )
     told: Stats | str = figures
@@ -218,4 +223,7 @@ def _predicted(engine: Engine) -> tuple[int, int]:
         forecast = engine.native.forecast(True)
     except PenstockError:  # no plan
         return 0, 0
-    return forecast.step_ns, forecast.exposed_ns
+    # What memory= plans by was recorded while blocks recomputed all.
+    if engine.keeping is None or True in engine.plans or forecast.step_ns == 0:
+        return forecast.step_ns, forecast.exposed_ns
+    return forecast.step_ns - engine.keeping.saved().nanoseconds, forecast.exposed_ns
