@@ -78,6 +78,10 @@ static inline int replicas_of(const model *model) {
     return model->replicas > 1 ? model->replicas : 1;
 }
 
+static inline int is_looked_up(const model *model, size_t group) {
+    return (int)(model->looked_up >> group & 1u);
+}
+
 static inline size_t elements_of(const shape *shape) {
     return shape->rows * shape->row_elements;
 }

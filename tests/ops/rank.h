@@ -88,7 +88,7 @@ static inline pst_status add_group(rank_state *state, size_t index) {
                                  .gather_dtype = model->gather_dtype,
                                  .reduce_dtype = model->reduce_dtype,
                                  .forward_only = (int)(model->forward_only >> index & 1u),
-                                 .looked_up = (int)(model->looked_up >> index & 1u),
+                                 .looked_up = is_looked_up(model, index),
                                  .filled = model->gather_dtype == PST_INT8};
     return pst_zero_add_group(state->engine, &options, &state->groups[index]);
 }
@@ -357,13 +357,12 @@ static inline pst_status write_names_now(void *argument) {
 static inline uint64_t name_rows(rank_state *state, size_t g, int grad) {
     const model *model = state->model;
     const size_t p = model->first[g];
-    const int is_looked_up = (int)(model->looked_up >> g & 1u);
     const name_write names = {.to = state->named[g][grad],
                               .pass = state->passes,
                               .parameter = p,
                               .rows = model->shapes[p].rows,
                               .rank = state->rank};
-    if (!is_looked_up || pst_zero_uses(state->engine, state->groups[g]) > 0) return 0;
+    if (!is_looked_up(model, g) || pst_zero_uses(state->engine, state->groups[g]) > 0) return 0;
     on_compute(state, write_names_now, &names, sizeof names);
     if (pst_zero_name_rows(state->engine, state->groups[g], names.to, names.rows) != PST_OK)
         fail_at(state, __FILE__, __LINE__, "pst_zero_name_rows");
@@ -389,7 +388,7 @@ static inline void begin_forward(rank_state *state, int grad) {
 
 static inline void use_in_forward(rank_state *state, size_t g, int grad) {
     const uint64_t named_in = name_rows(state, g, grad);
-    if (grad) state->named_in[g] = named_in;
+    if (grad && is_looked_up(state->model, g)) state->named_in[g] = named_in;
     CHECK_FINE();
     begin_use_of(state, g, named_in);
     CHECK_FINE();
@@ -424,7 +423,9 @@ static inline int has_gradient_of(const model *model, int rank, uint64_t named_i
 
 /* Ranks, by bit, for whom that is so in the backward of the last forward. */
 static inline unsigned named_by(const rank_state *state, size_t parameter, size_t element) {
-    const uint64_t named_in = state->named_in[group_of(state->model, parameter)];
+    const size_t group = group_of(state->model, parameter);
+    if (!is_looked_up(state->model, group)) return ~0u;
+    const uint64_t named_in = state->named_in[group];
     unsigned ranks = 0;
     for (int rank = 0; rank < state->world; rank++)
         if (has_gradient_of(state->model, rank, named_in, parameter, element)) ranks |= 1u << rank;
