@@ -136,10 +136,9 @@ typedef struct pst__pass {
     pst__path *path;          /* that the forward follows; NULL: eager */
     pst__path *backward_path; /* that the last forward with gradients has followed */
     size_t position;          /* in the path's plan */
-    const pst__plan
-        *refresh;     /* stages 1 and 2: in whose order stale groups are gathered, or NULL */
-    size_t refreshed; /* those up to here are, or nobody is to go on */
-    uint64_t clock;   /* counts uses and releases */
+    const pst__plan *refresh; /* stages 1 and 2: whose order stale groups have; NULL: their own */
+    size_t refreshed;         /* places of that which are behind us */
+    uint64_t clock;           /* counts uses and releases */
 } pst__pass;
 
 /* What the ranks exchange at the end of a backward: see presence.c. */

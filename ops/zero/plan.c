@@ -109,8 +109,7 @@ static int look_at(simulation *sim, uint32_t group, size_t limit, size_t *alive)
     return 1;
 }
 
-/* Nothing comes ahead of a use that names what it reads, and nothing that does is gathered ahead.
- */
+/* Nothing goes ahead of a use that names what it reads, nor that itself. */
 static int look_at_use(simulation *sim, uint32_t group, size_t limit, size_t *alive) {
     if (pst__plan_is_looked_up(sim->input, group)) return sim->uses[group] > 0;
     return look_at(sim, group, limit, alive);
