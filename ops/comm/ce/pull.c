@@ -215,9 +215,11 @@ static size_t collect(const round *round, int peer, pst_copy *copies) {
 
 /* ---- rows that this rank has named ----------------------------------------------------------- */
 
+/* NULL: nothing is to be read there. */
 static char *seen_of(const round *round, int peer) {
-    return peer == round->ce->comm.rank ? round->own
-                                        : round->place.region->views[peer] + round->place.offset;
+    if (peer == round->ce->comm.rank) return round->own;
+    const pst__place *place = &round->place;
+    return place->region == NULL ? NULL : place->region->views[peer] + place->offset;
 }
 
 static size_t gathered_ranges(const round *round, pst_row_range *ranges) {
@@ -226,10 +228,11 @@ static size_t gathered_ranges(const round *round, pst_row_range *ranges) {
     for (size_t i = 0; i < collective->segment_count; i++) {
         const pst_segment *segment = &collective->segments[i];
         char *to = (char *)collective->destination + segment->destination;
-        const char *from = seen_of(round, (int)segment->peer) + segment->source;
-        if (segment->bytes == 0 || from == to) continue;
-        ranges[count++] = (pst_row_range){to, from, segment->destination - collective->rows->offset,
-                                          segment->bytes};
+        const char *seen = seen_of(round, (int)segment->peer);
+        if (segment->bytes == 0 || seen == NULL || seen + segment->source == to) continue;
+        ranges[count++] =
+            (pst_row_range){to, seen + segment->source,
+                            segment->destination - collective->rows->offset, segment->bytes};
     }
     return count;
 }
@@ -237,7 +240,7 @@ static size_t gathered_ranges(const round *round, pst_row_range *ranges) {
 static size_t pushed_ranges(const round *round, pst_row_range *ranges) {
     const pst_collective *collective = round->collective;
     size_t count = 0;
-    for (int peer = 0; peer < round->ce->comm.size; peer++) {
+    for (int peer = 0; round->place.region != NULL && peer < round->ce->comm.size; peer++) {
         pst_copy copy;
         if (peer == round->ce->comm.rank || collect_push(round, peer, &copy) == 0) continue;
         ranges[count++] = (pst_row_range){
@@ -256,7 +259,6 @@ static pst_status copy_rows(const round *round) {
     pst_row_range ranges[PST_CE_MAX_RANKS];
     pst_device *device = round->ce->device;
     const pst_table_rows *rows = round->collective->rows;
-    if (round->place.region == NULL) return PST_OK;
     const size_t count =
         round->part == ROWS ? gathered_ranges(round, ranges) : pushed_ranges(round, ranges);
     const pst_row_copy copy = {.indices = rows->indices,
