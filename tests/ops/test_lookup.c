@@ -28,6 +28,14 @@ static int knows_rows(const rank_state *state) {
     return state->model->device == ON_CE;
 }
 
+static void run_in_stages(rank_body body) {
+    for (int stage = 1; stage <= 3; stage++) {
+        model model = model_with_tables(stage);
+        model.delay_us = 20;
+        run_ranks(2, &model, body, NULL);
+    }
+}
+
 static void train_with_evaluation(rank_state *state) {
     DO(build_engine(state));
     for (int step = 0; step < 6 && state->failure[0] == '\0'; step++) {
@@ -84,10 +92,7 @@ static void count_what_travels(rank_state *state) {
 
 static void each_use_gathers_the_rows_that_it_has_named(void **unused) {
     (void)unused;
-    for (int stage = 1; stage <= 3; stage++) {
-        const model model = model_with_tables(stage);
-        run_ranks(2, &model, count_what_travels, NULL);
-    }
+    run_in_stages(count_what_travels);
 }
 
 /* ---- rows and all of it in one forward ---- */
@@ -111,11 +116,7 @@ static void use_all_of_it(rank_state *state) {
 
 static void a_use_that_names_nothing_has_all_rows(void **unused) {
     (void)unused;
-    for (int stage = 1; stage <= 3; stage++) {
-        model model = model_with_tables(stage);
-        model.delay_us = 20;
-        run_ranks(2, &model, use_all_of_it, NULL);
-    }
+    run_in_stages(use_all_of_it);
 }
 
 /* A backward may use it, too: all of it, and from then on in each. */
@@ -140,11 +141,7 @@ static void use_it_in_backwards(rank_state *state) {
 
 static void a_backward_that_uses_it_has_all_rows(void **unused) {
     (void)unused;
-    for (int stage = 1; stage <= 3; stage++) {
-        model model = model_with_tables(stage);
-        model.delay_us = 20;
-        run_ranks(2, &model, use_it_in_backwards, NULL);
-    }
+    run_in_stages(use_it_in_backwards);
 }
 
 /* ---- what is refused ---- */
