@@ -368,16 +368,10 @@ def close(way: Implementation, given: argparse.Namespace, device: torch.device) 
     """Print what penstock says of itself, trace it if asked to, and end it."""
     stats = library.stats(way.model)
     say(repr(stats))
-    if stats.predicted_pass_ns and stats.timed_passes:
-        took, predicted = stats.passes_ns / stats.timed_passes, stats.predicted_pass_ns
-        say(
-            f"penstock predicted {predicted / 1e6:.2f} ms a pass, of which compute waits "
-            f"{stats.predicted_exposed_ns / 1e6:.2f}; it took {took / 1e6:.2f} "
-            f"({predicted / took - 1:+.1%})"
-        )
+    if stats.predicted_pass_ns:
+        report_predicted(stats)
     if stats.predicted_peak_bytes:
-        peak, found = stats.predicted_peak_bytes, torch.cuda.max_memory_allocated(device)
-        say(f"penstock predicted {peak / GIB:.2f} GiB, it took {found / GIB:.2f}")
+        report_predicted_peak(stats, device)
     if given.time_waits:
         stalls = [stats.device_gather_ns, stats.device_reduce_ns]
         gathers, reductions = of_all_ranks([ns / stats.forwards / 1e6 for ns in stalls], device)
@@ -389,6 +383,33 @@ def close(way: Implementation, given: argparse.Namespace, device: torch.device) 
         with library.trace(given.trace):
             timed_steps(way, batches, device, given.together)
     library.close(way.model)
+
+
+def report_predicted(stats: library.Stats) -> None:
+    """Print what was predicted beside what was found, of passes and of steps that are a graph."""
+    predicted = stats.predicted_pass_ns
+    text = f"penstock predicted {predicted / 1e6:.2f} ms a pass, of which compute waits "
+    text += f"{stats.predicted_exposed_ns / 1e6:.2f}"
+    for count, ns, what in (
+        (stats.timed_passes, stats.passes_ns, "a pass"),
+        (stats.timed_graphs, stats.graphs_ns, "a captured step"),
+    ):
+        if count:
+            text += f"; {what} took {ns / count / 1e6:.2f} ({predicted / (ns / count) - 1:+.1%})"
+    say(text)
+
+
+def report_predicted_peak(stats: library.Stats, device: torch.device) -> None:
+    """Print the memory that was predicted beside what there was; torch counts no graph's."""
+    beside = stats.arena_reserved + stats.places_reserved
+    beside += stats.sources_reserved + stats.staging_reserved
+    found = torch.cuda.max_memory_allocated(device) + beside
+    reserved = torch.cuda.max_memory_reserved(device) + beside
+    predicted = stats.predicted_peak_bytes
+    say(
+        f"penstock predicted {predicted / GIB:.2f} GiB; allocated {found / GIB:.2f} "
+        f"({predicted / found - 1:+.1%}), with what torch has reserved {reserved / GIB:.2f}"
+    )
 
 
 def stream_of(device: torch.device, priority: int) -> AbstractContextManager[object]:

@@ -129,7 +129,7 @@ def release_pieces(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def left_at_peak(memory: Memory, device: torch.device, pieces: int) -> int:
+def left_at_peak(memory: Memory, device: torch.device, pieces: int, beside: int) -> int:
     """Say how many bytes the use since `begin_peak` has left, at its peak; none: 0 or less.
 
     Parameters
@@ -137,12 +137,14 @@ def left_at_peak(memory: Memory, device: torch.device, pieces: int) -> int:
     memory : str, int or float
         "auto": all that the device has for torch, but for a margin of 10 %, or of 5 % beside the
         pieces if that is more. Bytes, or a fraction of the device's memory: what torch's allocator
-        may hold at the peak, and no more than with "auto". On the CPU, where nobody counts, bytes
-        are left as they are.
+        may hold at the peak, with what lies beside it, and no more than with "auto". On the CPU,
+        where nobody counts, bytes are left as they are.
     device : torch.device
         Whose memory it is.
     pieces : int
         Bytes that torch cannot use of what it has reserved.
+    beside : int
+        Bytes that the engine has reserved beside torch's allocator.
     """
     if device.type != "cuda":
         return int(memory)
@@ -152,5 +154,6 @@ def left_at_peak(memory: Memory, device: torch.device, pieces: int) -> int:
     most = min(most, int(torch.cuda.get_per_process_memory_fraction(device) * total))
     most -= max(int(_MARGIN * total), pieces + int(_LEAST_MARGIN * total))
     if memory != "auto":
-        most = min(most, int(memory * total) if isinstance(memory, float) else int(memory))
+        given = int(memory * total) if isinstance(memory, float) else int(memory)
+        most = min(most, given - beside)
     return most - torch.cuda.max_memory_allocated(device)

@@ -235,9 +235,15 @@ class Keeping:
         device = self._engine.world.device
         if self._is_measured_step:
             self._pieces = max(self._pieces, _budget.pieces_of(device))
-        self._bare_peak = max(self._bare_peak, _budget.peak_of(device) - self._cost())
-        left = _budget.left_at_peak(self._memory, device, self._pieces) + self._cost()
+        beside, cost = self._beside_torch(), self._cost()
+        self._bare_peak = max(self._bare_peak, _budget.peak_of(device) + beside - cost)
+        left = _budget.left_at_peak(self._memory, device, self._pieces, beside) + cost
         self._left = left if self._left is None else min(self._left, left)
+
+    def _beside_torch(self) -> int:
+        """Return the bytes that the engine has reserved beside torch's allocator."""
+        stats = self._engine.native.stats()
+        return sum(stats[f"{kind}_reserved"] for kind in ("arena", "places", "sources", "staging"))
 
     def _look_for_growth(self) -> None:
         """Ask the other ranks from time to time, all in the same pass."""
@@ -255,7 +261,8 @@ class Keeping:
     def _look_at_peak(self) -> None:
         """Count a peak that goes over what there is, once, as passes that have grown."""
         device = self._engine.world.device
-        peak, over = _budget.peak_of(device), -_budget.left_at_peak(self._memory, device, 0)
+        beside = self._beside_torch()
+        peak, over = _budget.peak_of(device), -_budget.left_at_peak(self._memory, device, 0, beside)
         if over > 0 and peak > self._peak:
             self._grown_passes = _GROWN
             self._left = min(self._left or 0, self._choice.size + self._cost() - over)
@@ -396,8 +403,8 @@ class Keeping:
 
     @property
     def predicted_peak(self) -> int:
-        """Bytes that torch has allocated at most in a step as decided; 0: not known."""
-        if not self.is_decided or self._bare_peak == 0:
+        """Bytes that torch and the engine hold at most in a step as decided; 0: not known."""
+        if not self.is_decided or self._engine.world.device.type != "cuda":
             return 0
         return self._bare_peak + self._choice.size + self._cost()
 

@@ -208,15 +208,15 @@ def shard(
         What may be taken to save time: by groups that are gathered further ahead (then
         ``prefetch_ahead`` is where it begins) or stay gathered from forward to backward, and with
         ``checkpoint="auto"`` by activations that are kept, or on their way. Bytes, or a fraction of
-        the device's memory: what torch's allocator may hold at the peak of a step, of all that it
-        is for. "auto": what the device has free in the measured step, but for 10 % of its memory,
-        as torch's allocator cannot use all that is free. Left out: "auto" with
-        ``checkpoint="auto"``; else nothing is taken. The third step, as an optimizer of torch's or
-        Penstock's ends them, is measured; where not all activations can be kept or offloaded, two
-        more follow, in which one block of each kind recomputes selectively. Then the ranks decide
-        alike, by the least memory and the slowest rank, for what saves most time; the log says
-        what. On GPUs torch's peak (``torch.cuda.max_memory_allocated``) begins anew with what is
-        measured. On the CPU bytes are those that all of it may take.
+        the device's memory: what torch's allocator, of all that it is for, and Penstock beside it
+        may hold at the peak of a step. "auto": what the device has free in the measured step, but
+        for 10 % of its memory, as torch's allocator cannot use all that is free. Left out: "auto"
+        with ``checkpoint="auto"``; else nothing is taken. The third step, as an optimizer of
+        torch's or Penstock's ends them, is measured; where not all activations can be kept or
+        offloaded, two more follow, in which one block of each kind recomputes selectively. Then the
+        ranks decide alike, by the least memory and the slowest rank, for what saves most time; the
+        log says what. On GPUs torch's peak (``torch.cuda.max_memory_allocated``) begins anew with
+        what is measured. On the CPU bytes are those that all of it may take.
     offload : str or list of them, optional
         "optimizer": shards, their gradients and the optimizer's states lie in the host's memory,
         pinned where the model is on a GPU, and the optimizer works there. The GPU has a copy of the
