@@ -153,6 +153,21 @@ def test_parameters_anywhere_in_memory_are_updated_alone(seed, dtype, offset):
         )
 
 
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_states_lie_as_their_parameters_do_for_vectors(offset):
+    memory = torch.randn(2000, device=DEVICE, dtype=torch.bfloat16)
+    parameter = nn.Parameter(memory[offset : offset + 999].view(27, 37))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = penstock.AdamW([parameter], moments=torch.float32, masters=True)
+    for _ in range(2):
+        optimizer.step()
+        states = [optimizer.state[parameter][n] for n in ("exp_avg", "exp_avg_sq", "master")]
+        for state in states:
+            assert state.data_ptr() // 4 % 8 == parameter.data_ptr() // 2 % 8 == offset
+            assert state.shape == parameter.shape and state.is_contiguous()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
 @pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("masters", [False, True])
 def test_each_step_in_bfloat16_is_right_within_its_rounding(seed, moments, masters):

@@ -26,6 +26,7 @@ from penstock._world import local_of, stream_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
+_VECTOR = 8  # elements that the kernel reads at once, at most
 _OPTIONS = ("moments", "stochastic_rounding", "masters", "skip_nonfinite", "seed")
 _logger = logging.getLogger("penstock")
 _live: weakref.WeakSet[AdamW] = weakref.WeakSet()
@@ -259,10 +260,10 @@ class AdamW(torch.optim.Optimizer):
             state = self.state[parameter]
             for name in _MOMENTS:
                 if name in values:
-                    state[name] = values[name].to(parameter.device, group["moments"])
+                    state[name] = _beside(parameter, group["moments"]).copy_(values[name])
             state.pop("master", None)
             if "master" in values and self._has_master(group, parameter):
-                state["master"] = values["master"].to(parameter.device, torch.float32)
+                state["master"] = _beside(parameter, torch.float32).copy_(values["master"])
             self._fit_step(state, parameter)
 
     def _parameters(self) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
@@ -384,11 +385,9 @@ class AdamW(torch.optim.Optimizer):
         names = _MOMENTS if group["amsgrad"] else _MOMENTS[:2]
         for name in names:
             if name not in state:
-                state[name] = torch.zeros_like(
-                    parameter, dtype=group["moments"], memory_format=torch.preserve_format
-                )
+                state[name] = _beside(parameter, group["moments"]).zero_()
         if "master" not in state and self._has_master(group, parameter):
-            state["master"] = parameter.detach().to(torch.float32, copy=True)
+            state["master"] = _beside(parameter, torch.float32).copy_(parameter.detach())
         self._fit_step(state, parameter)
         return state
 
@@ -528,6 +527,18 @@ def _on(device: torch.device, given: torch.Tensor | None) -> torch.Tensor | None
 @functools.cache
 def _native(device: torch.device) -> _C.AdamW:
     return _C.AdamW(device)
+
+
+def _beside(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return memory for a state, as far from what vectors are aligned to as the parameter lies."""
+    state = torch.empty_like(parameter.detach(), dtype=dtype)
+    if isinstance(parameter, DTensor):
+        return state  # shards are aligned
+    ahead = parameter.data_ptr() // parameter.element_size() % _VECTOR
+    if ahead == 0:
+        return state
+    memory = torch.empty(parameter.numel() + ahead, dtype=dtype, device=parameter.device)
+    return memory.as_strided(state.shape, state.stride(), ahead)
 
 
 def _first_within(parameter: torch.Tensor) -> int:
