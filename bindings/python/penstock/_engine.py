@@ -6,6 +6,7 @@ import atexit
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
@@ -67,7 +68,7 @@ class Engine:
     Attributes
     ----------
     stage : int
-        1, 2 or 3.
+        1, 2 or 3: the one in force.
     optimizer_steps : int
         How often an optimizer of torch's has stepped some of its parameters.
     input_dtype : torch.dtype, optional
@@ -279,11 +280,11 @@ class Engine:
     def _follow_requires_grad(self, changed: list[Parameter]) -> None:
         thawed = [p for p in changed if p.sharded.requires_grad and not p.trainable]
         if thawed:
-            self._reopen(thawed)
+            self._thaw(thawed)
         for parameter in changed:
             parameter.full.requires_grad_(parameter.sharded.requires_grad)
 
-    def _reopen(self, thawed: list[Parameter]) -> None:
+    def _thaw(self, thawed: list[Parameter]) -> None:
         """Open another engine, with memory for the gradients of parameters that were frozen.
 
         All ranks come here alike: they have the same parameters to train.
@@ -302,28 +303,52 @@ class Engine:
                     "freeze it again",
                 )
             parameter.trainable = True
+        self.reopen(self.options.stage, "parameters were unfrozen")
+        if self.keeping is not None:
+            self.keeping.begin_anew()
+
+    @property
+    def may_reopen(self) -> bool:
+        """Whether nobody would notice another engine: by a trace, a graph or rows that move."""
+        is_open = any(unit.pending for unit in self.units) or any(g.keeps for g in self.groups())
+        return not is_open and not self.phases.is_on and self._count_users() <= self._users
+
+    def reopen(self, stage: int, why: str) -> None:
+        """Open another engine in the place of this one, as a pass is to begin.
+
+        Parameters
+        ----------
+        stage : int
+            Of the other one. All ranks come here alike, outside of traces.
+        why : str
+            What has moved the rows, for those who hold them.
+        """
         try:
             self.drop_graphs()
             self.offloading.close()
             self.native.destroy()
             self.runtime.destroy()
-            self.runtime, self.native = open_native(self.name, self.options, self.world, self.units)
+            options = replace(self.options, stage=stage)
+            self.runtime, self.native = open_native(self.name, options, self.world, self.units)
             self.runtime.follow(self.world.roll.pages)
             for group in self.groups():
-                move_shard(self.native, group)
+                move_shard(self.native, group, why)
             for unit in self.units:
                 unit.seal(self.native)
         except BaseException:
             self.close()
             raise
+        self.stage = stage
         self.plans.clear()
-        if self.keeping is not None:
-            self.keeping.begin_anew()
         self._note_shards()
 
     def _note_shards(self) -> None:
         self._counted = [t for p in self._parameters for t in (p.sharded, p.local)]
         self._known_versions = self._versions()
+        self._users = self._count_users()
+
+    def _count_users(self) -> int:
+        return sum(parameter.count_users() for parameter in self._parameters)
 
     def _versions(self) -> int:
         """Return a number that grows with every in-place operation that torch counts."""

@@ -169,13 +169,13 @@ def fill_shard(world: World, group: Group) -> None:
 
 
 @torch.no_grad()
-def move_shard(native: _C.Engine, group: Group) -> None:
+def move_shard(native: _C.Engine, group: Group, why: str) -> None:
     """Give a group's rows to another engine, which has another place for them."""
     group.shard = native.make_shard(group.index).zero_()
     group.gradient = None
     for parameter, rows in _lay_out(native, group):
         rows.copy_(parameter.local)
-        parameter.move(rows)
+        parameter.move(rows, why)
     _bind(native, group)
 
 

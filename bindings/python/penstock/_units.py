@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any, NamedTuple
 
@@ -111,7 +112,12 @@ class Parameter:
         _sharded_in[self.original] = weakref.ref(world)
         del self.original
 
-    def move(self, rows: torch.Tensor) -> None:
+    def count_users(self) -> int:
+        """Return a number that is larger while somebody else holds this rank's rows."""
+        storage = self.local.untyped_storage()
+        return sys.getrefcount(self.local) + torch._C._storage_Use_Count(storage._cdata)
+
+    def move(self, rows: torch.Tensor, why: str) -> None:
         """Move this rank's rows to other memory; any use of the old memory raises from now on."""
         before = self.local.detach()
         if self.extension is not None:
@@ -125,8 +131,8 @@ class Parameter:
         self.address = self.local.data_ptr()
         _C.release(
             before,
-            f"the rows of parameter {self.name!r} were moved when parameters were unfrozen: take "
-            ".data, to_local() or state_dict() anew",
+            f"the rows of parameter {self.name!r} were moved when {why}: take .data, to_local() or "
+            "state_dict() anew",
         )
 
     def refuse_changed(self) -> None:
