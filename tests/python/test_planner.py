@@ -13,7 +13,7 @@ import torch
 from equality import world
 from models import DEVICE, Net, loss_of, make
 from penstock._budget import Offer
-from penstock._drafts import choose_draft, describe, whole_beside_shards
+from penstock._drafts import choose_draft, describe, hold_whole
 from penstock._engine import engine_of
 from penstock._ways import Block, Ways
 from penstock.plan import Draft, PlanError
@@ -160,22 +160,26 @@ def test_a_budget_that_is_no_number_is_refused():
 # ---- by the memory that is left ------------------------------------------------------------------
 
 
-def test_stage_2_is_named_where_it_holds_less_than_what_stays():
+def test_the_log_says_what_a_draft_takes_and_saves():
     first, kept = Draft(2, 0, 100 << 20, 0.2, 0.0), Draft(2, 5 << 20, 900 << 20, 0.1, 0.0)
     line = "2 groups are gathered ahead, and of others 5.0 MiB stay gathered: 800.0 MiB more than "
     line += "without, for a pass of 100.00 instead of 200.00 ms"
-    assert describe(kept, first, 900 << 20, 0.0) == line
-    assert "5.0 MiB stay gathered: 50.0 MiB less than without" in describe(
-        Draft(1, 5 << 20, 50 << 20, 0.1, 0.0), first, 900 << 20, 0.0
+    assert describe(kept, first, 0.0, is_whole=False) == line
+    less = Draft(1, 5 << 20, 50 << 20, 0.1, 0.0)
+    assert "stay gathered: 50.0 MiB less than" in describe(less, first, 0.0, is_whole=False)
+    assert "for a pass of 70.00 instead of" in describe(kept, first, 0.03, is_whole=False)
+    all_stay = (
+        "and all stay, as in stage 2, which takes no more and gathers nothing twice: 50.0 MiB"
     )
-    assert "for a pass of 70.00 instead of 200.00 ms" in describe(kept, first, 900 << 20, 0.03)
-    hint = "; stage=2 takes 200.0 MiB less, and gathers nothing twice"
-    assert describe(kept, first, 700 << 20, 0.0) == line + hint
+    assert all_stay in describe(less, first, 0.0, is_whole=True)
+
+
+def test_stage_2_holds_all_parameters():
     model = penstock.shard(make(Net))  # over another communicator than "ce"
     engine = engine_of(model)
-    groups = list(engine.groups())
-    whole = sum(p.numel() for p in make(Net).parameters()) * 4
-    assert whole_beside_shards(engine.native, groups) >= whole
+    whole = hold_whole(Draft(2, 5, 1, 0.1, 0.0), engine.native, engine.groups())
+    assert whole.peak_bytes >= sum(p.numel() for p in make(Net).parameters()) * 4
+    assert dataclasses.replace(whole, peak_bytes=1) == Draft(2, 5, 1, 0.1, 0.0)
     penstock.close(model)
 
 

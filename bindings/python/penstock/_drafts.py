@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from penstock import _C
 from penstock._budget import readable
@@ -99,18 +100,23 @@ def whole_beside_shards(native: _C.Engine, groups: Iterable[Group]) -> int:
     return total
 
 
-def describe(draft: Draft, first: Draft, whole: int, saved: float) -> str:
+def hold_whole(draft: Draft, native: _C.Engine, groups: Iterable[Group]) -> Draft:
+    """Return what stage 2 does in place of a draft of stage 3, whose engine it is."""
+    return replace(draft, peak_bytes=whole_beside_shards(native, groups))
+
+
+def describe(draft: Draft, first: Draft, saved: float, *, is_whole: bool) -> str:
     """Say in a line what a draft does, and what that takes and saves beside another one.
 
-    `whole` is what stage 2 holds in place of what is gathered; `saved` are the seconds that what
-    blocks do saves beside the draft.
+    `saved` are the seconds that what blocks do saves beside the draft; `is_whole` says that it is
+    what `hold_whole` returns.
     """
-    more, less = cost(draft, first), draft.peak_bytes - whole
+    more, stays = cost(draft, first), f"of others {readable(draft.keep_bytes)} stay gathered"
+    if is_whole:
+        stays = "all stay, as in stage 2, which takes no more and gathers nothing twice"
     before, after = first.predicted_step * 1e3, (draft.predicted_step - saved) * 1e3
-    hint = f"; stage=2 takes {readable(less)} less, and gathers nothing twice" if less > 0 else ""
     return (
-        f"{draft.prefetch_ahead} groups are gathered ahead, and of others "
-        f"{readable(draft.keep_bytes)} stay gathered: {readable(abs(more))} "
+        f"{draft.prefetch_ahead} groups are gathered ahead, and {stays}: {readable(abs(more))} "
         f"{'less' if more < 0 else 'more'} than without, for a pass of {after:.2f} instead of "
-        f"{before:.2f} ms{hint}"
+        f"{before:.2f} ms"
     )

@@ -11,13 +11,16 @@ how far ahead gathers begin.
 A block that is called with more than was measured is recomputed, and so are all after it in that
 pass: a step that grows takes no more memory than without a plan. What it takes is measured on the
 way; where several steps have grown on some rank, the ranks decide anew.
+
+Where stage 2 takes no more memory than the plan, an engine of that stage takes the place of the one
+that was asked for. That one comes back, for good, where steps have grown so that it does not fit.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -26,7 +29,7 @@ from penstock._activations import Call, Use, bytes_of, tensors_of
 from penstock._arguments import Options
 from penstock._budget import Memory, Offer, readable
 from penstock._checkpoint import Checkpointed, Way
-from penstock._drafts import choose_draft, cost, describe, make_drafts, whole_beside_shards
+from penstock._drafts import choose_draft, cost, describe, hold_whole, make_drafts
 from penstock._figures import Figures
 from penstock._offload import Offloading
 from penstock._plans import Draft
@@ -54,6 +57,14 @@ class Passes(Protocol):
     optimizer_steps: int
     is_captured: bool
     offloading: Offloading
+    stage: int
+
+    @property
+    def may_reopen(self) -> bool:
+        """Whether nobody would notice another engine."""
+
+    def reopen(self, stage: int, why: str) -> None:
+        """Open another engine in the place of this one."""
 
     def drop_graphs(self) -> None:
         """Destroy CUDA graphs of its passes: they hold another decision."""
@@ -92,6 +103,24 @@ class Span:
         """Recompute and measure this call, which has more than was known, and what follows."""
         self.is_metered = True
         self.is_whole = self._calls == 1
+
+
+class Decision(NamedTuple):
+    """What the ranks have agreed on.
+
+    Attributes
+    ----------
+    draft : Draft
+        Of the plan.
+    choice : Choice
+        Of what blocks do.
+    stage : int
+        Of the engine that does it.
+    """
+
+    draft: Draft
+    choice: Choice
+    stage: int
 
 
 class Keeping:
@@ -136,6 +165,9 @@ class Keeping:
         self._drafts: list[Draft] = []
         self._draft: Draft | None = None  # of the plan that was made; None: by the options
         self._choice = Choice()  # of what blocks do
+        self._waits = False  # to go on in another stage
+        self._has_gone_back = False  # to the stage that was asked for
+        self._begins_step = False  # the pass that begins
         self._span = Span(False)
         self._measured: list[Span] = []
         self._measures_next = False
@@ -218,7 +250,8 @@ class Keeping:
     def _note_step(self) -> None:
         """Count steps, by what ends them; those of before the first pass are none."""
         steps = self._engine.optimizer_steps
-        if self._seen_steps is not None and steps != self._seen_steps:
+        self._begins_step = self._seen_steps is not None and steps != self._seen_steps
+        if self._begins_step:
             self._steps += 1
             if self._is_measured_step:
                 _budget.release_pieces(self._engine.world.device)  # those of the first steps
@@ -247,16 +280,20 @@ class Keeping:
 
     def _look_for_growth(self) -> None:
         """Ask the other ranks from time to time, all in the same pass."""
-        if self._draft is None and all(block.recomputes for block in self.blocks):
+        has_nothing = self._draft is None and all(block.recomputes for block in self.blocks)
+        if has_nothing and not self._waits:
             return
         self._passes += 1
         if self._passes < _INTERVAL:
             return
         self._look_at_peak()
-        grown = int(self._gather([self._grown_passes]).max())
+        mine = [self._grown_passes, not self._may_reopen]
+        grown, is_noticed = self._gather(mine).max(dim=0).values.tolist()
         self._passes = self._grown_passes = 0
         if grown >= _GROWN:
             self._consider()
+        elif self._waits and not is_noticed:
+            self._decide(self._choose())
 
     def _look_at_peak(self) -> None:
         """Count a peak that goes over what there is, once, as passes that have grown."""
@@ -280,19 +317,49 @@ class Keeping:
         engine = self._engine
         self._take_measured(self._figures)
         left = self._agree()
-        ahead, limit = engine.options.prefetch_ahead, engine.options.prefetch_bytes
-        self._drafts = make_drafts(engine.native, self._recorded(), ahead, limit, left)
-        draft, choice = self._choose()
-        if choice.nanoseconds < sum(figures.nanoseconds for figures in self._figures.values()):
+        if not self._is_whole:  # which has the drafts of before
+            ahead, limit = engine.options.prefetch_ahead, engine.options.prefetch_bytes
+            self._drafts = make_drafts(engine.native, self._recorded(), ahead, limit, left)
+        decision = self._choose()
+        most = sum(figures.nanoseconds for figures in self._figures.values())
+        if decision.choice.nanoseconds < most:
             blocks = find_trial(self._figures, self._shares, left - self._cost())
             if blocks:
                 self._begin_trial(blocks)
                 return
-        self._decide(draft, choice)
+        self._decide(decision)
 
-    def _choose(self) -> tuple[Draft, Choice]:
+    def _choose(self) -> Decision:
         ways = Ways([self._block(block) for block in self.blocks], self._link)
-        return choose_draft(self._drafts, ways, self._left or 0)
+        first, left = self._drafts[0], self._left or 0
+        draft, choice = choose_draft(self._drafts, ways, left)
+        whole, most = self._draft, first.peak_bytes + left  # once all is held, as long as it fits
+        if whole is None or not self._is_whole:
+            groups = (group for unit in self._engine.units for group in unit.groups)
+            whole, most = hold_whole(draft, self._engine.native, groups), draft.peak_bytes
+        stage = self._choose_stage(whole, most)
+        if stage == self._engine.options.stage:
+            return Decision(draft, choice, stage)
+        return Decision(whole, ways.choose(left - cost(whole, first)), stage)
+
+    def _choose_stage(self, whole: Draft, most: int) -> int:
+        """Choose stage 2 where it takes no more than `most` bytes, once all ranks may reopen."""
+        engine = self._engine
+        asked, present = engine.options.stage, engine.stage
+        may = asked == 3 and engine.world.ranks.parts > 1 and not self._has_gone_back
+        may &= whole.predicted_step > 0  # else no times are known
+        best = 2 if may and whole.peak_bytes <= most else asked
+        self._waits = best != present and not self._gather([self._may_reopen]).min()
+        return present if self._waits else best
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all is held, in another stage than was asked for."""
+        return self._engine.stage != self._engine.options.stage
+
+    @property
+    def _may_reopen(self) -> bool:
+        return self._begins_step and self._engine.may_reopen
 
     def _block(self, block: Checkpointed) -> Block:
         figures, share = self._figures[block], self._shares.get(kind_of(block))
@@ -300,13 +367,17 @@ class Keeping:
         leaves = block in self._compiled
         return Block(Offer(figures.kept, figures.nanoseconds), select, leaves)
 
-    def _decide(self, draft: Draft, choice: Choice) -> None:
+    def _decide(self, decision: Decision) -> None:
         engine = self._engine
-        self._follow(choice)
+        self._follow(decision.choice)
         self.is_decided = True
         self._passes = self._grown_passes = 0
         engine.drop_graphs()
-        self._plan_by(draft)
+        if decision.stage != engine.stage:
+            self._has_gone_back = decision.stage == engine.options.stage
+            engine.reopen(decision.stage, f"the model went on in stage {decision.stage}")
+            _budget.begin_peak(engine.world.device)  # that of the move is none of a step
+        self._plan_by(decision.draft)
         _budget.release_pieces(engine.world.device)
         for line in self.describe():
             _logger.info("%s: %s", engine.name, line)
@@ -324,7 +395,7 @@ class Keeping:
         self._agree_on(trial.figures.values())
         self._shares.update(trial.shares(self._figures))
         self._trial = None
-        self._decide(*self._choose())
+        self._decide(self._choose())
 
     def _follow(self, choice: Choice) -> None:
         self._choice = choice
@@ -419,10 +490,8 @@ class Keeping:
         if self._link is not None and self._choice.offloaded:
             yield self._describe_offloaded(self._link)
         if self._draft is not None:
-            groups = (group for unit in self._engine.units for group in unit.groups)
-            whole = whole_beside_shards(self._engine.native, groups)
             saved = self._choice.nanoseconds / 1e9
-            yield describe(self._draft, self._drafts[0], whole, saved)
+            yield describe(self._draft, self._drafts[0], saved, is_whole=self._is_whole)
 
     def _describe_blocks(self, left: int) -> str:
         count, choice = len(self.blocks), self._choice

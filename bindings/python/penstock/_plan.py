@@ -200,10 +200,10 @@ def compile(
     _check_operations(recorded_ops)
     if zero_stage is not None:
         check_stage("zero_stage", zero_stage)
-    if zero_stage is not None and zero_stage != engine.stage:
+    asked = engine.options.stage
+    if zero_stage is not None and zero_stage not in (asked, engine.stage):
         raise PenstockError(
-            "EINVAL",
-            f"zero_stage={zero_stage}: {engine.name} was sharded with stage={engine.stage}",
+            "EINVAL", f"zero_stage={zero_stage}: {engine.name} was sharded with stage={asked}"
         )
     budgets = prefetch_ahead, prefetch_bytes or 0, keep_bytes
     return _compile(engine, training, tuple(recorded_ops), budgets)

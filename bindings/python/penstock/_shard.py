@@ -117,8 +117,7 @@ def shard(
         1: optimizer states are sharded, and gradients when they are reduced; 2: gradients travel
         while the backward runs; 3: parameters are sharded too, and whole only around their use. In
         stages 1 and 2 over "ce" shards that are gathered in their own dtype lie within the whole
-        parameters. With ``AdamW(in_backward=True)``, which needs no gradients, stage 2 then takes
-        less memory, and less time, than stage 3 with ``memory="auto"`` where all may stay.
+        parameters. Stage 3 with `memory` becomes stage 2 by itself where that takes no more.
     blocks : str, class, module, iterable of these, or callable, optional
         What is gathered as one: names or patterns of modules, classes, modules, or a predicate over
         (name, module). Left out: elements of ``nn.ModuleList``, or the layers that repeat. Large
@@ -215,8 +214,12 @@ def shard(
         torch's or Penstock's ends them, is measured; where not all activations can be kept or
         offloaded, two more follow, in which one block of each kind recomputes selectively. Then the
         ranks decide alike, by the least memory and the slowest rank, for what saves most time; the
-        log says what. On GPUs torch's peak (``torch.cuda.max_memory_allocated``) begins anew with
-        what is measured. On the CPU bytes are those that all of it may take.
+        log says what. Where stage 2 takes no more memory than what stays in stage 3, the model goes
+        on in stage 2, from the next step on that begins without a trace, a graph whose backward is
+        to come, or somebody who holds rows (of ``state_dict()``, ``to_local()``); where steps grow
+        so that it does not fit any more, it goes back to stage 3 for good. On GPUs torch's peak
+        (``torch.cuda.max_memory_allocated``) begins anew with what is measured. On the CPU bytes
+        are those that all of it may take.
     offload : str or list of them, optional
         "optimizer": shards, their gradients and the optimizer's states lie in the host's memory,
         pinned where the model is on a GPU, and the optimizer works there. The GPU has a copy of the

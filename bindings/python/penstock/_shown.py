@@ -19,19 +19,20 @@ def install(engine: Engine) -> None:
     engine : Engine
         The engine of the model.
     """
+    for unit in engine.units:
+        contents = ", ".join(map(_describe, unit.groups))
+        of_module = unit.module.extra_repr
+        unit.module.__dict__["extra_repr"] = partial(_append, of_module, engine, contents)
+
+
+def _append(extra_repr: Callable[[], str], engine: Engine, contents: str) -> str:
     replicas = engine.world.ranks.replicas
     how = f"sharded: stage={engine.stage}, ranks={engine.world.size}"
     how += f", replicas={replicas}" if replicas > 1 else ""
     offloaded = "+".join(engine.options.offloaded)
     how += f", offload={offloaded}" if offloaded else ""
     how += ", keep_copies=True" if engine.options.keep_copies else ""
-    for unit in engine.units:
-        contents = ", ".join(map(_describe, unit.groups))
-        line = f"{how}, parameters={contents}" if contents else how
-        unit.module.__dict__["extra_repr"] = partial(_append, unit.module.extra_repr, line)
-
-
-def _append(extra_repr: Callable[[], str], line: str) -> str:
+    line = f"{how}, parameters={contents}" if contents else how
     return "\n".join(text for text in (extra_repr(), line) if text)
 
 

@@ -21,7 +21,8 @@ from penstock._page import copy_head
 class Stats:
     """Counts of this rank since ``shard`` or ``stats(model, reset=True)``, whichever was later.
 
-    They begin anew where parameters are trained that were frozen until then.
+    They begin anew where parameters are trained that were frozen until then, and where ``memory=``
+    makes the model go on in another stage.
 
     Printed, they have units, a line each, and those that are zero are left out.
 
