@@ -11,6 +11,7 @@ from models import DEVICE, Checkpointed, Frozen, Half, Net, Tied, Twice, batch, 
 from penstock import _budget, _keeping
 from penstock._engine import engine_of
 from penstock._world import local_of
+from torch.distributed.device_mesh import init_device_mesh
 
 AMPLE = "auto" if DEVICE == "cuda" else 1 << 40
 WITHOUT = {"memory": None, "checkpoint": None}
@@ -109,6 +110,15 @@ def keep_activations():
 
 def test_activations_are_kept_beside(worlds):
     worlds(2).run(keep_activations)
+
+
+def go_on_in_replicas():
+    names = ("replicate", "shard")
+    go_on(mesh=init_device_mesh(DEVICE, (world()[1] // 2, 2), mesh_dim_names=names))
+
+
+def test_replicas_go_on_together(worlds):
+    worlds(4).run(go_on_in_replicas)
 
 
 def stay_in_stage_3(memory):
