@@ -401,10 +401,8 @@ def report_predicted(stats: library.Stats) -> None:
 
 def report_predicted_peak(stats: library.Stats, device: torch.device) -> None:
     """Print the memory that was predicted beside what there was; torch counts no graph's."""
-    beside = stats.arena_reserved + stats.places_reserved
-    beside += stats.sources_reserved + stats.staging_reserved
-    found = torch.cuda.max_memory_allocated(device) + beside
-    reserved = torch.cuda.max_memory_reserved(device) + beside
+    found = torch.cuda.max_memory_allocated(device)
+    reserved = torch.cuda.max_memory_reserved(device)
     predicted = stats.predicted_peak_bytes
     say(
         f"penstock predicted {predicted / GIB:.2f} GiB; allocated {found / GIB:.2f} "

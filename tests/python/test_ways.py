@@ -1,14 +1,17 @@
 """Which blocks keep, offload or recompute their activations: figures in, choice out."""
 
 import logging
+import os
 import random
+import time
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
 from equality import world
 from models import DEVICE
-from penstock import _activations, _keeping, _offload, stats
+from penstock import _activations, _keeping, _offload, _ways, stats
 from penstock._budget import Offer
 from penstock._engine import engine_of
 from penstock._keeping import _INTERVAL
@@ -181,6 +184,33 @@ def test_what_is_chosen_fits_and_saves_what_it_says():
         assert choice.nanoseconds >= without.nanoseconds
         if choice.offloaded:
             assert waited <= _LEAST_SAVED * saved
+
+
+def test_the_peak_rises_by_what_is_kept_when_it_is_reached(monkeypatch):
+    monkeypatch.setattr(_ways, "_GRAIN", SIZE)
+    seed = int(os.environ.get("PST_SEED", time.time_ns() % 2**32))
+    print(f"PST_SEED={seed}")
+    draw = random.Random(seed)
+    for _ in range(100):
+        # What is used without anything kept: by the loss, then in the backward of each block.
+        count = draw.randrange(1, 12)
+        used = [draw.randrange(40) * SIZE for _ in range(count + 1)]
+        highest = list(accumulate(used, max))  # by then; the last block's backward comes first
+        levels = [highest[count - 1 - i] - highest[-1] for i in range(count)]
+        blocks = [replace(draw_block(draw), level=level) for level in levels]
+        room = draw.randrange(0, 60) * SIZE
+        choice = Ways(blocks).choose(room)
+        sizes = [0] * count
+        for i in choice.kept:
+            sizes[i] = blocks[i].keep.size
+        for i in choice.selective:
+            sizes[i] = blocks[i].select.size
+        # The loss finds all of it, a block's backward what those before it keep.
+        kept = [sum(sizes), *(sum(sizes[: count - 1 - k]) for k in range(count))]
+        peak = max(use + more for use, more in zip(used, kept, strict=True))
+        assert choice.size == peak - highest[-1] <= room
+        least = Ways([replace(block, level=0) for block in blocks]).choose(room)
+        assert choice.nanoseconds >= least.nanoseconds
 
 
 def draw_block(draw):

@@ -11,6 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from penstock._budget import peak_of
 from penstock._compile import not_compiled
 from penstock._units import Unit
 from penstock._values import tree_leaves
@@ -87,6 +88,8 @@ class Use:
     kept : int
         Bytes that they have saved, or that their checkpoints have dropped: the block would keep
         them without.
+    peak : int
+        Bytes that torch had used at most when the last of them began to be recomputed.
     recomputations, backwards : list of Stopwatch
         One each: of recomputing all, and of the backward with what is recomputed in it.
     """
@@ -94,6 +97,7 @@ class Use:
     def __init__(self) -> None:
         self.inputs = 0
         self.kept = 0
+        self.peak = 0
         self.recomputations: list[Stopwatch] = []
         self.backwards: list[Stopwatch] = []
 
@@ -219,6 +223,7 @@ class Timing:
         self._device = device
 
     def __enter__(self) -> None:
+        self._use.peak = peak_of(self._device)
         self._use.recomputations.append(Stopwatch(self._device))
 
     def __exit__(self, *failure: object) -> None:  # torch ends a recomputation by an exception

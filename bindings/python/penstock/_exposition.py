@@ -85,7 +85,7 @@ _FAMILIES: tuple[tuple[str, str, dict[str, str]], ...] = (
     ),
     (
         "predicted_peak_bytes",
-        "What torch and Penstock hold at most in a step as it is planned.",
+        "What torch has allocated at most in a step as it is planned.",
         {"": "predicted_peak_bytes"},
     ),
     (

@@ -20,25 +20,39 @@ class Figures:
         What a recomputation takes.
     backward : int
         Nanoseconds that its backward takes, with what is recomputed in it; 0: not known.
+    level : int
+        Bytes that were used at most until it was recomputed, from the step's peak on: 0 or less.
     """
 
     inputs: int = 0
     kept: int = 0
     nanoseconds: int = 0
     backward: int = 0
+    level: int = 0
 
-    def take(self, use: Use) -> None:
-        """Take a measured use for it, where it is as large as the largest one or larger."""
+    def take(self, use: Use, peak: int) -> None:
+        """Take a measured use for it, where it is as large as the largest one or larger.
+
+        `peak` is that of the step, in bytes.
+        """
         self.kept = max(self.kept, use.kept)
         times = _sum(use.recomputations), _sum(use.backwards)
+        level = min(use.peak - peak, 0)
         if use.inputs > self.inputs:
             self.inputs, (self.nanoseconds, self.backward) = use.inputs, times
+            self.level = level
         elif use.inputs == self.inputs:
+            self.level = max(self.level, level)
             self.nanoseconds = _less(self.nanoseconds, times[0])
             self.backward = _less(self.backward, times[1])
 
-    def numbers(self) -> tuple[int, int, int, int]:
-        """Return them in the order in which they are made."""
+    @property
+    def is_known(self) -> bool:
+        """Whether it has been measured, its times too."""
+        return min(self.inputs, self.kept, self.nanoseconds, self.backward) > 0
+
+    def numbers(self) -> tuple[int, ...]:
+        """Return them in the order in which they are made; the largest of all ranks is safe."""
         return astuple(self)
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -253,8 +254,9 @@ class Keeping:
         self._begins_step = self._seen_steps is not None and steps != self._seen_steps
         if self._begins_step:
             self._steps += 1
+            if self._steps == _WARM_STEPS - 1:  # the next step makes its own, and takes its time
+                _budget.release_pieces(self._engine.world.device)
             if self._is_measured_step:
-                _budget.release_pieces(self._engine.world.device)  # those of the first steps
                 _budget.begin_peak(self._engine.world.device)
         self._seen_steps = steps
 
@@ -268,15 +270,9 @@ class Keeping:
         device = self._engine.world.device
         if self._is_measured_step:
             self._pieces = max(self._pieces, _budget.pieces_of(device))
-        beside, cost = self._beside_torch(), self._cost()
-        self._bare_peak = max(self._bare_peak, _budget.peak_of(device) + beside - cost)
-        left = _budget.left_at_peak(self._memory, device, self._pieces, beside) + cost
+        self._bare_peak = max(self._bare_peak, _budget.peak_of(device) - self._cost())
+        left = _budget.left_at_peak(self._memory, device, self._pieces) + self._cost()
         self._left = left if self._left is None else min(self._left, left)
-
-    def _beside_torch(self) -> int:
-        """Return the bytes that the engine has reserved beside torch's allocator."""
-        stats = self._engine.native.stats()
-        return sum(stats[f"{kind}_reserved"] for kind in ("arena", "places", "sources", "staging"))
 
     def _look_for_growth(self) -> None:
         """Ask the other ranks from time to time, all in the same pass."""
@@ -298,8 +294,7 @@ class Keeping:
     def _look_at_peak(self) -> None:
         """Count a peak that goes over what there is, once, as passes that have grown."""
         device = self._engine.world.device
-        beside = self._beside_torch()
-        peak, over = _budget.peak_of(device), -_budget.left_at_peak(self._memory, device, 0, beside)
+        peak, over = _budget.peak_of(device), -_budget.left_at_peak(self._memory, device, 0)
         if over > 0 and peak > self._peak:
             self._grown_passes = _GROWN
             self._left = min(self._left or 0, self._choice.size + self._cost() - over)
@@ -365,7 +360,7 @@ class Keeping:
         figures, share = self._figures[block], self._shares.get(kind_of(block))
         select = None if share is None else share.of(figures)
         leaves = block in self._compiled
-        return Block(Offer(figures.kept, figures.nanoseconds), select, leaves)
+        return Block(Offer(figures.kept, figures.nanoseconds), select, leaves, figures.level)
 
     def _decide(self, decision: Decision) -> None:
         engine = self._engine
@@ -429,7 +424,7 @@ class Keeping:
             for block, use in span.uses.items():
                 # A call of a trial that has more than is known was recomputed.
                 if block in figures and not (span.is_trial and self._has_grown(block, use)):
-                    figures[block].take(use)
+                    figures[block].take(use, self._bare_peak + self._cost())
         self._measured.clear()
 
     def _has_grown(self, block: Checkpointed, use: Use) -> bool:
@@ -452,7 +447,7 @@ class Keeping:
         mine = [number for one in known for number in one.numbers()]
         most = iter(self._gather(mine).max(dim=0).values.tolist() if mine else [])
         for one in known:
-            one.inputs, one.kept, one.nanoseconds, one.backward = (next(most) for _ in range(4))
+            one.inputs, one.kept, one.nanoseconds, one.backward, one.level = islice(most, 5)
 
     def _measure_link(self) -> Link:
         """Measure what offloads could use: nothing where none is wanted."""
@@ -474,7 +469,7 @@ class Keeping:
 
     @property
     def predicted_peak(self) -> int:
-        """Bytes that torch and the engine hold at most in a step as decided; 0: not known."""
+        """Bytes that torch has allocated at most in a step as decided; 0: not known."""
         if not self.is_decided or self._engine.world.device.type != "cuda":
             return 0
         return self._bare_peak + self._choice.size + self._cost()
@@ -502,12 +497,13 @@ class Keeping:
         saved, selective, beside = self.saved(), len(choice.selective), len(choice.offloaded)
         some = f", and of {selective} what is dear to recompute" if selective else ""
         more = f", beside {beside} that are offloaded" if beside else ""
+        peak = f", {readable(choice.size)} at the peak," if choice.size < saved.kept else ""
         names = [self._names(choice.kept)] if choice.kept else []
         names += [f"selectively {self._names(choice.selective)}"] if selective else []
         listed = f" ({'; '.join(names)})" if names else ""
         return (
             f"activations of {len(choice.kept)} of {count} blocks are kept{some}: "
-            f"{readable(saved.kept)} of {readable(left)} that are left{more}, which saves "
+            f"{readable(saved.kept)}{peak} of {readable(left)} that are left{more}, which saves "
             f"{saved.nanoseconds / 1e6:.2f} ms a pass{listed}"
         )
 

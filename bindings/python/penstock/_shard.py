@@ -207,8 +207,8 @@ def shard(
         What may be taken to save time: by groups that are gathered further ahead (then
         ``prefetch_ahead`` is where it begins) or stay gathered from forward to backward, and with
         ``checkpoint="auto"`` by activations that are kept, or on their way. Bytes, or a fraction of
-        the device's memory: what torch's allocator, of all that it is for, and Penstock beside it
-        may hold at the peak of a step. "auto": what the device has free in the measured step, but
+        the device's memory: what torch's allocator may hold at the peak of a step, of all that
+        it is for, Penstock's memory too. "auto": what the device has free in the measured step, but
         for 10 % of its memory, as torch's allocator cannot use all that is free. Left out: "auto"
         with ``checkpoint="auto"``; else nothing is taken. The third step, as an optimizer of
         torch's or Penstock's ends them, is measured; where not all activations can be kept or

@@ -62,7 +62,7 @@ class Stats:
         which compute waits for communication; 0: it was not made by `penstock.compile` or for
         ``memory=``, or without times.
     predicted_peak_bytes : int
-        On GPUs, with ``memory=``: bytes that torch's allocator and Penstock hold at most in a step,
+        On GPUs, with ``memory=``: bytes that torch has allocated at most in a step, Penstock's too,
         as predicted when it was decided what stays; else 0.
     updates : int
         Groups that were updated behind their reductions: see `penstock.AdamW`.

@@ -78,7 +78,7 @@ def find_trial(
     """
     kinds: dict[Hashable, list[Checkpointed]] = {}
     for block, of_block in figures.items():
-        if all(of_block.numbers()):
+        if of_block.is_known:
             kinds.setdefault(kind_of(block), []).append(block)
     found: dict[Hashable, Checkpointed] = {}
     for kind, blocks in kinds.items():

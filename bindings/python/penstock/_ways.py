@@ -12,6 +12,7 @@ from penstock._budget import Offer, choose
 _SHARE = 0.8  # of what the link was measured to move: gathers, and what a job copies, need some
 _LEAST_SAVED = 0.5  # of a recomputation: what an offload saves at least beside its waits
 _BACKWARD = 2  # times of a forward that the backward takes beside recomputing
+_GRAIN = 64 << 20  # bytes: what more may be kept is searched for by
 _NONE: Mapping[int, Offer] = {}
 _PROBE, _TIMES = 32 << 20, 8  # bytes that are copied to measure the link, and how often
 
@@ -46,11 +47,15 @@ class Block:
         What it saves selectively; None: that is not known, or nothing.
     leaves : bool
         Whether that can be offloaded.
+    level : int
+        Bytes that a step in which all blocks recompute uses at most until this one's backward
+        begins, from its peak on: 0 or less.
     """
 
     keep: Offer
     select: Offer | None = None
     leaves: bool = False
+    level: int = 0
 
     @property
     def offers(self) -> list[Offer]:
@@ -70,7 +75,8 @@ class Choice:
     offloaded_selectively : tuple of int
         Those of the latter that recompute what is cheap to.
     size : int
-        Bytes of the device's memory that this takes beside recomputing all.
+        Bytes of the device's memory by which the step's peak is higher than with recomputing all:
+        less than is kept, as what blocks keep is gone where gradients are there.
     nanoseconds : int
         What a pass saves by it.
     """
@@ -100,7 +106,20 @@ class Ways:
         self._offloads = [] if link is None else [_Offloads(b, link) for b in _leaving(blocks)]
 
     def choose(self, room: int) -> Choice:
-        """Choose for so many bytes of the device's memory: what saves most."""
+        """Choose for so many bytes that a step's peak may be higher: what saves most."""
+        best, low = self._keep(room), room
+        high = sum(offer.size for block in self._blocks for offer in block.offers)
+        while high - low > _GRAIN and any(block.level for block in self._blocks):
+            middle = (low + high) // 2
+            found = self._keep(middle)
+            if found.size <= room:
+                best, low = max(best, found, key=lambda choice: choice.nanoseconds), middle
+            else:
+                high = middle
+        return best
+
+    def _keep(self, room: int) -> Choice:
+        """Choose for so many bytes that are kept."""
         ways = [self._offload(offloads, room) for offloads in self._offloads]
         found = [self._choice(self._fill(room)), *(way for way in ways if way is not None)]
         return max(found, key=lambda choice: choice.nanoseconds)  # the first of equal ones
@@ -140,9 +159,17 @@ class Ways:
             offloaded_selectively=tuple(
                 sorted(i for i, offer in offloaded.items() if not is_kept(i, offer))
             ),
-            size=_window(offloaded) + sum(offer.size for offer in here.values()),
+            size=_window(offloaded) + self._rise(here),
             nanoseconds=saved - waited,
         )
+
+    def _rise(self, here: Mapping[int, Offer]) -> int:
+        """Return by how much the peak rises: what is kept is there until its block's backward."""
+        kept = most = 0
+        for i in sorted(here, key=lambda i: -self._blocks[i].level):
+            kept += here[i].size
+            most = max(most, kept + self._blocks[i].level)
+        return most
 
 
 def _window(offloaded: Mapping[int, Offer]) -> int:
