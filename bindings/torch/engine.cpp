@@ -245,6 +245,11 @@ void Engine::begin_forward(bool grad) {
     updates_.clear();
 }
 
+void Engine::drain() {
+    check(pst_zero_drain(engine()));
+    updates_.clear(); // nothing reads these any more
+}
+
 void Engine::name_rows(uint32_t index, at::Tensor rows) {
     at::Tensor &named = groups_.at(index).rows.at(trains_);
     named = std::move(rows);

@@ -119,6 +119,9 @@ class Engine {
     uint32_t add_unit(std::string name, std::vector<uint32_t> groups);
 
     void begin_forward(bool grad);
+
+    // pst_zero_drain; what the latest backward has updated by is let go.
+    void drain();
     // A use of a unit begins: all its groups are gathered, then waited for. True: it is the first
     // one, and the attached tensors have their memory from now on.
     // `rows`: of a unit whose only group is looked up, the numbers of those that this use reads, of

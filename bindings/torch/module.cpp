@@ -216,7 +216,7 @@ void bind_engine(py::module_ &module) {
         .def("has_written", &Engine::call<pst_zero_has_written, uint32_t>)
         .def("updated", &Engine::call<pst_zero_updated>)
         .def("is_steady", &Engine::call<pst_zero_is_steady>)
-        .def("drain", &Engine::call<pst_zero_drain>, Unlocked())
+        .def("drain", &Engine::drain, Unlocked())
         .def("begin_capture", &Engine::begin_capture)
         .def("end_capture", &Engine::call<pst_zero_end_capture>)
         .def("before_graph", &Engine::call<pst_zero_before_graph>)
