@@ -59,7 +59,7 @@ def _unusual_steps(steps: list[dict[str, Any]]) -> Iterator[str]:
         return
     usual = statistics.median(lengths)
     spread = statistics.median(abs(length - usual) for length in lengths)
-    least = usual + max(usual / 4, 4 * spread)
+    least = usual + max(usual / 4, 2 * spread)
     paths = [_by_kinds(step) for step in steps]
     for length, step, own in sorted(zip(lengths, steps, paths, strict=True), key=_length)[:_MOST]:
         if length > least:
