@@ -84,7 +84,7 @@ class Rank:
                 tokens = torch.randint(VOCABULARY, TOKENS).to(self.device)
                 is_due = self.has_fault and number == FAULT_STEP
                 disarm = self.fault.arm(self) if is_due else None
-                step(tokens)
+                step(tokens).item()  # a GPU is waited for
                 if disarm is not None:
                     disarm()
 
@@ -95,12 +95,14 @@ class Rank:
         steps = range(FIRST_TRACED, STEPS)
         return penstock.trace(self.model, f"{self.folder}/rank{{rank}}.json", steps=steps)
 
-    def step(self, tokens: torch.Tensor) -> None:
-        """Train a step."""
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Train a step; return its loss."""
         logits = self.model(tokens[:, :-1]).flatten(0, 1)
-        nn.functional.cross_entropy(logits, tokens[:, 1:].flatten()).backward()
+        loss = nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        return loss
 
 
 def run_rank(given: argparse.Namespace) -> None:
