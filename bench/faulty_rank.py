@@ -133,9 +133,9 @@ def noted(act: Act) -> Callable[..., None]:
     return call
 
 
-def in_forward(act: Act) -> Arm:
-    """Act when the second layer begins."""
-    return lambda rank: rank.model.layers[1].register_forward_pre_hook(noted(act)).remove
+def in_forward(act: Act, layer: int = 1) -> Arm:
+    """Act when a layer begins."""
+    return lambda rank: rank.model.layers[layer].register_forward_pre_hook(noted(act)).remove
 
 
 def in_backward(act: Act) -> Arm:
@@ -226,7 +226,7 @@ FAULTS = {
     "kill-update": Fault("SIGKILL in update", in_update(KILL)),
     "branch": Fault("another branch", take_another_branch),
     "exception": Fault("an exception", in_forward(fail)),
-    "gate": Fault("a gate never opened", in_forward(lambda: time.sleep(3600))),
+    "gate": Fault("a gate never opened", in_forward(lambda: time.sleep(3600), 0)),
     "link": Fault("a full link", fill_link, is_survived=True, is_of_link=True),
     "captured-kill": Fault("SIGKILL, captured", before_step(KILL), is_captured=True),
     "captured-stop": Fault("SIGSTOP, captured", before_step(STOP), is_captured=True),
