@@ -257,6 +257,18 @@ def test_a_rank_that_came_to_less_than_others_wait_for_is_missing(tmp_path):
     assert (blamed.place, blamed.seconds, blamed.ticket) == ("in 'd'", 4.0, 7)
 
 
+@pytest.mark.parametrize(("graph", "is_closed"), [("forward", True), ("backward", False)])
+def test_a_rank_that_has_not_opened_a_gate_that_others_wait_behind_is_told(
+    tmp_path, graph, is_closed
+):
+    waiting = RankDump(0, world_size=2).launched("b", 6).waits("c", 7)
+    gates = [{"gate": "c", "graph": graph}]
+    late = RankDump(1, world_size=2, cause="signal", gates=gates).launched("b", 6)
+    (blamed,) = found(tmp_path, waiting, late).blamed
+    closed = ", whose gate it has not opened" if is_closed else ""
+    assert blamed.why == f"did not come to 'c' (ticket 7, lane gather){closed}"
+
+
 def test_a_rank_that_wrote_its_dump_before_it_could_come_is_not_missing(tmp_path):
     waiting = RankDump(0, world_size=2, cause="request").launched("b", 6).waits("c", 7, age=0.5)
     assert not found(tmp_path, waiting, RankDump(1, world_size=2).launched("b", 6)).blamed

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from deepcompile_job import Job
 from equality import sgd, world
 from models import Net, loss_of, make
-from penstock import dc
-from penstock._roll import long_wait
+from penstock import PenstockError, dc
+from penstock._roll import Roll, _leave_all, long_wait
 from penstock._trace_hang import read as read_hangs
 
 
@@ -367,6 +367,21 @@ def test_an_exception_that_ends_a_rank_is_named_by_the_others(tmp_path):
     ]
     assert hang.blamed[0].place == "behind the backward (step 0)"
     assert sorted(hang.dumps) == [0, 1]
+
+
+def test_a_rank_that_ends_because_of_another_one_is_not_to_blame(monkeypatch):
+    shared = dist.HashStore()
+    first, second, third = (Roll(shared, rank, 3, 10.0) for rank in range(3))
+    second.lost("EPEER", "closed by peer")
+    monkeypatch.setattr(sys, "last_value", PenstockError("EPEER", "closed by peer"), raising=False)
+    monkeypatch.setattr("penstock._roll._rolls", [second, third])
+    _leave_all()
+    assert first._inspect_others().to_blame == []
+    told = [text.partition(";")[0] for text in first._inspect_others().victims]
+    assert told == [
+        "rank 1 failed: closed by peer",
+        "rank 2 failed: PenstockError: closed by peer",
+    ]
 
 
 def test_the_end_of_the_process_closes_all_engines_also_where_one_fails(monkeypatch):

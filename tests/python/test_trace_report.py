@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from html.parser import HTMLParser
 from random import Random
@@ -262,6 +263,38 @@ def test_a_hint_for_threads_that_wake_late_speaks_of_cpus(tmp_path):
     trace.task("gather", "root", 5, 25, ticket=1)
     (hint,) = reported(tmp_path, trace)["hints"]
     assert "as many CPUs" in hint
+
+
+def steps_of_two_ranks(late_step, late_us, moving_us):
+    """Six steps of 100 us; in one of them rank 1 computes for longer, or a gather moves data."""
+    traces = [RankTrace(rank) for rank in range(2)]
+    at = 0
+    for step in range(6):
+        late, moving = (late_us, moving_us) if step == late_step else (0, 0)
+        for rank, trace in enumerate(traces):
+            came, ended = at + 30 + rank * late, at + 40 + late + moving
+            trace.host("step", at, ended + 60).host("forward blocks.0", at, came)
+            trace.task("gather", "blocks.1", came, ended, ticket=step + 1)
+            trace.host("wait blocks.1", came, ended)
+        at = ended + 60
+    return traces
+
+
+@pytest.mark.parametrize(
+    ("late", "moving", "told"),
+    [
+        (80, 0, "compute took 0.1 ms longer, most of all rank 1 forward blocks.0, 0.1 ms"),
+        (0, 90, "data moved for 0.1 ms longer, .* on the link, most of all gather of blocks.1"),
+    ],
+)
+def test_a_hint_names_a_step_that_took_longer_than_others_and_why(tmp_path, late, moving, told):
+    result = reported(tmp_path, *steps_of_two_ranks(3, late, moving))
+    assert re.match(f"step 3 took 0.2 ms, where 0.1 ms is the median: {told}", result["hints"][0])
+
+
+def test_steps_of_much_the_same_length_are_not_unusual(tmp_path):
+    result = reported(tmp_path, *steps_of_two_ranks(3, 20, 0))
+    assert not [hint for hint in result["hints"] if "median" in hint]
 
 
 # ---- files --------------------------------------------------------------------------------------

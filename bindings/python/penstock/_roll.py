@@ -44,6 +44,7 @@ _NOT_COMPARED = (
     " (with verify=False that may be because of any rank on another path, this one included: "
     "verify=True tells)"
 )
+_THEIRS = ("EPEER", "ETIMEDOUT")  # statuses of failures that other ranks have caused
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO)  # by the library's numbers
 _logger = logging.getLogger("penstock")
 _rolls: weakref.WeakSet[Roll] = weakref.WeakSet()
@@ -292,16 +293,20 @@ class Roll:
         """
         if not self._others:
             return text
-        is_theirs = status in ("EPEER", "ETIMEDOUT")
+        is_theirs = status in _THEIRS
         if is_theirs and not self._knows:
             text += self._describe_others(_PATIENCE, until_one=status == "EPEER")
         self._ask(self._report_failure, text, is_theirs)
         return text
 
-    def leave(self, why: str) -> None:
-        """Report to the other ranks what ends this process; not in a child of fork."""
-        if os.getpid() == self._pid and self._others:
-            self._ask(self._report_failure, why, False)
+    def leave(self, why: str, *, is_theirs: bool) -> None:
+        """Report to the other ranks what ends this process; not in a child of fork.
+
+        What this engine has failed of before stays: the process ends because of that.
+        """
+        has_failed = self._line is not None and "failed" in self._line
+        if os.getpid() == self._pid and self._others and not has_failed:
+            self._ask(self._report_failure, why, is_theirs)
 
     def _report_failure(self, text: str, is_theirs: bool) -> bool:
         """Leave why this rank fails; `is_theirs`: because of another one."""
@@ -457,11 +462,12 @@ def _leave_all() -> None:
         return
     first = next(iter(str(cause).splitlines()), "")
     why = f"{type(cause).__name__}: {first}"
+    is_theirs = isinstance(cause, PenstockError) and cause.status in _THEIRS
     if is_wanted():
         with suppress(PenstockError):  # the exception is told already
             dump_all(None, why, is_failure=True)
     for roll in list(_rolls):
-        roll.leave(why)
+        roll.leave(why, is_theirs=is_theirs)
 
 
 class _Aside(Generic[Answer]):

@@ -302,13 +302,20 @@ def _find_late(hang: Hang) -> None:
             awaited.setdefault((part["lane"], part["ticket"]), (dump, part))
     for rank, dump in sorted(hang.dumps.items()):
         missed = [
-            (part["ticket"], f"{how} {_collective(part)}", other.rank)
+            (part["ticket"], f"{how} {_collective(part)}{_closed(dump, part)}", other.rank)
             for other, part in awaited.values()
             if other is not dump and (how := _missed(dump, other, part))
         ]
         if missed:
             ticket, why, witness = min(missed)
             hang.blamed.append(_blame(hang, rank, why, ticket, hang.dumps[witness]))
+
+
+def _closed(dump: Dump, awaited: dict[str, Any]) -> str:
+    """Say that a rank has not opened the gate of what another one waits for, where it has not."""
+    gates = [(gate["gate"], gate["graph"]) for gate in dump.head["gates"]]
+    is_closed = (awaited["task"], awaited["graph"]) in gates
+    return ", whose gate it has not opened" if is_closed else ""
 
 
 def _missed(dump: Dump, other: Dump, awaited: dict[str, Any]) -> str:

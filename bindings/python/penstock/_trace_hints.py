@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock._trace_files import printable
+from penstock._trace_text import part_name
 
 _ENOUGH = 0.05  # of the time: less exposed communication is not worth a hint
 _OPTIONS = {
@@ -25,17 +26,81 @@ _WAKING = (
     "it has threads that work"
 )
 _OF_CAUSES = {"waking": _WAKING, "memory_full": _MEMORY}
+_FEW = 4  # steps, of which none is told to be unusual
+_MOST = 3  # unusual steps that are named
+_LONGER = {
+    "compute": "compute took {} longer",
+    "moving": "data moved for {} longer, as with other traffic on the link",
+    "launching": "collectives were launched {} later",
+    "waking": "threads woke {} later, as where they have too few CPUs",
+    "unknown wait": "what the trace does not have took {} longer",
+}
 
 
 def hints_of(result: dict[str, Any]) -> list[str]:
-    """Name what may help against the largest cause of exposed communication, by kinds.
+    """Name the steps that took unusually long, and what may help against exposed communication.
 
     Parameters
     ----------
     result : dict
         The rest of a report.
     """
-    return [hint for kind in _OPTIONS for hint in _hints_of_kind(kind, result)]
+    hints = [hint for kind in _OPTIONS for hint in _hints_of_kind(kind, result)]
+    return [*_unusual_steps(result["steps"]), *hints]
+
+
+# ---- unusual steps ------------------------------------------------------------------------------
+
+
+def _unusual_steps(steps: list[dict[str, Any]]) -> Iterator[str]:
+    """Say what took longer in steps that are out of line than it does in others."""
+    lengths = [step["critical_path"]["length_us"] for step in steps]
+    if len(steps) < _FEW:
+        return
+    usual = statistics.median(lengths)
+    spread = statistics.median(abs(length - usual) for length in lengths)
+    least = usual + max(usual / 4, 2 * spread)
+    paths = [_by_kinds(step) for step in steps]
+    for length, step, own in sorted(zip(lengths, steps, paths, strict=True), key=_length)[:_MOST]:
+        if length > least:
+            why = _excess(own, [path for path in paths if path is not own])
+            yield f"step {step['step']} took {_ms(length)}, where {_ms(usual)} is the median: {why}"
+
+
+def _length(found: tuple[float, Any, Any]) -> float:
+    return -found[0]
+
+
+def _by_kinds(step: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Add up the parts of a step's critical path: by kinds, and within these by names."""
+    sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for part in step["critical_path"]["parts"]:
+        sums[part["kind"]][part_name(part)] += part["us"]
+    return sums
+
+
+def _excess(own: dict[str, dict[str, float]], others: list[dict[str, dict[str, float]]]) -> str:
+    """Name the kind that took longer than in the other steps, and of that the part that did."""
+
+    def more(kind: str) -> float:
+        usual = statistics.median(sum(path.get(kind, {}).values()) for path in others)
+        return sum(own[kind].values()) - usual
+
+    def more_of(name: str) -> float:
+        return own[kind][name] - statistics.median(
+            path.get(kind, {}).get(name, 0.0) for path in others
+        )
+
+    kind = max(own, key=more)
+    name = max(own[kind], key=more_of)
+    return f"{_LONGER[kind].format(_ms(more(kind)))}, most of all {name}, {_ms(more_of(name))}"
+
+
+def _ms(microseconds: float) -> str:
+    return f"{microseconds / 1000:.1f} ms"
+
+
+# ---- exposed communication ----------------------------------------------------------------------
 
 
 def _hints_of_kind(kind: str, result: dict[str, Any]) -> Iterator[str]:

@@ -64,7 +64,8 @@ def report(path: PathLike, step: int | None = None) -> dict[str, Any]:
         median of how long after the rank before it.
 
         ``longest``: the ten longest slices of lanes. ``overwritten``: records that the rings could
-        not keep, or the file. ``hints``: which option may help, as sentences.
+        not keep, or the file. ``hints``: which steps took unusually
+        long and why, and which option may help, as sentences.
 
     Raises
     ------
