@@ -371,7 +371,7 @@ def close(way: Implementation, given: argparse.Namespace, device: torch.device) 
     if stats.predicted_pass_ns:
         report_predicted(stats)
     if stats.predicted_peak_bytes:
-        report_predicted_peak(stats, device)
+        report_predicted_peak(stats, way.is_captured, device)
     if given.time_waits:
         stalls = [stats.device_gather_ns, stats.device_reduce_ns]
         gathers, reductions = of_all_ranks([ns / stats.forwards / 1e6 for ns in stalls], device)
@@ -399,14 +399,15 @@ def report_predicted(stats: library.Stats) -> None:
     say(text)
 
 
-def report_predicted_peak(stats: library.Stats, device: torch.device) -> None:
-    """Print the memory that was predicted beside what there was; torch counts no graph's."""
+def report_predicted_peak(stats: library.Stats, is_captured: bool, device: torch.device) -> None:
+    """Print the memory that was predicted beside what there was: a graph's is reserved alone."""
     found = torch.cuda.max_memory_allocated(device)
     reserved = torch.cuda.max_memory_reserved(device)
     predicted = stats.predicted_peak_bytes
+    allocated = f"allocated {found / GIB:.2f} ({predicted / found - 1:+.1%}), "
     say(
-        f"penstock predicted {predicted / GIB:.2f} GiB; allocated {found / GIB:.2f} "
-        f"({predicted / found - 1:+.1%}), with what torch has reserved {reserved / GIB:.2f}"
+        f"penstock predicted {predicted / GIB:.2f} GiB; {'' if is_captured else allocated}"
+        f"torch has reserved {reserved / GIB:.2f}"
     )
 
 
