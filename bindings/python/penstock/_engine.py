@@ -310,6 +310,7 @@ class Engine:
     @property
     def may_reopen(self) -> bool:
         """Whether nobody would notice another engine: by a trace, a graph or rows that move."""
+        self.native.drain()  # the latest backward may hold rows that it updates
         is_open = any(unit.pending for unit in self.units) or any(g.keeps for g in self.groups())
         return not is_open and not self.phases.is_on and self._count_users() <= self._users
 

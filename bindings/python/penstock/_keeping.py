@@ -283,7 +283,7 @@ class Keeping:
         if self._passes < _INTERVAL:
             return
         self._look_at_peak()
-        mine = [self._grown_passes, not self._may_reopen]
+        mine = [self._grown_passes, self._waits and not self._may_reopen]
         grown, is_noticed = self._gather(mine).max(dim=0).values.tolist()
         self._passes = self._grown_passes = 0
         if grown >= _GROWN:
