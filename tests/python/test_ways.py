@@ -14,6 +14,7 @@ from models import DEVICE
 from penstock import _activations, _keeping, _offload, _ways, stats
 from penstock._budget import Offer
 from penstock._engine import engine_of
+from penstock._figures import Figures
 from penstock._keeping import _INTERVAL
 from penstock._ways import _LEAST_SAVED, _SHARE, Block, Choice, Link, Ways, measure_link, waits
 from test_checkpoint import (
@@ -222,6 +223,48 @@ def draw_block(draw):
 
 
 # ---- by what is measured -------------------------------------------------------------------------
+
+
+def use_of(inputs, kept, peak, *, is_counted=True):
+    use = _activations.Use()
+    use.inputs, use.kept, use.peak, use.is_counted = inputs, kept, peak, is_counted
+    return use
+
+
+def test_a_larger_use_that_was_not_counted_leaves_what_is_known():
+    figures = Figures()
+    figures.take(use_of(8, 100, 40), peak=50)
+    figures.take(use_of(8, 0, 45, is_counted=False), peak=50)
+    assert (figures.inputs, figures.kept, figures.level) == (8, 100, -5)
+    figures.take(use_of(9, 0, 30, is_counted=False), peak=50)
+    assert (figures.inputs, figures.kept, figures.level) == (8, 100, -5)
+    figures.take(use_of(9, 110, 30), peak=50)
+    assert (figures.inputs, figures.kept, figures.level) == (9, 110, -20)
+
+
+def count_by_steps():
+    """Return the steps in which saved tensors were counted, and those that were recorded."""
+    counted, recorded, count = set(), set(), _activations.Call.count
+    with pytest.MonkeyPatch.context() as patch, activations_alone():
+        trainer = Trainer(checkpoint="auto", memory=2 * OF_A_BLOCK)
+        engine = engine_of(trainer.model)
+
+        def note(call, tensors):
+            counted.add(engine.keeping._steps)
+            if engine.keeping._is_measured_step:
+                recorded.add(engine.keeping._steps)
+            count(call, tensors)
+
+        patch.setattr(_activations.Call, "count", note)
+        trainer.train()
+        assert 0 < stats(trainer.model).kept_blocks < 3
+        trainer.finish()
+    return counted, recorded
+
+
+def test_bytes_are_counted_before_the_step_that_is_measured(worlds):
+    for counted, recorded in worlds(2).run(count_by_steps):
+        assert 1 in counted and not recorded
 
 
 class Patched:

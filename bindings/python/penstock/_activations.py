@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -88,6 +88,8 @@ class Use:
     kept : int
         Bytes that they have saved, or that their checkpoints have dropped: the block would keep
         them without.
+    is_counted : bool
+        Whether that was counted.
     peak : int
         Bytes that torch had used at most when the last of them began to be recomputed.
     recomputations, backwards : list of Stopwatch
@@ -97,6 +99,7 @@ class Use:
     def __init__(self) -> None:
         self.inputs = 0
         self.kept = 0
+        self.is_counted = True
         self.peak = 0
         self.recomputations: list[Stopwatch] = []
         self.backwards: list[Stopwatch] = []
@@ -113,13 +116,19 @@ class Call:
         The block, and the root of its model.
     device : torch.device
         Whose clock counts.
+    counts : bool
+        Whether the bytes of what it saves are counted.
     """
 
-    def __init__(self, use: Use, unit: Unit, root: Unit, device: torch.device) -> None:
+    def __init__(
+        self, use: Use, unit: Unit, root: Unit, device: torch.device, *, counts: bool
+    ) -> None:
         self._use = use
         self._unit = unit
         self._root = root
         self._device = device
+        self._counts = counts
+        use.is_counted &= counts
         self._inputs: list[torch.Tensor] = []
         # By weak references: memory that the checkpoint has dropped comes back as another tensor's.
         self._seen: set[StorageWeakRef] = set()
@@ -152,7 +161,8 @@ class Call:
 
     def contexts(self) -> Contexts:
         """Return what counts all that it saves within its checkpoint, and times running it anew."""
-        return self.counted(), Timing(self._use, self._device)
+        counted = self.counted() if self._counts else nullcontext()
+        return counted, Timing(self._use, self._device)
 
     @contextmanager
     def counted(self) -> Iterator[None]:

@@ -35,6 +35,8 @@ class Figures:
 
         `peak` is that of the step, in bytes.
         """
+        if use.inputs > self.inputs and not use.is_counted:
+            return  # a larger one will come again, and count as one that has grown
         self.kept = max(self.kept, use.kept)
         times = _sum(use.recomputations), _sum(use.backwards)
         level = min(use.peak - peak, 0)

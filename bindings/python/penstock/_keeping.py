@@ -1,7 +1,8 @@
 """What stays in memory, as it is measured and as the memory that is left has it.
 
-The first steps recompute all blocks that may be. One of them is measured: the bytes that each block
-would keep, the time that its recomputation takes, and when compute gets where; then how fast the
+The first steps recompute all blocks that may be. In one of them the bytes are counted that each
+block would keep. The next one, which counting would slow down, is measured: the time that each
+recomputation takes, the memory in use, and when compute gets where; then how fast the
 device copies to its host and back. Where what is left is not enough to keep all, a trial follows:
 one block of each kind recomputes selectively. The ranks bring together what they have measured and
 what memory they have left, and all decide by the same figures which blocks keep their activations,
@@ -82,14 +83,17 @@ class Span:
         Whether all is recomputed from now on, and measured.
     is_trial : bool
         Whether what saves selectively is measured.
+    counts : bool
+        Whether bytes are counted where it is measured, which takes its time.
     is_whole : bool
         Whether that was so from the first block on.
     """
 
-    def __init__(self, is_metered: bool, is_trial: bool = False) -> None:
+    def __init__(self, is_metered: bool, is_trial: bool = False, *, counts: bool = True) -> None:
         self.uses: dict[Checkpointed, Use] = {}
         self.is_metered = is_metered
         self.is_trial = is_trial
+        self.counts = counts
         self.is_whole = True
         self._calls = 0
 
@@ -181,6 +185,10 @@ class Keeping:
     def _is_measured_step(self) -> bool:
         return not self.is_decided and self._steps == _WARM_STEPS
 
+    @property
+    def _is_counted_step(self) -> bool:
+        return not self.is_decided and self._steps == _WARM_STEPS - 1
+
     # ---- calls of blocks -------------------------------------------------------------------------
 
     def way_of(self, block: Checkpointed, values: list[Any]) -> Way:
@@ -199,7 +207,8 @@ class Keeping:
         is_measured = span.is_metered or (span.is_trial and way is Way.SELECT)
         if not is_measured or engine.is_captured:
             return None
-        return Call(span.uses[block], block.unit, engine.root, engine.world.device)
+        device = engine.world.device
+        return Call(span.uses[block], block.unit, engine.root, device, counts=span.counts)
 
     # ---- passes ----------------------------------------------------------------------------------
 
@@ -223,7 +232,9 @@ class Keeping:
         if not is_alone:
             return
         is_trial = self._trial is not None and self._steps == self._trial.end - 1
-        self._span = Span(self._is_measured_step or self._measures_next, is_trial)
+        is_measured = self._is_measured_step
+        is_metered = self._is_counted_step or is_measured or self._measures_next
+        self._span = Span(is_metered, is_trial, counts=not is_measured)
         if self._measures_next:
             self._measures_next = False
             _budget.begin_peak(self._engine.world.device)
@@ -254,9 +265,9 @@ class Keeping:
         self._begins_step = self._seen_steps is not None and steps != self._seen_steps
         if self._begins_step:
             self._steps += 1
-            if self._steps == _WARM_STEPS - 1:  # the next step makes its own, and takes its time
+            if self._is_counted_step:  # which makes its own, so that the measured one need not
                 _budget.release_pieces(self._engine.world.device)
-            if self._is_measured_step:
+            if self._is_counted_step or self._is_measured_step:
                 _budget.begin_peak(self._engine.world.device)
         self._seen_steps = steps
 
