@@ -115,6 +115,7 @@ def make(name: str, given: argparse.Namespace, device: torch.device) -> Implemen
     ways_of(given)[name](model, given)
     way = Implementation(name, model, given)
     timed_steps(way, batches_of(way, given, device, given.warm), device)
+    say(f"{way.name:16} warm-up: " + ", ".join(f"{ms:.0f}" for ms in way.times) + " ms")
     way.forget_times()
     return way
 

@@ -2,12 +2,13 @@
 
 The first steps recompute all blocks that may be. In one of them the bytes are counted that each
 block would keep. The next one, which counting would slow down, is measured: the time that each
-recomputation takes, the memory in use, and when compute gets where; then how fast the
-device copies to its host and back. Where what is left is not enough to keep all, a trial follows:
-one block of each kind recomputes selectively. The ranks bring together what they have measured and
-what memory they have left, and all decide by the same figures which blocks keep their activations,
-all of them or what is dear to recompute, which ones offload them, which groups stay gathered, and
-how far ahead gathers begin.
+recomputation takes, the memory in use, and when compute gets where. A device begins it late, so
+that it waits for no host in it. Then it is measured how fast the device copies to its host and
+back. Where what is left is not enough to keep all, a trial follows: one block of each kind
+recomputes selectively. The ranks bring together what they have measured and what memory they have
+left, and all decide by the same figures which blocks keep their activations, all of them or what is
+dear to recompute, which ones offload them, which groups stay gathered, and how far ahead gathers
+begin.
 
 A block that is called with more than was measured is recomputed, and so are all after it in that
 pass: a step that grows takes no more memory than without a plan. What it takes is measured on the
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from penstock import _C, _budget
-from penstock._activations import Call, Use, bytes_of, tensors_of
+from penstock._activations import Call, Use, begin_late, bytes_of, tensors_of
 from penstock._arguments import Options
 from penstock._budget import Memory, Offer, readable
 from penstock._checkpoint import Checkpointed, Way
@@ -228,11 +229,13 @@ class Keeping:
             self._consider()
         elif self.is_decided:
             self._look_for_growth()
-        self._engine.native.set_timing(self._is_measured_step)
-        if not is_alone:
-            return
         is_trial = self._trial is not None and self._steps == self._trial.end - 1
         is_measured = self._is_measured_step
+        self._engine.native.set_timing(is_measured)
+        if is_measured or is_trial:
+            begin_late(self._engine.world.device)
+        if not is_alone:
+            return
         is_metered = self._is_counted_step or is_measured or self._measures_next
         self._span = Span(is_metered, is_trial, counts=not is_measured)
         if self._measures_next:
