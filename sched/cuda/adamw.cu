@@ -260,6 +260,20 @@ static __device__ __forceinline__ void adamw_vector(const pst_cuda_adamw_piece &
     if (piece.copy) write_vector<N>(at_element<bfloat>(piece.copy, at), copy);
 }
 
+/* What a block has of a piece: from vector to vector, so that but for the first one no block has
+ * elements before its vectors, and but for the last one none behind them. */
+template <typename P, unsigned N>
+static __device__ __forceinline__ range adamw_share(const pst_cuda_adamw_piece &piece,
+                                                    unsigned each, unsigned block) {
+    const P *all = at_element<P>((const void *)piece.parameter, 0);
+    const unsigned before = gap(all, N * sizeof(P)) / sizeof(P);
+    const address begin = (address)block * each + before, end = begin + each;
+    range part;
+    part.begin = block == 0 ? 0 : begin < piece.count ? begin : piece.count;
+    part.count = (unsigned)((end < piece.count ? end : piece.count) - part.begin);
+    return part;
+}
+
 /* Elements before the first vector: all of them if not all addresses can be aligned together. */
 template <typename P, typename G, typename M, typename Gradient>
 static __device__ __forceinline__ unsigned adamw_head(const pst_cuda_adamw_piece &piece,
@@ -282,8 +296,9 @@ template <typename P, typename G, typename M, typename Gradient>
 static __device__ __forceinline__ void adamw_range(const pst_cuda_adamw_piece &piece,
                                                    const Gradient &gradients,
                                                    const pst__adamw_coefficients &with,
-                                                   range part) {
+                                                   unsigned each, unsigned block) {
     constexpr unsigned N = adamw_vector_length<P, G, M>();
+    const range part = adamw_share<P, N>(piece, each, block);
     const unsigned head = adamw_head<P, G, M>(piece, gradients, part);
     const unsigned vectors = (part.count - head) / N;
     for (unsigned i = threadIdx.x; i < vectors; i += PST_CUDA_THREADS)
@@ -293,24 +308,27 @@ static __device__ __forceinline__ void adamw_range(const pst_cuda_adamw_piece &p
 
 /* ---- kernels ----------------------------------------------------------------------------- */
 
-/* The dtypes of parameter, gradient and moments: bits 2, 1 and 0 are set for bfloat16. */
+/* Of the dtypes of parameter, gradient and moments bits 2, 1 and 0 of the way are set for bfloat16;
+ * a block takes `each` elements. */
 template <typename Gradient>
 static __device__ __forceinline__ void adamw_piece(const pst_cuda_adamw_piece &piece,
-                                                   const Gradient &gradients,
-                                                   unsigned block_elements, unsigned block) {
+                                                   const Gradient &gradients, unsigned each,
+                                                   unsigned block) {
     const pst__adamw_coefficients with = *(const pst__adamw_coefficients *)piece.coefficients;
-    const range part = share_of(piece.count, block_elements, block);
     if (with.is_skipped) return;
     switch (piece.way) {
-    case 0: adamw_range<float, float, float>(piece, gradients, with, part); break;
-    case 1: adamw_range<float, float, bfloat>(piece, gradients, with, part); break;
-    case 2: adamw_range<float, bfloat, float>(piece, gradients, with, part); break;
-    case 3: adamw_range<float, bfloat, bfloat>(piece, gradients, with, part); break;
-    case 4: adamw_range<bfloat, float, float>(piece, gradients, with, part); break;
-    case 5: adamw_range<bfloat, float, bfloat>(piece, gradients, with, part); break;
-    case 6: adamw_range<bfloat, bfloat, float>(piece, gradients, with, part); break;
-    case 7: adamw_range<bfloat, bfloat, bfloat>(piece, gradients, with, part); break;
-    default: adamw_singles(piece, gradients, with, part.begin, part.count, part.count, 0);
+    case 0: adamw_range<float, float, float>(piece, gradients, with, each, block); break;
+    case 1: adamw_range<float, float, bfloat>(piece, gradients, with, each, block); break;
+    case 2: adamw_range<float, bfloat, float>(piece, gradients, with, each, block); break;
+    case 3: adamw_range<float, bfloat, bfloat>(piece, gradients, with, each, block); break;
+    case 4: adamw_range<bfloat, float, float>(piece, gradients, with, each, block); break;
+    case 5: adamw_range<bfloat, float, bfloat>(piece, gradients, with, each, block); break;
+    case 6: adamw_range<bfloat, bfloat, float>(piece, gradients, with, each, block); break;
+    case 7: adamw_range<bfloat, bfloat, bfloat>(piece, gradients, with, each, block); break;
+    default: {
+        const range part = share_of(piece.count, each, block);
+        adamw_singles(piece, gradients, with, part.begin, part.count, part.count, 0);
+    }
     }
 }
 

@@ -74,7 +74,12 @@ def parts_of(build: Path, gpus: int) -> list[Part]:
         Part("adamw", min(2, gpus), 200, python_tests("adamw", "in_backward")),
         Part("models", min(2, gpus), 200, python_tests("meta", "load", "switch", "hooks")),
         Part("errors", min(2, gpus), 120, python_tests("errors", "lookup")),
-        Part("planner", min(2, gpus), 200, python_tests("planner", "plan", "trace_recording")),
+        Part(
+            "planner",
+            min(2, gpus),
+            200,
+            python_tests("planner", "plan", "goes_on", "trace_recording"),
+        ),
         Part("memory", 2, 150, python_tests("memory", "use_after_release", "float8")),
         Part("beat", 2, 120, python_tests("beat")),
         Part("offload", 2, 120, python_tests("offload", "copies")),

@@ -271,6 +271,7 @@ def capture(steps=24):
     assert trainer.stages == [3] * (DECIDED - 1) + [2] * (steps - DECIDED + 1)
     if DEVICE == "cuda":
         assert penstock.stats(trainer.model).timed_graphs > 0
+    assert trainer.losses == without.losses
     assert trainer.finish() == without.finish()
 
 

@@ -100,8 +100,9 @@ class Use:
         Whether that was counted.
     peak : int
         Bytes that torch had used at most when the last of them began to be recomputed.
-    recomputations, backwards : list of Stopwatch
-        One each: of recomputing all, and of the backward with what is recomputed in it.
+    forwards, recomputations, backwards : list of Stopwatch
+        One each: of the forward, of recomputing all, and of the backward with what is recomputed in
+        it.
     """
 
     def __init__(self) -> None:
@@ -109,6 +110,7 @@ class Use:
         self.kept = 0
         self.is_counted = True
         self.peak = 0
+        self.forwards: list[Stopwatch] = []
         self.recomputations: list[Stopwatch] = []
         self.backwards: list[Stopwatch] = []
 
@@ -148,6 +150,7 @@ class Call:
         The first one that gets a gradient is behind a node whose backward ends the block's: what
         lies before may have to wait for its parameters.
         """
+        self._use.forwards.append(Stopwatch(self._device))
         self._inputs = tensors_of(values)
         place = _first_with_gradient(values)
         if place is None:
@@ -161,6 +164,7 @@ class Call:
     @not_compiled
     def end(self, output: Any) -> None:
         """Take what it has returned: its backward begins once its parameters are there."""
+        self._use.forwards[-1].stop()
         tensors = tensors_of([output])
         place = _first_with_gradient(tensors)
         if place is not None and tensors[place].grad_fn is not None:

@@ -17,7 +17,8 @@ class Figures:
     inputs, kept : int
         Bytes of its arguments, and of the activations that it would keep.
     nanoseconds : int
-        What a recomputation takes.
+        What a recomputation takes, or a forward where that is shorter: updates that run in the
+        backward slow down what is beside them.
     backward : int
         Nanoseconds that its backward takes, with what is recomputed in it; 0: not known.
     level : int
@@ -38,7 +39,7 @@ class Figures:
         if use.inputs > self.inputs and not use.is_counted:
             return  # a larger one will come again, and count as one that has grown
         self.kept = max(self.kept, use.kept)
-        times = _sum(use.recomputations), _sum(use.backwards)
+        times = _recomputing(use), _sum(use.backwards)
         level = min(use.peak - peak, 0)
         if use.inputs > self.inputs:
             self.inputs, (self.nanoseconds, self.backward) = use.inputs, times
@@ -56,6 +57,13 @@ class Figures:
     def numbers(self) -> tuple[int, ...]:
         """Return them in the order in which they are made; the largest of all ranks is safe."""
         return astuple(self)
+
+
+def _recomputing(use: Use) -> int:
+    """Return what running all of it anew takes."""
+    if len(use.recomputations) != len(use.forwards):
+        return _sum(use.recomputations)
+    return _less(_sum(use.recomputations), _sum(use.forwards))
 
 
 def _sum(watches: Iterable[Stopwatch]) -> int:
