@@ -260,13 +260,15 @@ static __device__ __forceinline__ void adamw_vector(const pst_cuda_adamw_piece &
     if (piece.copy) write_vector<N>(at_element<bfloat>(piece.copy, at), copy);
 }
 
-/* What a block has of a piece: from vector to vector, so that but for the first one no block has
- * elements before its vectors, and but for the last one none behind them. */
-template <typename P, unsigned N>
+enum { ADAMW_LINE = 128 }; /* bytes: what a warp reads at once lies in few of them */
+
+/* What a block has of a piece: from line to line of the parameter's memory, so that but for the
+ * first one no block has elements before its vectors, and but for the last one none behind them. */
+template <typename P>
 static __device__ __forceinline__ range adamw_share(const pst_cuda_adamw_piece &piece,
                                                     unsigned each, unsigned block) {
     const P *all = at_element<P>((const void *)piece.parameter, 0);
-    const unsigned before = gap(all, N * sizeof(P)) / sizeof(P);
+    const unsigned before = gap(all, ADAMW_LINE) / sizeof(P);
     const address begin = (address)block * each + before, end = begin + each;
     range part;
     part.begin = block == 0 ? 0 : begin < piece.count ? begin : piece.count;
@@ -274,13 +276,13 @@ static __device__ __forceinline__ range adamw_share(const pst_cuda_adamw_piece &
     return part;
 }
 
-/* Elements before the first vector: all of them if not all addresses can be aligned together. */
+/* Elements before the first line: all of them if not all addresses can be aligned together. */
 template <typename P, typename G, typename M, typename Gradient>
 static __device__ __forceinline__ unsigned adamw_head(const pst_cuda_adamw_piece &piece,
                                                       const Gradient &gradients, range part) {
     constexpr unsigned N = adamw_vector_length<P, G, M>();
     const P *first = at_element<P>((const void *)piece.parameter, part.begin);
-    const unsigned head = least(gap(first, N * sizeof(P)) / sizeof(P), part.count);
+    const unsigned head = least(gap(first, ADAMW_LINE) / sizeof(P), part.count);
     const address at = part.begin + head;
     const unsigned apart =
         gap(at_element<P>((const void *)piece.parameter, at), N * sizeof(P)) |
@@ -298,7 +300,7 @@ static __device__ __forceinline__ void adamw_range(const pst_cuda_adamw_piece &p
                                                    const pst__adamw_coefficients &with,
                                                    unsigned each, unsigned block) {
     constexpr unsigned N = adamw_vector_length<P, G, M>();
-    const range part = adamw_share<P, N>(piece, each, block);
+    const range part = adamw_share<P>(piece, each, block);
     const unsigned head = adamw_head<P, G, M>(piece, gradients, part);
     const unsigned vectors = (part.count - head) / N;
     for (unsigned i = threadIdx.x; i < vectors; i += PST_CUDA_THREADS)

@@ -17,13 +17,14 @@ AMPLE = "auto" if DEVICE == "cuda" else 1 << 40
 WITHOUT = {"memory": None, "checkpoint": None}
 DECIDED = 4  # steps
 MANY = 2 * _keeping._INTERVAL  # steps
+RATE = 2**-7  # the same in float32, in which a captured step has it
 
 OPTIMIZERS = {
     "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-    "torch's": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
-    "own": lambda model: penstock.AdamW(model, lr=0.01),
-    "in backward": lambda model: penstock.AdamW(model, lr=0.01, in_backward=True),
-    "with masters": lambda model: penstock.AdamW(model, lr=0.01, masters=True, in_backward=True),
+    "torch's": lambda model: torch.optim.AdamW(model.parameters(), lr=RATE),
+    "own": lambda model: penstock.AdamW(model, lr=RATE),
+    "in backward": lambda model: penstock.AdamW(model, lr=RATE, in_backward=True),
+    "with masters": lambda model: penstock.AdamW(model, lr=RATE, masters=True, in_backward=True),
 }
 
 

@@ -26,7 +26,7 @@ from penstock._world import local_of, stream_of
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
-_VECTOR = 8  # elements that the kernel reads at once, at most
+_LINE = 64  # elements that a line of a GPU's memory has, at most
 _OPTIONS = ("moments", "stochastic_rounding", "masters", "skip_nonfinite", "seed")
 _logger = logging.getLogger("penstock")
 _live: weakref.WeakSet[AdamW] = weakref.WeakSet()
@@ -530,11 +530,11 @@ def _native(device: torch.device) -> _C.AdamW:
 
 
 def _beside(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return memory for a state, as far from what vectors are aligned to as the parameter lies."""
+    """Return memory for a state, whose elements lie in lines of memory as the parameter's do."""
     state = torch.empty_like(parameter.detach(), dtype=dtype)
     if isinstance(parameter, DTensor):
         return state  # shards are aligned
-    ahead = parameter.data_ptr() // parameter.element_size() % _VECTOR
+    ahead = parameter.data_ptr() // parameter.element_size() % _LINE
     if ahead == 0:
         return state
     memory = torch.empty(parameter.numel() + ahead, dtype=dtype, device=parameter.device)
