@@ -36,7 +36,10 @@ ROW = "{:<20} {:>5}  {:<7} {:>7} {:>7}  {:<12} {}"
 ACCUSES = (
     r"(?:the process of )?ranks? ([\d, ]+)(?: \(\d+\))? (?:did not come|failed|has ended|is st)"
 )
-DIFFERS = "started different collectives: "
+DIFFERS = (
+    r"(?:started different collectives|is not the same collective on all ranks): "
+    r".*?(?=\. |; all |$)"
+)
 LINK = r"data moved for .* link"
 
 
@@ -137,9 +140,9 @@ def told_by_rank(rank: int, since: float, folder: Path) -> Told:
 
 def accusation(line: str) -> tuple[str, set[str]]:
     """Return the first sentence of a line that accuses, and all ranks that the line accuses."""
-    if DIFFERS in line:
-        sentence = line.partition(DIFFERS)[2].partition(". ")[0]
-        return DIFFERS + sentence, set(re.findall(r"rank (\d+): ", sentence))
+    differs = re.search(DIFFERS, line)
+    if differs:
+        return differs[0], set(re.findall(r"rank (\d+): ", differs[0]))
     found = [*re.finditer(ACCUSES, line)]
     if not found:
         return line, set()

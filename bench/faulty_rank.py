@@ -22,11 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-LAYERS, WIDTH, VOCABULARY, TOKENS = 3, 64, 128, (1, 16)
+LAYERS, VOCABULARY, TOKENS = 3, 128, (1, 16)
+WIDTHS = {"cpu": 64, "cuda": 2048}  # a gather between GPUs is large enough to feel a full link
 FIRST_TRACED, FAULT_STEP, STEPS = 4, 10, 16  # passes are replayed by then, and steps captured
 LATE = 0.05  # seconds
 LINK_BYTES = 10_000_000  # a second and connection, when the link is full
-TRAFFIC, REPEATS = 64 << 20, 20  # elements of each all_reduce beside, and how many
+COPY_BYTES, COPIES, STREAMS = 1 << 30, 20, 4  # on each stream, when the link of a GPU is full
 UNLIMITED = 2**64 - 1
 SO_MAX_PACING_RATE = 47
 
@@ -37,13 +38,13 @@ SO_MAX_PACING_RATE = 47
 class Model(nn.Module):
     """A transformer whose layers run in an order that can be changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        sizes = (WIDTH, 4, 4 * WIDTH, 0.0)
+        self.embed = nn.Embedding(VOCABULARY, width)
+        sizes = (width, 4, 4 * width, 0.0)
         layers = (nn.TransformerEncoderLayer(*sizes, batch_first=True) for _ in range(LAYERS))
         self.layers = nn.ModuleList(layers)
-        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.head = nn.Linear(width, VOCABULARY)
         self.order = [*range(LAYERS)]
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -71,7 +72,9 @@ class Rank:
         self.aside = dist.new_group()
         dist.all_reduce(torch.ones(1, device=self.device), group=self.aside)
         torch.manual_seed(0)
-        self.model = penstock.shard(Model().to(self.device), timeout=given.timeout)
+        with self.device:
+            model = Model(WIDTHS[given.device])
+        self.model = penstock.shard(model, timeout=given.timeout)
         self.optimizer = penstock.AdamW(self.model)
 
     def train(self) -> None:
@@ -173,14 +176,32 @@ def take_another_branch(rank: Rank) -> None:
 
 
 def fill_link(rank: Rank) -> Act:
-    """Have others use the link: all_reduces beside on GPUs, a limit to what TCP sends on CPUs."""
+    """Have others use the link: copies beside on GPUs, a limit to what TCP sends on CPUs."""
     noted(lambda: None)()
-    if rank.device.type == "cpu":
-        pace(LINK_BYTES)
-        return lambda: pace(UNLIMITED)
-    tensor = torch.ones(TRAFFIC, device=rank.device)
-    others = [dist.all_reduce(tensor, group=rank.aside, async_op=True) for _ in range(REPEATS)]
-    return lambda: [other.wait() for other in others]
+    if rank.device.type == "cuda":
+        return copy_beside(rank)
+    pace(LINK_BYTES)
+    return lambda: pace(UNLIMITED)
+
+
+def copy_beside(rank: Rank) -> Act:
+    """Copy to the next GPU while the step runs, as all ranks do; return what waits for the end."""
+    there = torch.device("cuda", (dist.get_rank() + 1) % dist.get_world_size())
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=rank.device)
+    target = torch.empty_like(source, device=there)
+    target.copy_(source)  # opens what this process has not used before
+    streams = [(torch.cuda.Stream(there), torch.cuda.Stream()) for _ in range(STREAMS)]
+    dist.all_reduce(torch.ones(1, device=rank.device), group=rank.aside)
+    torch.cuda.synchronize()
+    for on_that, on_this in streams * COPIES:
+        with torch.cuda.stream(on_that), torch.cuda.stream(on_this):
+            target.copy_(source)
+
+    def wait() -> None:
+        for tensor in (source, target):
+            torch.cuda.synchronize(tensor.device)
+
+    return wait
 
 
 def pace(bytes_a_second: int) -> None:

@@ -87,6 +87,8 @@ void bind_runtime(py::module_ &module) {
              py::arg("device"), py::arg("stream"), py::arg("roll"))
         .def("destroy", &Runtime::destroy, py::call_guard<py::gil_scoped_release>())
         .def("follow", &Runtime::follow)
+        .def("recent", &Runtime::recent)
+        .def("stop", &Runtime::stop, py::call_guard<py::gil_scoped_release>())
         .def("trace_start", &Runtime::trace_start)
         .def("trace_stop", &Runtime::trace_stop)
         .def("trace_write", &Runtime::trace_write, py::call_guard<py::gil_scoped_release>())

@@ -6,7 +6,6 @@
 #include <penstock/cuda.h>
 
 #include <algorithm>
-#include <tuple>
 #include <unistd.h>
 #include <vector>
 
@@ -17,7 +16,8 @@ constexpr uint64_t longest_watch_ns = 60'000'000'000;
 constexpr size_t most_recent = 64;
 
 // The host's waits end at the deadline by themselves, and the watchdog reports tasks that take
-// too long. Torch waits for a GPU, too, without a limit: there the watchdog ends the wait.
+// too long. Torch waits for a GPU, too, without a limit: there the watchdog ends the wait, and
+// before that the roll's beat, if another rank has failed.
 void set_watchdog(pst_runtime_options &options, bool on_gpu) {
     options.watchdog_poisons = on_gpu;
     options.watchdog_ns =
@@ -86,6 +86,7 @@ void Runtime::open_gpu(uintptr_t stream) {
 // The device comes last: lanes of the runtime use it to the end.
 void Runtime::destroy() {
     if (!home_.is_this()) return;
+    std::unique_lock<std::mutex> lock(ending_);
     if (runtime_ != nullptr) remove_from_dumps(runtime_);
     const pst_status status = pst_runtime_destroy(runtime_);
     if (status == PST_OK) {
@@ -96,6 +97,7 @@ void Runtime::destroy() {
         device_ = nullptr;
         compute_ = nullptr;
     }
+    lock.unlock();
     check(status);
 }
 
@@ -194,20 +196,40 @@ void Runtime::check(pst_status status) {
     throw StatusError{status, text};
 }
 
+void Runtime::stop(const std::string &why) {
+    const std::lock_guard<std::mutex> guard(ending_);
+    if (runtime_ != nullptr) pst_runtime_poison(runtime_, PST_EPEER, why.c_str());
+}
+
 // ---- waiting ----------------------------------------------------------------------------------
 
 namespace {
 
-std::vector<std::tuple<std::string, std::string, uint64_t>> recent_launches(pst_runtime *runtime) {
+std::vector<pst_recent> recent_launches(pst_runtime *runtime) {
     std::vector<pst_recent> launches(most_recent);
     launches.resize(pst_runtime_recent(runtime, launches.data(), launches.size()));
-    std::vector<std::tuple<std::string, std::string, uint64_t>> recent;
+    return launches;
+}
+
+pybind11::list list_of(const std::vector<pst_recent> &launches) {
+    pybind11::list list;
     for (const pst_recent &launch : launches)
-        recent.emplace_back(launch.lane, launch.task, launch.ticket);
-    return recent;
+        list.append(
+            pybind11::make_tuple(to_python(launch.lane), to_python(launch.task), launch.ticket));
+    return list;
 }
 
 } // namespace
+
+pybind11::list Runtime::recent() {
+    std::vector<pst_recent> launches;
+    {
+        const pybind11::gil_scoped_release release; // what ends may be waiting for the interpreter
+        const std::lock_guard<std::mutex> guard(ending_);
+        launches = recent_launches(runtime_);
+    }
+    return list_of(launches);
+}
 
 // On the thread that waits, which poisons without the interpreter: others may hold the library's
 // locks and want that.
@@ -225,9 +247,10 @@ std::pair<pst_status, std::string> Runtime::call_python(const pst_waiting &waiti
         if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
         forward_log();
         const double seconds = static_cast<double>(waiting.waited_ns) / 1e9;
-        auto why =
-            roll_.attr("waits")(seconds, waiting.lane, waiting.ticket, recent_launches(runtime_))
-                .cast<std::string>();
+        auto why = roll_
+                       .attr("waits")(seconds, waiting.lane, waiting.ticket,
+                                      list_of(recent_launches(runtime_)))
+                       .cast<std::string>();
         return {why.empty() ? PST_OK : PST_EPEER, std::move(why)};
     } catch (const pybind11::error_already_set &error) {
         raised_ = std::current_exception();

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -68,6 +69,11 @@ class Runtime {
     void check(pst_status status);
     // Has the flight record say where other ranks are: `pages` has theirs, mapped, by rank.
     void follow(const pybind11::dict &pages);
+    // The last launches, as Roll.waits takes them; with the interpreter. These two: any thread,
+    // also beside destroy and behind it.
+    pybind11::list recent();
+    // Ends all waits, also those for the device: another rank has failed. Without the interpreter.
+    void stop(const std::string &why);
     void trace_start();
     void trace_stop();
     void trace_write(const std::string &path, uint64_t most_bytes);
@@ -83,6 +89,7 @@ class Runtime {
     std::string lost(pst_status status, const std::string &text);
 
     pst_runtime *runtime_ = nullptr;
+    std::mutex ending_; // held while it ends, and by other threads that use it
     c10::Device where_;
     pst_device *device_ = nullptr;
     pst_stream *stream_ = nullptr;

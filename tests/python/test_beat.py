@@ -10,9 +10,13 @@ import weakref
 
 import penstock
 import pytest
+import torch
 import torch.distributed as dist
 from equality import sgd, world
 from models import Net, loss_of, make
+from penstock._page import Head
+from penstock._roll import Roll
+from penstock._standstill import Standstill
 from test_processes import listen, store
 from torch import nn
 
@@ -174,3 +178,121 @@ def test_the_error_says_where_a_stopped_or_killed_rank_was(fresh_world, phase, n
     place = rf"last heard of in 'blocks.1' \(step 2, {phase}\)"
     for lines in told(fresh_world(3), phase, number):
         assert re.search(rf"the process of rank 2 \(\d+\) {state}, {place}", lines[-1]), lines
+
+
+# ---- while torch waits for a GPU ----------------------------------------------------------------
+
+
+class Trainer:
+    """Stands for an engine: is at one place."""
+
+    def where(self):
+        return 1, "in 'layers.1'"
+
+
+def head_of(roll):
+    """Return what a rank's page says, to be written."""
+    return Head.from_buffer(memoryview(roll.page))
+
+
+def launch(roll, lane, name, task, ticket):
+    """Put an unfinished task into a page."""
+    head = head_of(roll)
+    head.lane_count = max(head.lane_count, lane + 1)
+    found = head.lanes[lane]
+    found.name, found.task, found.ticket = name, task, ticket
+    found.since = time.monotonic_ns()
+
+
+def until(holds):
+    """Wait for what comes in a moment."""
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_rank_stands_still_while_neither_its_program_nor_its_lanes_move():
+    roll = Roll(None, 0, 1, 10.0)
+    standstill = Standstill(roll.page)
+    assert standstill.look() == (0.0, None)
+    assert standstill.look()[0] > 0
+    roll.page.reach(0, 0, 1, False)
+    assert standstill.look()[0] == 0
+    launch(roll, 0, b"store", b"copy", 0)
+    launch(roll, 1, b"gather", b"a", 7)
+    launch(roll, 2, b"reduce", b"b", 8)
+    standstill.look()
+    seconds, lane = standstill.look()
+    assert seconds > 0 and (lane.name, lane.task, lane.ticket) == (b"gather", b"a", 7)
+    head_of(roll).lanes[2].ended = 1
+    assert standstill.look()[0] == 0
+
+
+def test_who_waits_in_torch_says_so_in_the_log_and_who_is_missing():
+    shared, trainer = dist.HashStore(), Trainer()
+    first, second, third = (Roll(shared, rank, 3, 4.0) for rank in range(3))
+    runtime = penstock._C.Runtime("job", 0, 3, 4.0, torch.device("cpu"), 0, first)
+    lines, stop = listen()
+    launch(first, 0, b"gather", b"layers.0", 7)
+    second.waits(1.0, "gather", 7, [("gather", "layers.0", 7)])
+    first.watch(runtime)
+    for roll in (first, third):
+        roll.follow(trainer.where)
+    until(lambda: lines)
+    for roll in (first, third):
+        roll.stop()
+    stop()
+    runtime.destroy()
+    ((level, text),) = lines
+    assert level == logging.WARNING
+    assert re.match(r"rank 0 has waited \d s for 'layers.0' \(ticket 7\); rank 2 did not", text)
+
+
+def fail_beside_a_wait():
+    """Rank 1 fails while rank 0 waits for something else; return what rank 0's engine says then."""
+    rank, _ = world()
+    model = penstock.shard(make(Net), timeout=60)
+    engine = penstock._engine.engine_of(model)
+    engine.world.roll.watch(engine.runtime)  # as on GPUs
+    train(model)
+    texts = []
+
+    def is_stopped():
+        try:
+            engine.native.drain()  # waits for nobody
+        except penstock.PenstockError as error:
+            texts.append(f"{error.status} {error}")
+        return texts
+
+    if rank == 0:
+        until(is_stopped)
+        store().set("told", "")
+    else:
+        engine.world.roll.leave("ValueError: boom", is_theirs=False)
+        store().wait(["told"])
+    penstock.close(model)
+    return texts
+
+
+def test_a_failure_stops_who_waits_for_something_else(fresh_world):
+    (text,), _ = fresh_world(2).run(fail_beside_a_wait)
+    assert text.startswith("EPEER ")
+    assert "rank 1 failed: ValueError: boom, behind the optimizer (step 0)" in text
+
+
+def test_a_rank_that_has_failed_stays_failed():
+    shared = dist.HashStore()
+    first, second = (Roll(shared, rank, 2, 4.0) for rank in range(2))
+    first.lost("ESYSTEM", "boom")
+    first.waits(2.0, "gather", 7, [("gather", "layers.0", 7)])
+    found = second.waits(2.0, "gather", 7, [("gather", "layers.0", 7)])
+    assert found == "rank 0 failed: boom"
+
+
+def test_a_runtime_that_has_ended_is_not_stopped():
+    roll = Roll(None, 0, 1, 10.0)
+    runtime = penstock._C.Runtime("job", 0, 1, 10.0, torch.device("cpu"), 0, roll)
+    runtime.destroy()
+    runtime.stop("too late")
+    assert runtime.recent() == []

@@ -34,6 +34,8 @@ TEXTS = [
     ("rank 0: all_gather 'b': closed; the process of rank 2 (13) has ended, last", {"2"}),
     ("rank 0: 'b': closed; rank 1 failed: PenstockError: x; rank 2 failed: boom", {"1", "2"}),
     ("ranks started different collectives: rank 0: a 'b'; rank 2: a 'c'. All ranks", {"0", "2"}),
+    ("is not the same collective on all ranks: rank 0: a 'b', rank 1: a 'c'; all", {"0", "1"}),
+    ("1: is not the same collective on all ranks: rank 1: a 'b', rank 2: a 'c", {"1", "2"}),
     ("rank 0: lane gather: task 'b' (ticket 5) failed: a peer or the connection to it", set()),
 ]
 

@@ -1,7 +1,7 @@
 """A rank's beat: once a second it posts where it is, for the others to read if it comes no more.
 
 What a rank has posted stays when it is stopped or killed. A beat that does not change any more
-tells that from a rank that is alive and elsewhere.
+tells that from a rank that is alive and elsewhere. After each one the roll may look at the others.
 """
 
 from __future__ import annotations
@@ -52,11 +52,19 @@ class Beat:
     where : callable
         Returns who is to be asked, if it is still there: that returns how many places this rank has
         been at, and which one it is at.
+    look : callable
+        Returns what is called after each beat, if it is still there.
     """
 
-    def __init__(self, store: Any, rank: int, where: Callable[[], _Where | None]) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        where: Callable[[], _Where | None],
+        look: Callable[[], Callable[[], None] | None],
+    ) -> None:
         self._over = threading.Event()
-        arguments = (store, _key(rank), where, self._over)
+        arguments = (store, _key(rank), where, look, self._over)
         self._thread = threading.Thread(target=_post_often, args=arguments, daemon=True)
         try:
             self._thread.start()
@@ -81,7 +89,11 @@ def _key(rank: int) -> str:
 
 
 def _post_often(
-    store: Any, key: str, where: Callable[[], _Where | None], over: threading.Event
+    store: Any,
+    key: str,
+    where: Callable[[], _Where | None],
+    look: Callable[[], Callable[[], None] | None],
+    over: threading.Event,
 ) -> None:
     beat, known, since = 0, -1, 0.0
     with suppress(RuntimeError, OSError):  # nobody to post to
@@ -96,4 +108,8 @@ def _post_often(
                 known, since = count, now
             store.set(key, json.dumps([beat, place, now - since]))
             beat += 1
+            call = look()
+            if call is not None:
+                call()
+            del call
             over.wait(INTERVAL)

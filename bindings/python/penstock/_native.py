@@ -51,6 +51,8 @@ def open_native(
         world.roll,
     )
     world.roll.compares = options.verify
+    if world.device.type == "cuda":
+        world.roll.watch(runtime)
     native = _C.Engine(
         runtime=runtime,
         name=name,

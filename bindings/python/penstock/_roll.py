@@ -3,8 +3,9 @@
 A rank that does not come to a collective cannot say so, and the collective does not know who it is.
 So the ranks meet in the store of ``torch.distributed`` when an engine is made; who waits for long
 leaves a line there of the tickets it has come to, and who fails, of why; and each has a beat that
-posts where it is. Whoever gives up reads what the others have left, and asks the system after those
-on the same machine.
+posts where it is, and that looks after the others where this rank waits for its GPU within torch,
+which calls nobody meanwhile. Whoever gives up reads what the others have left, and asks the system
+after those on the same machine.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from penstock import _C, _beat
 from penstock._beat import Beat, Posted
 from penstock._dump import dump_all, is_wanted
 from penstock._errors import PenstockError
-from penstock._page import open_page, state_of
+from penstock._page import open_page, state_of, text_of
+from penstock._standstill import Standstill
 
 Place = tuple[str, str, int]  # lane, task, ticket
 Answer = TypeVar("Answer")
@@ -85,18 +87,24 @@ class Roll:
         self.compares = True
         self._others = [other for other in range(size) if other != rank]
         self._store = store
+        self._is_mute = store is None  # the store: it has not answered, or there is none
         self._pid = os.getpid()
         self._pids: dict[int, int] = {}  # of the other ranks on this machine
         self.pages: dict[int, mmap.mmap] = {}
         self.page = _C.Page()
         self.run = _digest([self._record(), str(next(_numbers))])
         self._line: Any = None  # what the others can read of this rank
+        self._writing = threading.Lock()  # of the line
+        self._checking = threading.Lock()  # of what follows, down to `_before`
         self._looked = 0.0  # seconds after the beginning of this wait
         self._is_logged = False  # this wait
         self._seen: _Found | None = None  # some beats before it is
         self._knows = False  # that another rank has failed
         self._place: Place | None = None  # where this rank waits
         self._before: Place | None = None
+        self._called = 0.0  # by the engine, which waits: when last
+        self._standstill = Standstill(self.page)
+        self._runtime: Callable[[], _C.Runtime | None] = lambda: None
         self._beat: Beat | None = None
         self._where: Callable[[], Callable[[], tuple[int, str]] | None] = lambda: None
         if not _rolls:
@@ -199,7 +207,37 @@ class Roll:
         """
         if self._others:
             self._where = weakref.WeakMethod(where)
-            self._beat = Beat(self._store, self.rank, self._where)
+            look = weakref.WeakMethod(self._look)
+            self._beat = Beat(self._store, self.rank, self._where, look)
+
+    def watch(self, runtime: _C.Runtime) -> None:
+        """Look after the others at each beat at which this rank stands still: where it has a GPU.
+
+        Parameters
+        ----------
+        runtime : Runtime
+            What is stopped when another rank has failed. It is held weakly.
+        """
+        self._runtime = weakref.ref(runtime)
+
+    def _look(self) -> None:
+        """Do for a wait for the GPU, which is torch's, what the engine does for its own."""
+        runtime = self._runtime()
+        if runtime is None:
+            return
+        seconds, lane = self._standstill.look()
+        is_called = time.monotonic() - self._called < _beat.INTERVAL
+        if seconds == 0 or is_called or self._has_failed():
+            return
+        if lane is None:  # it computes, or does something else than to train
+            failure = self._ask(self._find_failed) or ""
+        else:
+            launches, name = runtime.recent(), text_of(lane.name)
+            own = [(name, text_of(lane.task), lane.ticket)] if lane.ticket else []
+            own += [place for place in launches if place[0] == name and 0 < place[2] < lane.ticket]
+            failure = self._check_others(seconds, own, launches)
+        if failure:
+            runtime.stop(failure)
 
     def stop(self) -> None:
         """Post no more."""
@@ -225,12 +263,25 @@ class Roll:
         str
             Why to give up: another rank has failed. Empty: go on.
         """
+        self._called = time.monotonic()
+        own = [place for place in launches if place[0] == lane and 0 < place[2] <= ticket]
+        return self._check_others(seconds, own, launches)
+
+    def _check_others(self, seconds: float, own: list[Place], launches: list[Place]) -> str:
+        """Check them, unless another thread does; `own`: what is waited for, what came before."""
+        if not self._checking.acquire(blocking=False):
+            return ""
+        try:
+            return self._check_now(seconds, own, launches)
+        finally:
+            self._checking.release()
+
+    def _check_now(self, seconds: float, own: list[Place], launches: list[Place]) -> str:
         if seconds < self._looked:
             self._looked, self._is_logged, self._seen = 0.0, False, None
         if not self._others or seconds - self._looked < min(1.0, self.timeout / 4):
             return ""
         self._looked = seconds
-        own = [place for place in launches if place[0] == lane and 0 < place[2] <= ticket]
         self._place, self._before = [*own, None, None][:2]
         failure = self._ask(self._report, {"tickets": _latest(launches)}) or ""
         if not failure and not self._is_logged:
@@ -251,10 +302,14 @@ class Roll:
         return f"rank {self.rank} has waited {seconds:.0f} s{what}{self._describe_others()}"
 
     def _report(self, line: dict[str, Any]) -> str:
-        """Leave a line; return which rank has failed, and of what."""
-        if line != self._line:
-            self._store.set(f"rank/{self.rank}", json.dumps(line))
-            self._line = line
+        """Leave a line, unless this rank has failed; return which rank has, and of what."""
+        with self._writing:
+            if line != self._line and not self._has_failed():
+                self._store.set(f"rank/{self.rank}", json.dumps(line))
+                self._line = line
+        return self._find_failed()
+
+    def _find_failed(self) -> str:
         if not self._store.check(["failed"]):
             return ""
         rank = int(self._store.get("failed"))
@@ -267,13 +322,13 @@ class Roll:
 
     def _ask(self, function: Callable[..., Answer], *arguments: Any) -> Answer | None:
         """Call what uses the store; once it has not answered it is asked no more."""
-        if self._store is None:
+        if self._is_mute:
             return None
         with suppress(RuntimeError, OSError, ValueError):
             call = _Aside(function, *arguments)
             if call.wait(_PATIENCE):
                 return call.result()
-        self._store = None
+        self._is_mute = True
         return None
 
     # ---- failing --------------------------------------------------------------------------------
@@ -304,16 +359,19 @@ class Roll:
 
         What this engine has failed of before stays: the process ends because of that.
         """
-        has_failed = self._line is not None and "failed" in self._line
-        if os.getpid() == self._pid and self._others and not has_failed:
+        if os.getpid() == self._pid and self._others and not self._has_failed():
             self._ask(self._report_failure, why, is_theirs)
+
+    def _has_failed(self) -> bool:
+        return self._line is not None and "failed" in self._line
 
     def _report_failure(self, text: str, is_theirs: bool) -> bool:
         """Leave why this rank fails; `is_theirs`: because of another one."""
         where = None if is_theirs else self._where()
         place = "" if where is None else f", {where()[1]}"
-        self._line = {"failed": text[:600] + place, "is_theirs": is_theirs}
-        self._store.set(f"rank/{self.rank}", json.dumps(self._line))
+        with self._writing:
+            self._line = {"failed": text[:600] + place, "is_theirs": is_theirs}
+            self._store.set(f"rank/{self.rank}", json.dumps(self._line))
         if not self._store.check(["failed"]):
             self._store.set("failed", str(self.rank))
         return True
@@ -344,7 +402,7 @@ class Roll:
             texts[_MOST:] = [f"{len(texts) - _MOST} more"]
         if self._before is not None and not until_one:
             texts.append(f"all came to ticket {self._before[2]} ({self._before[1]!r}) before")
-        if self._store is None:
+        if self._is_mute:
             texts.append("the store of torch.distributed does not answer")
         return "".join(f"; {text}" for text in texts)
 
