@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 LAYERS, VOCABULARY, TOKENS = 3, 128, (1, 16)
-WIDTHS = {"cpu": 64, "cuda": 2048}  # a gather between GPUs is large enough to feel a full link
+WIDTHS = {"cpu": 64, "cuda": 4096}  # between GPUs gathers take longer than the host does
 FIRST_TRACED, FAULT_STEP, STEPS = 4, 10, 16  # passes are replayed by then, and steps captured
 LATE = 0.05  # seconds
 LINK_BYTES = 10_000_000  # a second and connection, when the link is full

@@ -260,7 +260,7 @@ static __device__ __forceinline__ void adamw_vector(const pst_cuda_adamw_piece &
     if (piece.copy) write_vector<N>(at_element<bfloat>(piece.copy, at), copy);
 }
 
-enum { ADAMW_LINE = 128 }; /* bytes: what a warp reads at once lies in few of them */
+enum { ADAMW_LINE = 64 }; /* elements of a line of memory, at most: what a warp reads lies in few */
 
 /* What a block has of a piece: from line to line of the parameter's memory, so that but for the
  * first one no block has elements before its vectors, and but for the last one none behind them. */
@@ -268,7 +268,7 @@ template <typename P>
 static __device__ __forceinline__ range adamw_share(const pst_cuda_adamw_piece &piece,
                                                     unsigned each, unsigned block) {
     const P *all = at_element<P>((const void *)piece.parameter, 0);
-    const unsigned before = gap(all, ADAMW_LINE) / sizeof(P);
+    const unsigned before = gap(all, ADAMW_LINE * sizeof(P)) / sizeof(P);
     const address begin = (address)block * each + before, end = begin + each;
     range part;
     part.begin = block == 0 ? 0 : begin < piece.count ? begin : piece.count;
@@ -282,7 +282,7 @@ static __device__ __forceinline__ unsigned adamw_head(const pst_cuda_adamw_piece
                                                       const Gradient &gradients, range part) {
     constexpr unsigned N = adamw_vector_length<P, G, M>();
     const P *first = at_element<P>((const void *)piece.parameter, part.begin);
-    const unsigned head = least(gap(first, ADAMW_LINE) / sizeof(P), part.count);
+    const unsigned head = least(gap(first, ADAMW_LINE * sizeof(P)) / sizeof(P), part.count);
     const address at = part.begin + head;
     const unsigned apart =
         gap(at_element<P>((const void *)piece.parameter, at), N * sizeof(P)) |

@@ -277,13 +277,10 @@ class AdamW(torch.optim.Optimizer):
     @staticmethod
     def _fit_step(state: dict[str, Any], parameter: torch.Tensor) -> None:
         """Have the step where the kernel counts it."""
-        step = torch.as_tensor(state["step"])
-        if (
-            step.device != parameter.device
-            or step.dtype != torch.float32
-            or step is not state["step"]
-        ):
-            state["step"] = step.to(parameter.device, torch.float32)
+        step = state["step"]
+        is_tensor = isinstance(step, torch.Tensor)
+        if not is_tensor or step.dtype != torch.float32 or step.device != parameter.device:
+            state["step"] = torch.as_tensor(step).to(parameter.device, torch.float32)
 
     # ---- a step ---------------------------------------------------------------------------------
 

@@ -305,8 +305,13 @@ def as_sharded(
     return wrapper
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # most of them
+
+
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the rows of a sharded tensor that lie on this rank, as a plain tensor."""
+    if type(tensor) in _PLAIN:
+        return tensor
     return plain_of(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
 
 
