@@ -33,3 +33,9 @@ void pst__clock_collect(pst__clock *clock) {
     for (size_t i = 0; i < PST__CLOCK_PASSES; i++)
         read_one(clock, clock->passes[i]);
 }
+
+void pst__clock_reset(pst__clock *clock) {
+    for (size_t i = 0; i < PST__CLOCK_PASSES; i++)
+        if (clock->passes[i] != NULL) clock->passes[i]->is_noted[PST__ENDED] = 0;
+    clock->total_ns = clock->count = 0;
+}

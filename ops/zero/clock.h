@@ -21,5 +21,8 @@ void pst__clock_begin(pst__clock *clock, pst_stream *compute);
 void pst__clock_end(pst__clock *clock, pst_stream *compute);
 /* Adds up what the device has passed. */
 void pst__clock_collect(pst__clock *clock);
+/* Begins anew: of passes that have ended nothing is added any more, where the device has not come
+ * to their end, either. */
+void pst__clock_reset(pst__clock *clock);
 
 #endif

@@ -259,8 +259,8 @@ void pst_zero_reset_stats(pst_zero *engine) {
     engine->stats.plan_peak = peak;
     engine->stats.plan_lower_bound = bound;
     engine->carrier.waits = (pst__waits){0};
-    engine->passes.total_ns = engine->passes.count = 0;
-    engine->graphs.total_ns = engine->graphs.count = 0;
+    pst__clock_reset(&engine->passes);
+    pst__clock_reset(&engine->graphs);
     engine->carrier.stalls.measured = engine->carrier.stalls.missed = 0;
     pst_arena_reset_peak(engine->carrier.gathered);
 }

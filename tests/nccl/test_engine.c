@@ -421,6 +421,14 @@ static void launches_of_graphs_are_timed_apart_from_passes(void **state) {
     assert_int_equal(stats.timed_passes, passes);
     pst_zero_reset_stats(engines[0].engine);
     assert_int_equal(stats_of(0).timed_graphs + stats_of(0).graphs_ns, 0);
+    assert_int_equal(launch(&engines[0], engines[0].graph), PST_OK);
+    assert_int_equal(query(&world->ranks[0]), PST_PENDING); /* it waits for the other ranks */
+    pst_zero_reset_stats(engines[0].engine);
+    for (int i = 1; i < RANKS; i++)
+        assert_int_equal(launch(&engines[i], engines[i].graph), PST_OK);
+    for (int i = 0; i < RANKS; i++)
+        pass_stream(&world->ranks[i]);
+    assert_int_equal(stats_of(0).timed_graphs, 0); /* it was launched before */
     for (int i = 0; i < RANKS; i++)
         fake_cuda_destroy(engines[i].graph);
     on_ranks(world, RANKS, destroy);
