@@ -61,6 +61,7 @@ static inline int open_nccl_rank(nccl_world *world, int number) {
                                          .log_context = rank,
                                          .rank = number,
                                          .world_size = RANKS,
+                                         .spin = 100, /* who spins keeps others from the core */
                                          .deadline_ns = PATIENCE,
                                          .watchdog_ns = world->watchdog_ns,
                                          .watchdog_poisons = 1};
