@@ -112,7 +112,7 @@ typedef struct pst_cuda_adamw_piece {
 } pst_cuda_adamw_piece;
 
 /* A launch of pst_adamw or pst_adamw_many: a block takes `block_elements` of a piece, a multiple of
- * what vectors are aligned to. */
+ * what lines of memory have, and the first one what lies before the first line as well. */
 #define PST_CUDA_ADAMW_TABLE(pieces)                                                               \
     struct {                                                                                       \
         unsigned piece_count;                                                                      \
