@@ -378,23 +378,30 @@ static pst_status dump(pst_runtime *runtime, const char *folder, pst_dump_cause 
     return written;
 }
 
-/* One thread at a time writes. Acquires what the one before has released. */
-static int begin_writing(pst__flight *flight) {
-    uint32_t nobody = 0;
-    return pst__cas_acq_rel(&flight->is_writing, &nobody, 1);
+/* One thread at a time writes. Waits for another one, so that whoever fails beside it goes on when
+ * there is a file. */
+static void begin_writing(pst__flight *flight) {
+    /* Acquires what the one before has released in end_writing. */
+    for (uint32_t nobody = 0; !pst__cas_acq_rel(&flight->is_writing, &nobody, 1); nobody = 0)
+        (void)sched_yield();
+}
+
+static void end_writing(pst__flight *flight) {
+    pst__store_release(&flight->is_writing, 0); /* pairs with the exchange in begin_writing */
 }
 
 void pst__flight_failed(pst_runtime *runtime, pst_dump_cause cause, pst_status status,
                         const char *reason) {
     pst__flight *flight = &runtime->flight;
-    if (flight->folder == NULL || !begin_writing(flight)) return;
+    if (flight->folder == NULL) return;
     char path[PATH_BYTES], why[128];
     int error = 0;
+    begin_writing(flight);
     const int is_due = flight->written == 0 || pst__now() - flight->written > AGAIN_NS;
     const pst_status written =
         is_due ? dump(runtime, flight->folder, cause, status, reason, path, &error) : PST_PENDING;
     if (is_due) flight->written = pst__now();
-    pst__store_release(&flight->is_writing, 0); /* pairs with the exchange in begin_writing */
+    end_writing(flight);
     if (written == PST_OK)
         pst__log(&runtime->error, PST_LOG_WARNING, "rank %d: the flight record is in %s",
                  runtime->rank, path);
@@ -415,11 +422,10 @@ pst_status pst_trace_dump(pst_runtime *runtime, const char *folder, pst_dump_cau
                                  "no folder for the flight record: give one, or set PENSTOCK_DUMP");
     char own_path[PATH_BYTES], why[128];
     int error = 0;
-    while (!begin_writing(flight))
-        (void)sched_yield();
+    begin_writing(flight);
     const pst_status status = dump(runtime, folder, cause, pst_runtime_status(runtime),
                                    reason == NULL ? "" : reason, own_path, &error);
-    pst__store_release(&flight->is_writing, 0); /* pairs with the exchange in begin_writing */
+    end_writing(flight);
     if (status == PST_OK && path != NULL) (void)snprintf(path, size, "%s", own_path);
     if (status == PST_OK) return PST_OK;
     return pst__runtime_fail(

@@ -303,6 +303,42 @@ static void launch_and_wait(pst_graph *graph, pst_task gate, pst_task last) {
     assert_ok(pst_launch_wait(launch));
 }
 
+typedef struct failing {
+    flown *flown;
+    pthread_barrier_t *together;
+    int has_file; /* when its poison has returned */
+} failing;
+
+static void *fail_together(void *argument) {
+    failing *failing = argument;
+    char path[160];
+    path_of(failing->flown, 3, path);
+    (void)pthread_barrier_wait(failing->together);
+    pst_runtime_poison(failing->flown->runtime, PST_EPEER, "rank 2 has gone");
+    failing->has_file = access(path, F_OK) == 0;
+    return NULL;
+}
+
+/* The process may end as soon as one of them has. */
+static void of_threads_that_fail_together_none_goes_on_before_there_is_a_file(void **state) {
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        flown flown = open_flown();
+        pthread_barrier_t together;
+        assert_int_equal(pthread_barrier_init(&together, NULL, 2), 0);
+        failing failings[] = {{&flown, &together, 0}, {&flown, &together, 0}};
+        pthread_t threads[2];
+        for (int j = 0; j < 2; j++)
+            assert_int_equal(pthread_create(&threads[j], NULL, fail_together, &failings[j]), 0);
+        for (int j = 0; j < 2; j++)
+            (void)pthread_join(threads[j], NULL);
+        assert_true(failings[0].has_file && failings[1].has_file);
+        (void)pthread_barrier_destroy(&together);
+        free(take_file(&flown, 3));
+        close_flown(&flown);
+    }
+}
+
 /* Graphs, lanes, tasks and waits come and go under the writer's hands. */
 static void it_is_written_while_everything_changes(void **state) {
     (void)state;
@@ -339,6 +375,7 @@ int main(void) {
         cmocka_unit_test(without_a_folder_nothing_is_written_unless_one_is_given),
         cmocka_unit_test(the_environment_says_where),
         cmocka_unit_test(ranks_have_a_file_each),
+        cmocka_unit_test(of_threads_that_fail_together_none_goes_on_before_there_is_a_file),
         cmocka_unit_test(it_is_written_while_everything_changes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
