@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from models import DEVICE, Net, loss_of, make
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 TOLERANCE = 1e-5
 
@@ -24,8 +24,24 @@ def world() -> tuple[int, int]:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All ranks' rows of a sharded tensor."""
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+    """All ranks' rows of a sharded tensor.
+
+    By one collective: full_tensor() takes milliseconds on the host; and over gloo it gathers by
+    threads of torch that free the name of their last collective twice where they end together.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    local, mesh = tensor.to_local().detach(), tensor.device_mesh
+    if tensor.placements != (Shard(0),) or type(local) is not torch.Tensor:
+        return tensor.full_tensor().detach()
+    rows = -(-tensor.shape[0] // mesh.size())
+    mine = local.new_zeros(rows, *tensor.shape[1:])
+    mine[: len(local)] = local
+    everyones = mine.new_empty(mesh.size() * rows, *tensor.shape[1:])
+    # As bytes: gloo does not know all dtypes.
+    parts = [everyones.view(-1).view(torch.uint8), mine.view(-1).view(torch.uint8)]
+    dist.all_gather_into_tensor(*parts, group=mesh.get_group())
+    return everyones[: tensor.shape[0]]
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

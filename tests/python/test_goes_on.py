@@ -21,7 +21,7 @@ RATE = 2**-7  # the same in float32, in which a captured step has it
 
 OPTIMIZERS = {
     "momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-    "torch's": lambda model: torch.optim.AdamW(model.parameters(), lr=RATE),
+    "torch's": lambda model: torch.optim.AdamW(model.parameters(), lr=RATE, fused=True),
     "own": lambda model: penstock.AdamW(model, lr=RATE),
     "in backward": lambda model: penstock.AdamW(model, lr=RATE, in_backward=True),
     "with masters": lambda model: penstock.AdamW(model, lr=RATE, masters=True, in_backward=True),

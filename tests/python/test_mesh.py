@@ -34,7 +34,7 @@ def square(names=NAMES):
 
 
 def adamw(model):
-    return torch.optim.AdamW(model.parameters(), lr=0.01)
+    return torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
 
 
 def assert_equal_replicas(model, mesh):
@@ -54,7 +54,7 @@ def train_on_a_mesh(stage, kind, mesh_of, **options):
     model = train_both(
         kind,
         steps=4,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
         between=lambda model: assert_equal_replicas(model, mesh),
         stage=stage,
         mesh=mesh,

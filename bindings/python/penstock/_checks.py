@@ -166,6 +166,11 @@ def _holders(names: dict[int, str]) -> list[tuple[torch.optim.Optimizer, str]]:
 
 
 def _optimizers() -> Iterable[torch.optim.Optimizer]:
+    """List those that there are: each refers to its class."""
     kind = torch.optim.Optimizer
-    found = (x for x in gc.get_objects() if issubclass(type(x), kind))
+    found = (x for x in gc.get_referrers(*_with_subclasses(kind)) if issubclass(type(x), kind))
     return [x for x in found if hasattr(x, "param_groups")]
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
