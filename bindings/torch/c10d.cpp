@@ -41,8 +41,7 @@ struct Comm : pst_comm {
     std::mutex lock; // of what follows; held for a few instructions
     std::vector<std::shared_ptr<Shared>> in_flight;
     pst_status failed = PST_OK;
-    std::string text;
-    std::string reported; // what error_text handed out last
+    std::string text; // stays as it is once it is set, with `failed`
 
     int number_of(int of) const {
         return numbers.first + of * numbers.step;
@@ -465,8 +464,7 @@ pst_status comm_status(pst_comm *base) {
 const char *comm_error_text(pst_comm *base) {
     Comm &comm = comm_of(base);
     std::lock_guard<std::mutex> guard(comm.lock);
-    comm.reported = comm.text;
-    return comm.reported.c_str();
+    return comm.failed == PST_OK ? "" : comm.text.c_str();
 }
 
 // What is still in flight keeps the group: the group's end would wait for it, up to its time-out.

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import signal
+import threading
 import time
 import weakref
 
@@ -247,6 +248,28 @@ def test_who_waits_in_torch_says_so_in_the_log_and_who_is_missing():
     ((level, text),) = lines
     assert level == logging.WARNING
     assert re.match(r"rank 0 has waited \d s for 'layers.0' \(ticket 7\); rank 2 did not", text)
+
+
+def test_ranks_that_wait_for_each_other_name_who_has_not_come():
+    shared, over = dist.HashStore(), threading.Event()
+    first, second, third = (Roll(shared, rank, 3, 4.0) for rank in range(3))
+    third.waits(1.0, "gather", 7, [("gather", "layers.0", 7)])  # in a step before
+    lines, stop = listen()
+    waits = [
+        threading.Thread(target=roll.together, args=("comparison", over.wait))
+        for roll in (first, second)
+    ]
+    for wait in waits:
+        wait.start()
+    until(lambda: len(lines) == 2)
+    over.set()
+    for wait in waits:
+        wait.join()
+    stop()
+    texts = sorted(text for _, text in lines)
+    for rank, text in enumerate(texts):
+        told = rf"rank {rank} has waited \d s for the comparison; rank 2 did not come"
+        assert re.fullmatch(told, text), text
 
 
 def fail_beside_a_wait():

@@ -235,14 +235,14 @@ def test_sharded_models_of_several_ranks_are_moved_and_converted_as_those_of_one
 
 def test_parameters_that_cannot_be_unfrozen_say_so(tmp_path):
     model = make(models.Frozen)
-    model.eighth = nn.Parameter(torch.zeros(3).to(torch.float8_e4m3fn), requires_grad=False)
+    last = model.blocks[-1]  # behind some that can be unfrozen
+    last.eighth = nn.Parameter(torch.zeros(3).to(torch.float8_e4m3fn), requires_grad=False)
     penstock.shard(model.to(models.DEVICE))
-    model.eighth.requires_grad_(True)
-    refuses("EUNSUPPORTED", "'eighth' is torch.float8_e4m3fn and cannot", loss_of, model, 0, 0)
-    model.eighth.requires_grad_(False)
+    for parameter in (model.embed.weight, last.eighth):
+        parameter.requires_grad_(True)
+    refuses("EUNSUPPORTED", "'blocks.3.eighth' is torch.float8_e4m3fn and", loss_of, model, 0, 0)
+    last.eighth.requires_grad_(False)
     with penstock.trace(model, tmp_path / "trace.json"):
-        model.requires_grad_(True)
-        model.eighth.requires_grad_(False)
         refuses("ESTATE", "'embed.weight' was unfrozen within", loss_of, model, 0, 0)
     loss_of(model, 0, 0).backward()
     assert model.embed.weight.grad is not None

@@ -228,17 +228,33 @@ def test_a_backward_behind_one_that_has_updated_is_refused():
 
 
 @on_gpus
-def test_a_backward_that_fails_says_what_it_leaves(caplog):
+@pytest.mark.parametrize("steps", [True, False])
+def test_a_backward_that_fails_says_what_it_leaves(caplog, steps):
     model = penstock.shard(make(Net))
     optimizer = penstock.AdamW(model, in_backward=True)
     train_plainly(model, optimizer)
     with breaking_off(model.blocks[0]):
         loss_of(model, 6, 0).backward()
     assert "some may be updated, some not" in caplog.text
-    optimizer.step()
+    if steps:
+        optimizer.step()
+    optimizer.zero_grad()
     train_plainly(model, optimizer)
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     penstock.close(model)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="GPUs do it in a backward")
+def test_a_backward_that_fails_counts_no_step_of_what_it_has_not_updated():
+    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+    optimizer = penstock.AdamW(parameters)
+    updates = optimizer.prepare_updates({id(p): number for number, p in enumerate(parameters)})
+    with pytest.raises(penstock.PenstockError, match="call step"):
+        optimizer.refuse_backward()
+    optimizer.break_off({id(parameters[1])})
+    optimizer.refuse_backward()
+    assert [float(optimizer.state[p]["step"]) for p in parameters] == [0, 1, 0]
+    del updates
 
 
 # ---- refusals -----------------------------------------------------------------------------------

@@ -233,6 +233,14 @@ def test_a_rank_that_does_not_call_shard_is_named(worlds):
         assert f"rank {rank}: rank 1 did not come in time (3 s)" in text, text
 
 
+def test_a_rank_that_gives_up_as_the_last_one_comes_is_named():
+    shared = dist.HashStore()
+    shared.set("here/0", "")
+    shared.set("all", "here")
+    with pytest.raises(PenstockError, match="rank 1: rank 0 had given up"):
+        Roll(shared, 1, 2, 4.0).meet()
+
+
 def lack_descriptors():
     """Rank 1 may open one file at a time, beside the pages, when its process groups are made."""
     rank, _ = world()
@@ -240,7 +248,7 @@ def lack_descriptors():
     gc.collect()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if rank == 1:
-        lowest = [os.dup(0) for _ in range(4)]  # this rank's page takes two, the other's one
+        lowest = [os.dup(0) for _ in range(3)]  # this rank's page takes one, and the other's
         for descriptor in lowest:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest[-1] + 1, limits[1]))

@@ -1,6 +1,8 @@
 """penstock.step: captured steps equal eager ones bit for bit; what cannot be captured goes on."""
 
 import logging
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import penstock
 import pytest
@@ -18,6 +20,8 @@ from models import (
     loss_of,
     make,
 )
+from penstock._engine import engine_of
+from penstock._step import _kind_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -354,6 +358,34 @@ def train_on_host():
         torch.testing.assert_close(whole(one), other.detach(), rtol=1e-4, atol=1e-5)
     assert train_step.__name__ == "train_step"
     assert len([line for line in messages.lines if "is not captured" in line]) == 1
+    penstock.close(model)
+
+
+def test_what_tells_calls_apart_is_always_hashable():
+    @dataclass(frozen=True)
+    class Listing:
+        values: list[int]
+
+    listing, other = Listing([1]), Listing([1])
+    values = [1, 1.0, True, "1", (1,), [1], listing, other]
+    kinds = {_kind_of(value) for value in values}
+    assert len(kinds) == len(values)
+    assert _kind_of(listing) == _kind_of(listing) and _kind_of("a b") == _kind_of("a b")
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="this is what CPUs do")
+def test_a_capture_that_does_not_begin_leaves_the_engine_on_its_stream(monkeypatch):
+    model = penstock.shard(make(Net))
+    engine = engine_of(model)
+    monkeypatch.setattr("penstock._engine.stream_of", lambda device: 7)
+    with (
+        pytest.raises(penstock.PenstockError, match="EUNSUPPORTED|captur"),
+        engine.captured(SimpleNamespace(cuda_stream=7), ()),
+    ):
+        pass
+    assert engine.stream == 0
+    monkeypatch.undo()
+    loss_of(model, 0, 0).backward()
     penstock.close(model)
 
 

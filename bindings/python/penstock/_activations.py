@@ -14,17 +14,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from penstock._budget import peak_of
 from penstock._compile import not_compiled
 from penstock._units import Unit
-from penstock._values import tree_leaves
+from penstock._values import tensors_of
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]  # forward, recomputation
 
 _GRAIN = 512  # bytes: what torch's allocators hand out is a multiple
 _LEAD = 0.2  # seconds
-
-
-def tensors_of(values: list[Any]) -> list[torch.Tensor]:
-    """List the tensors among arguments."""
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
@@ -165,7 +160,7 @@ class Call:
     def end(self, output: Any) -> None:
         """Take what it has returned: its backward begins once its parameters are there."""
         self._use.forwards[-1].stop()
-        tensors = tensors_of([output])
+        tensors = tensors_of(output)
         place = _first_with_gradient(tensors)
         if place is not None and tensors[place].grad_fn is not None:
             _before(tensors[place].grad_fn, self._use.backwards, self._device)

@@ -20,7 +20,7 @@ from penstock import _C
 from penstock._arguments import refuse
 from penstock._engine import engines_of
 from penstock._errors import PenstockError
-from penstock._norms import gradient_of, has_grad, norm_of
+from penstock._norms import gradient_of, norm_of
 from penstock._sharded import end_watch, watch
 from penstock._world import local_of, stream_of
 
@@ -401,7 +401,8 @@ class AdamW(torch.optim.Optimizer):
         """Return a flag on the device that skips the step where it is not 0; None: nothing does."""
         given = getattr(self, "found_inf", None)
         found: torch.Tensor | None = given.full_tensor() if isinstance(given, DTensor) else given
-        checked = [p for group, p in self._parameters() if group["skip_nonfinite"] and has_grad(p)]
+        owned = (p for group, p in self._parameters() if group["skip_nonfinite"])
+        checked = [p for p in owned if p.grad is not None]
         if not checked:
             return found
         norm = self.gradient_norm if self.gradient_norm is not None else norm_of(checked)
@@ -448,14 +449,30 @@ class AdamW(torch.optim.Optimizer):
 
         What it has left a gradient of is updated in `step`, which counts then.
         """
-        left = [self.state[p]["step"] for p in self._prepared if p.grad is not None]
-        if left:
-            torch._foreach_sub_(left, 1.0)
-        self._prepared = []
+        self._take_back([p for p in self._prepared if p.grad is not None])
         gradients = self._gradients()
         self._versions = sum(gradient._version for gradient in gradients)
         for gradient in gradients:
             watch(gradient)
+
+    @torch.no_grad()
+    def break_off(self, updated: set[int]) -> None:
+        """End a backward that has failed; no `step` has to come behind it.
+
+        Parameters
+        ----------
+        updated : set of int
+            Parameters, by id, that it has updated, or is about to.
+        """
+        self._take_back([p for p in self._prepared if id(p) not in updated])
+        self._is_ahead = False
+
+    def _take_back(self, parameters: list[torch.Tensor]) -> None:
+        """Count no step of parameters that a backward has prepared, and not updated."""
+        counts = [self.state[parameter]["step"] for parameter in parameters]
+        if counts:
+            torch._foreach_sub_(counts, 1.0)
+        self._prepared = []
 
     def need_gradients(self, why: str) -> None:
         """Update in `step` from now on."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import NoReturn, Protocol
 
 import torch
@@ -58,16 +59,6 @@ class Passes(Protocol):
         """Note that a backward within a capture may add to gradients."""
 
 
-class _Ending:
-    """Ends a backward when autograd calls it; autograd drops it uncalled if that is broken off."""
-
-    def __init__(self, end: Callable[[], None]) -> None:
-        self._end = end
-
-    def __call__(self) -> None:
-        self._end()
-
-
 def _outside_transforms() -> AbstractContextManager[object]:
     """Leave torch.func's transforms, if any: tensors that are made here are the engine's own."""
     if torch._C._functorch.peek_interpreter_stack() is None:
@@ -81,7 +72,7 @@ class Backward:
     def __init__(self, engine: Passes) -> None:
         self._engine = engine
         self._running = False
-        self._ending: weakref.ref[_Ending] | None = None
+        self._ending: weakref.ref[partial[None]] | None = None
         self._is_broken = False
         self._reduces = False
         self._held: list[Unit] = []
@@ -111,7 +102,8 @@ class Backward:
             self._engine.native.begin_backward(self._reduces)
             if self._reduces and self._engine.updaters:
                 begin_updates(self._engine.native, self._engine.updaters, groups)
-        ending = _Ending(self._end)
+        # Autograd calls it at the end, and drops it uncalled if the backward is broken off.
+        ending = partial(self._end)
         self._ending = weakref.ref(ending, self._dropped)
         Variable._execution_engine.queue_callback(ending)
 
@@ -124,7 +116,7 @@ class Backward:
             self.break_off()
             raise
 
-    def _dropped(self, ending: weakref.ref[_Ending]) -> None:
+    def _dropped(self, ending: weakref.ref[partial[None]]) -> None:
         """Show the shards again if that backward was broken off: its caller may look at them."""
         if self._running and ending is self._ending:
             self.break_off()
@@ -147,7 +139,10 @@ class Backward:
         restore_gradients(groups)
         if lost:
             _warn_of_lost(self._engine.name, lost)
-        if any(self._engine.native.is_updated(group.index) for group in groups):
+        updated = [group for group in groups if self._engine.native.is_updated(group.index)]
+        for updater in self._engine.updaters:
+            updater.break_off({id(p.sharded) for group in updated for p in group.trainable})
+        if updated:
             _logger.warning(
                 "%s: a backward failed that updates parameters: some may be updated, some not",
                 self._engine.name,

@@ -8,7 +8,7 @@ from torch import nn
 from penstock._adamw import optimizers_of
 from penstock._arguments import check_model, refuse
 from penstock._errors import PenstockError
-from penstock._norms import has_grad, norm_of
+from penstock._norms import norm_of
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
@@ -44,7 +44,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     check_model(model)
     if not max_norm >= 0:
         refuse("max_norm", max_norm, "give a number that is not negative")
-    parameters = [parameter for parameter in model.parameters() if has_grad(parameter)]
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     optimizers = optimizers_of(model)
     if not optimizers:
         raise PenstockError(

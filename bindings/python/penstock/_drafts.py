@@ -86,10 +86,10 @@ def choose_draft(drafts: Sequence[Draft], ways: Ways, room: int) -> tuple[Draft,
     return best, beside[best]
 
 
-def whole_beside_shards(native: _C.Engine, groups: Iterable[Group]) -> int:
-    """Count what stage 2 holds of all parameters, beside shards.
+def hold_whole(draft: Draft, native: _C.Engine, groups: Iterable[Group]) -> Draft:
+    """Return what stage 2 does in place of a draft of stage 3, whose engine it is.
 
-    Over "ce" shards of the gathered dtype lie within.
+    It holds all parameters beside their shards; over "ce" those of the gathered dtype lie within.
     """
     holds_places = native.communicator() == "ce"
     total = 0
@@ -97,12 +97,7 @@ def whole_beside_shards(native: _C.Engine, groups: Iterable[Group]) -> int:
         layout = native.group_layout(group.index)
         lies_within = holds_places and group.gather_dtype == group.dtype
         total += layout.gathered_bytes - (layout.shard_bytes if lies_within else 0)
-    return total
-
-
-def hold_whole(draft: Draft, native: _C.Engine, groups: Iterable[Group]) -> Draft:
-    """Return what stage 2 does in place of a draft of stage 3, whose engine it is."""
-    return replace(draft, peak_bytes=whole_beside_shards(native, groups))
+    return replace(draft, peak_bytes=total)
 
 
 def describe(draft: Draft, first: Draft, saved: float, *, is_whole: bool) -> str:

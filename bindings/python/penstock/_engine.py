@@ -174,11 +174,11 @@ class Engine:
 
         It may add to gradients at the addresses in `lasting`: they are there in each launch.
         """
-        outside, self.stream = self.stream, stream_of(self.world.device)
         before = {address for address in self.gradient_addresses() if address is not None}
+        self.native.begin_capture(stream.cuda_stream)
+        outside, self.stream = self.stream, stream_of(self.world.device)
         self._gradients_before = {address: address in lasting for address in before}
         self.has_added = False
-        self.native.begin_capture(stream.cuda_stream)
         self.is_captured = is_broken = True
         try:
             yield
@@ -295,13 +295,14 @@ class Engine:
                 f"parameter {thawed[0].name!r} was unfrozen within penstock.trace, and another "
                 "engine begins for it: unfreeze it before the trace",
             )
+        eighth = next((p for p in thawed if p.dtype.itemsize == 1), None)
+        if eighth is not None:
+            raise PenstockError(
+                "EUNSUPPORTED",
+                f"parameter {eighth.name!r} is {eighth.dtype} and cannot be trained: "
+                "freeze it again",
+            )
         for parameter in thawed:
-            if parameter.dtype.itemsize == 1:
-                raise PenstockError(
-                    "EUNSUPPORTED",
-                    f"parameter {parameter.name!r} is {parameter.dtype} and cannot be trained: "
-                    "freeze it again",
-                )
             parameter.trainable = True
         self.reopen(self.options.stage, "parameters were unfrozen")
         if self.keeping is not None:

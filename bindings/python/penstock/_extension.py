@@ -21,7 +21,6 @@ from penstock import _C
 from penstock._errors import PenstockError
 
 _PRE, _POST = "fsdp_pre_all_gather", "fsdp_post_all_gather"
-_SHORT = 1  # parameters of the older signature: the mesh alone
 
 _inner: dict[type, str] = {}  # by class with hooks: the attribute that has the plain tensor
 
@@ -156,9 +155,8 @@ class Extension:
         `mesh` has the ranks; left out: those of before.
         """
         self._hooks = local
-        self._takes_mesh_alone = (
-            len(inspect.signature(self._hooks.fsdp_pre_all_gather).parameters) == 1
-        )
+        parameters = inspect.signature(self._hooks.fsdp_pre_all_gather).parameters
+        self._takes_mesh_alone = len(parameters) == 1  # the older signature
         self._mesh = self._mesh if mesh is None else mesh
         count, ranks = self.shape[0], self._mesh.size()
         if -(-count // ranks) * (ranks - 1) >= count:

@@ -23,7 +23,7 @@ from penstock._engine import Engine
 from penstock._errors import PenstockError
 from penstock._lookup import rows_looked_up
 from penstock._units import Group, Parameter, Unit, Use
-from penstock._values import tree_flatten, tree_leaves
+from penstock._values import tensors_of, tree_flatten
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _PLAIN = (torch.Tensor, int, float, str, type(None))  # holds no further tensors
@@ -94,8 +94,7 @@ def _watch_root(engine: Engine) -> None:
     if engine.world.mesh is None:  # this process alone has whole parameters always
         return
     root = engine.root
-    places = [place for g in root.groups for p in g.parameters for place in p.places]
-    for module in {module for module, _ in places} - {root.module}:
+    for module in _holders(root) - {root.module}:
         module.register_forward_pre_hook(partial(_refuse_outside, root), prepend=True)
 
 
@@ -191,10 +190,10 @@ def after_forward(
     if not unit.calls:  # the forward never began: gathering failed
         return None
     use = unit.calls.pop()
-    tensors = [output] if isinstance(output, torch.Tensor) else _tensors_of(output)
+    tensors = tensors_of(output)
     given = _make_given(engine, unit, output, tensors)
     if given is not output:
-        tensors = _tensors_of(given)
+        tensors = tensors_of(given)
     if use.marked is not None:
         reference, version = use.marked
         marked = reference()  # an argument, and so still there
@@ -248,12 +247,6 @@ def _explain(engine: Engine, failure: BaseException | None) -> None:
             "attribute too, before penstock.shard(model): what several modules share is whole for "
             f"all of them{_MIXED if engine.world.axes is not None else ''}",
         )
-
-
-def _tensors_of(output: Any) -> list[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        return [output]
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
 def _is_any_parameter(engine: Engine, tensors: list[torch.Tensor]) -> bool:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from penstock import _C, _budget
-from penstock._activations import Call, Use, begin_late, bytes_of, tensors_of
+from penstock._activations import Call, Use, begin_late, bytes_of
 from penstock._arguments import Options
 from penstock._budget import Memory, Offer, readable
 from penstock._checkpoint import Checkpointed, Way
@@ -38,6 +38,7 @@ from penstock._offload import Offloading
 from penstock._plans import Draft
 from penstock._trial import STEPS, Share, Trial, find_trial, kind_of
 from penstock._units import Unit
+from penstock._values import tensors_of
 from penstock._ways import Block, Choice, Link, Ways, measure_link
 from penstock._world import World
 

@@ -26,7 +26,7 @@ class Mesh:
 
     Attributes
     ----------
-    mesh : DeviceMesh
+    mesh : DeviceMesh, optional
         Of one dimension or several.
     shard_dim, replicate_dim : str
         The names of those of several that are used.

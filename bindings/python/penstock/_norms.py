@@ -14,11 +14,6 @@ from penstock._errors import PenstockError
 from penstock._world import local_of
 
 
-def has_grad(parameter: torch.Tensor) -> bool:
-    """Whether there is a gradient."""
-    return parameter.grad is not None
-
-
 def norm_of(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the norm of all gradients of all ranks, on the device, by one all-reduce.
 

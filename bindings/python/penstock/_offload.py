@@ -21,12 +21,13 @@ from torch._compile import _disable_dynamo
 from torch.distributed.tensor import DTensor
 
 from penstock import _C
-from penstock._activations import tensors_of, there_anyway
+from penstock._activations import there_anyway
 from penstock._budget import readable
 from penstock._compile import not_compiled
 from penstock._errors import PenstockError
 from penstock._host_memory import host_share
 from penstock._units import Unit
+from penstock._values import tensors_of
 from penstock._world import World, local_of, stream_of
 
 _LEAST = 4096  # bytes: what is less is not worth a copy
@@ -105,7 +106,8 @@ class Offloading:
             self._newest = None
         last = None if self._last is None else self._last()
         if last is not None:
-            last.let_go()
+            for kept in last.each():
+                kept.let_go()
 
     def _warn_of_full(self) -> None:
         if not self._has_warned:
@@ -128,14 +130,16 @@ class Offloading:
         self._forget_near(near)
         self._near = [weakref.ref(one) for one in near]
         for one in near:
-            one.load()
+            for kept in one.each():
+                kept.load()
 
     def _forget_near(self, but: list[_Call]) -> None:
         """Free what has come back: a graph that is kept may be used again."""
         for reference in self._near:
             call = reference()
             if call is not None and call not in but:
-                call.forget()
+                for kept in call.each():
+                    kept.forget()
         self._near = []
 
     def most_bytes(self) -> int:
@@ -183,24 +187,10 @@ class _Call:
         """Note that the backward needs it."""
         self._offloading.reach(self)
 
-    def _each(self) -> list[_Kept]:
+    def each(self) -> list[_Kept]:
+        """List the storages that its graph still has."""
         found = (reference() for reference in self.kept)
         return [one for one in found if one is not None]
-
-    def let_go(self) -> None:
-        """Give up the memory on the device: compute is behind the copies."""
-        for one in self._each():
-            one.let_go()
-
-    def load(self) -> None:
-        """Begin to copy back what is not there."""
-        for one in self._each():
-            one.load()
-
-    def forget(self) -> None:
-        """Free what has come back."""
-        for one in self._each():
-            one.forget()
 
 
 class _Kept:
@@ -234,7 +224,7 @@ class _Kept:
         return self.stored
 
     def let_go(self) -> None:
-        """Give up the memory on the device: it is on the host."""
+        """Give up the memory on the device: it is on the host, and compute is behind the copy."""
         if self.here is not None:
             self._version, self.here = self.here._version, None
 
@@ -307,7 +297,7 @@ class _Saving:
 
     def leaving(self, output: Any) -> list[_Kept]:
         """List what the call has saved, but for what it has returned, which others hold."""
-        dense = [one for one in tensors_of([output]) if one.layout is torch.strided]
+        dense = [one for one in tensors_of(output) if one.layout is torch.strided]
         outputs = {local_of(one).untyped_storage()._cdata for one in dense}
         return [kept for place, kept in self._kept.items() if place not in outputs]
 
@@ -351,11 +341,7 @@ class _Divided:
         return DTensor(self._local.unpack(), self._spec, requires_grad=False)
 
 
-class _Packed(Protocol):
-    """What autograd has in place of a tensor that it has saved."""
-
-    def unpack(self) -> torch.Tensor:
-        """Return the tensor, for compute to read."""
+_Packed = _Saved | _Held | _Divided  # what autograd has in place of a tensor that it has saved
 
 
 @not_compiled

@@ -103,6 +103,7 @@ class Roll:
         self._place: Place | None = None  # where this rank waits
         self._before: Place | None = None
         self._called = 0.0  # by the engine, which waits: when last
+        self._joined = 0  # calls of `together`, which all ranks make alike
         self._standstill = Standstill(self.page)
         self._runtime: Callable[[], _C.Runtime | None] = lambda: None
         self._beat: Beat | None = None
@@ -149,6 +150,9 @@ class Roll:
             pause = min(2 * pause, 0.1)
         ranks = range(self.size)
         records = [self._store.get(f"here/{rank}").decode().split() for rank in ranks]
+        gone = [rank for rank in ranks if not records[rank]]
+        if gone:
+            return f"{_ranks(gone)} had given up"
         self.run = _digest(map(" ".join, records))
         self.hosts = [host for host, *_ in records]
         mine = records[self.rank][:2]
@@ -181,9 +185,11 @@ class Roll:
             EPEER, with what has failed, here or on another rank.
         """
         begin = time.monotonic()
+        self._joined += 1
+        place = ("", what, self._joined)  # as of a lane without a name
         call = _Aside(function)
         while not call.wait(0.1):
-            failure = self.waits(time.monotonic() - begin, "", 0, [])
+            failure = self.waits(time.monotonic() - begin, "", self._joined, [place])
             if failure:
                 raise PenstockError("EPEER", f"rank {self.rank}: no {what}: {failure}")
         try:
@@ -298,7 +304,10 @@ class Roll:
             self._seen = self._inspect_others()
 
     def _describe_wait(self, seconds: float) -> str:
-        what = "" if self._place is None else f" for {self._place[1]!r} (ticket {self._place[2]})"
+        what = ""
+        if self._place is not None:
+            lane, task, ticket = self._place
+            what = f" for {task!r} (ticket {ticket})" if lane else f" for the {task}"
         return f"rank {self.rank} has waited {seconds:.0f} s{what}{self._describe_others()}"
 
     def _report(self, line: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ def install(engine: Engine) -> None:
             held.setdefault(holder, {})[attribute] = parameter
     for module, parameters in held.items():
         module.register_load_state_dict_pre_hook(partial(_before_load, parameters))
-        module.register_load_state_dict_post_hook(partial(_after_load, engine))
+        module.register_load_state_dict_post_hook(partial(_after_load, engine, parameters))
         is_root = module is engine.root.module
         of_subtree = engine.parameters() if is_root else list(parameters.values())
         module.__dict__["_apply"] = partial(_apply, module, parameters, of_subtree)
@@ -56,15 +56,14 @@ def _before_load(
 
 
 @torch.no_grad()
-def _after_load(engine: Engine, module: nn.Module, incompatible_keys: Any) -> None:
+def _after_load(engine: Engine, parameters: Held, module: nn.Module, incompatible: Any) -> None:
     """After a load with ``assign=True``: copy the module's new tensors into the shards."""
-    for parameter in engine.parameters():
-        for holder, attribute in parameter.places:
-            loaded = module._parameters.get(attribute) if holder is module else None
-            if loaded is None or loaded is parameter.sharded or loaded is parameter.full:
-                continue
-            _copy_rows(parameter, loaded)
-            parameter.show(parameter.sharded)
+    for attribute, parameter in parameters.items():
+        loaded = module._parameters.get(attribute)
+        if loaded is None or loaded is parameter.sharded or loaded is parameter.full:
+            continue
+        _copy_rows(parameter, loaded)
+        parameter.show(parameter.sharded)
     engine.updated()
 
 

@@ -387,9 +387,9 @@ class _Rates:
         """Return what a capture makes constants of the graph, its tensors of state among them."""
         return self._loads, tuple(
             tuple(
-                (name, id(value) if isinstance(value, torch.Tensor) else value)
+                (name, id(value) if isinstance(value, torch.Tensor) else _constant_of(value))
                 for name, value in group.items()
-                if name != "params" and isinstance(value, Hashable)
+                if name != "params"
             )
             + (len(group["params"]),)
             for group in self._optimizer.param_groups
@@ -399,7 +399,16 @@ class _Rates:
 def _kind_of(leaf: Any) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         return (type(leaf), leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad)
-    return leaf if isinstance(leaf, Hashable) else id(leaf)
+    return _constant_of(leaf)
+
+
+def _constant_of(value: Any) -> Hashable:
+    """Return what tells a value from others: 1 is not True, and what is not compared is itself."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value
 
 
 def _why_never(engine: Engine) -> str | None:

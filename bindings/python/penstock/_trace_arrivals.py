@@ -9,7 +9,7 @@ from penstock._trace_files import Interval
 from penstock._trace_links import Rank, Task, collectives_of
 
 
-def arrivals_of(ranks: dict[int, Rank], spans: dict[int, Interval] | None = None) -> dict[str, Any]:
+def arrivals_of(ranks: dict[int, Rank], spans: dict[int, Interval] | None) -> dict[str, Any]:
     """Divide the collectives that all ranks have in common.
 
     Parameters

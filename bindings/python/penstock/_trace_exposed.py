@@ -23,9 +23,7 @@ CAUSES = {
 }
 
 
-def exposed_by_cause(
-    ranks: dict[int, Rank], spans: dict[int, Interval] | None = None
-) -> dict[str, Any]:
+def exposed_by_cause(ranks: dict[int, Rank], spans: dict[int, Interval] | None) -> dict[str, Any]:
     """Divide the waits of compute.
 
     Parameters

@@ -261,11 +261,11 @@ def _blame(hang: Hang, rank: int, why: str, ticket: int = 0, by: Dump | None = N
     witnesses = [witness] if witness is not None else hang.dumps.values()
     seen = [found for dump in witnesses if (found := dump.place(rank)) is not None]
     place, seconds = max(seen, key=lambda found: found[1], default=("", -1.0))
-    return Blamed(rank, why, place, seconds, ticket or (_awaited(hang, rank) if not own else 0))
+    return Blamed(rank, why, place, seconds, ticket or (_awaited(hang) if not own else 0))
 
 
-def _awaited(hang: Hang, rank: int) -> int:
-    """Return the first ticket that others wait at for a rank that has left nothing."""
+def _awaited(hang: Hang) -> int:
+    """Return the first ticket that ranks wait at."""
     first = [dump.waited()[0]["ticket"] for dump in hang.dumps.values() if dump.waited()]
     return min(first, default=0)
 

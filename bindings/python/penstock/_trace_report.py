@@ -86,16 +86,16 @@ def report_of(trace: Trace, step: int | None = None) -> dict[str, Any]:
         steps = [find_step(trace, step)]
         spans = {rank: (one.begin, one.end) for rank, one in steps[0][1].items()}
         tracks = {r: [clipped(t, *spans[r]) for t in tracks[r]] for r in spans}
+    told = [_report_step(number, ranks, found) for number, found in steps]
     result = {
         "ranks": {rank: _report_rank(own) for rank, own in tracks.items()},
-        "steps": [_report_step(number, ranks, found) for number, found in steps],
-        "critical_path": {},
+        "steps": told,
+        "critical_path": mean_path(told),
         "exposed": exposed_by_cause(ranks, spans),
         "arrivals": arrivals_of(ranks, spans),
         "longest": _longest(tracks, 10),
         "overwritten": trace.fields["penstock"].get("overwritten", 0),
     }
-    result["critical_path"] = mean_path(result["steps"])
     return result | {"hints": hints_of(result)}
 
 

@@ -26,6 +26,9 @@ class Updater(Protocol):
     def note_gradients(self) -> None:
         """Look at the gradients that a backward has left."""
 
+    def break_off(self, updated: set[int]) -> None:
+        """End a backward that has failed, and has updated these parameters, by id, already."""
+
     def need_gradients(self, why: str) -> None:
         """Take no more part in backwards."""
 

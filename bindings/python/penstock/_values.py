@@ -44,6 +44,13 @@ def tree_leaves(value: Any) -> list[Any]:
     return tree_flatten(value)[0]
 
 
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """List the tensors among the leaves of a value."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 def _is_dataclass(leaf: Any) -> bool:
     is_one = hasattr(type(leaf), "__dataclass_fields__")
     return is_one and not isinstance(leaf, (torch.Tensor, nn.Module))

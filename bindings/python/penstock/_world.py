@@ -87,10 +87,10 @@ class World:
         self._everyone: Any = None  # a private group of all ranks, for questions of this thread
         self.mesh: DeviceMesh | None = None
         self.ranks = Ranks()
-        self.roll = Roll(None, 0, 1, timeout)
         if is_alone(process_group):
             if communicator == "hierarchy":
                 raise PenstockError("EINVAL", "communicator='hierarchy': this process is alone")
+            self.roll = Roll(None, 0, 1, timeout)
             return
         group: Any = process_group if process_group is not None else dist.group.WORLD
         if not isinstance(group, DeviceMesh):
@@ -152,19 +152,16 @@ class World:
         Operations run on threads of the engine, and so do comparisons of what NCCL was given: they
         need queues that nobody else uses, and so do the questions of this thread.
         """
-        if self.ranks.replicas == 1:
-            self.gather, self.reduce, self._everyone = private_groups(
-                name, self.roll, ("gather", "reduce", "everyone")
-            )
-            return
         ranks, timeout = self.ranks, self.roll.timeout
-        within = f"{name}/replica/{ranks.replica}"
+        within, across = f"{name}/replica/{ranks.replica}", f"{name}/part/{ranks.part}"
         self.gather, self.reduce, self.between, self._everyone = self.roll.together(
             "process groups of the engine",
             lambda: (
                 _gloo_group(f"{within}/gather", ranks.part, ranks.parts, timeout),
                 _gloo_group(f"{within}/reduce", ranks.part, ranks.parts, timeout),
-                _gloo_group(f"{name}/part/{ranks.part}", ranks.replica, ranks.replicas, timeout),
+                _gloo_group(across, ranks.replica, ranks.replicas, timeout)
+                if ranks.replicas > 1
+                else None,
                 _gloo_group(f"{name}/everyone", ranks.rank, ranks.size, timeout),
             ),
         )
@@ -365,13 +362,9 @@ def _connection_of(name: str) -> Any:
     return dist.PrefixStore(name, _connections[store])
 
 
-def _store_of(name: str) -> Any:
-    return dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
-
-
 def _gloo_group(name: str, rank: int, size: int, timeout: float) -> Any:
     """Make a gloo group of those who give this name."""
-    store = _store_of(name)
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
     backend = dist.ProcessGroupGloo(store, rank, size, _gloo_options(timeout))
     private = dist.ProcessGroup(store, rank, size)
     private._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -415,14 +408,17 @@ class DeepCompileWorld:
     roll: Roll
 
 
-def world_of(group: Any, timeout: float = 600.0) -> DeepCompileWorld:
+_TIMEOUT = 600.0  # seconds
+
+
+def world_of(group: Any) -> DeepCompileWorld:
     """Make private process groups of the ranks of `group` (None: all, or this process alone)."""
     if group is None and not (dist.is_available() and dist.is_initialized()):
         device = _device(("cpu",))
         segments = segment_maker(device)
-        roll = Roll(None, 0, 1, timeout)
+        roll = Roll(None, 0, 1, _TIMEOUT)
         return DeepCompileWorld(
-            0, 1, device, stream_of(device), timeout, None, None, None, segments, roll
+            0, 1, device, stream_of(device), _TIMEOUT, None, None, None, segments, roll
         )
     group = group if group is not None else dist.group.WORLD
     rank, size = group.rank(), group.size()
@@ -430,11 +426,11 @@ def world_of(group: Any, timeout: float = 600.0) -> DeepCompileWorld:
         raise PenstockError("EINVAL", "this process is not a rank of the process group given")
     device = _device(tuple(kind.type for kind in group._device_types))
     _refuse_forked([group])
-    name, roll = meet(group.group_name, rank, size, timeout)
+    name, roll = meet(group.group_name, rank, size, _TIMEOUT)
     gather, reduce, questions = private_groups(name, roll, ("gather", "reduce", "questions"))
     segments = segment_maker(device)
     return DeepCompileWorld(
-        rank, size, device, stream_of(device), timeout, gather, reduce, questions, segments, roll
+        rank, size, device, stream_of(device), _TIMEOUT, gather, reduce, questions, segments, roll
     )
 
 
