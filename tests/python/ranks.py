@@ -15,7 +15,7 @@ from typing import Any
 # Ranks are forked from a server that has imported torch, which takes seconds, and that has started
 # neither threads nor CUDA, which no fork would survive.
 _start = multiprocessing.get_context("forkserver")
-_start.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor"])
+_start.set_forkserver_preload(["torch._inductor.pattern_matcher", "torch.distributed.tensor"])
 
 
 class RankError(AssertionError):
