@@ -9,10 +9,11 @@
  * has mapped it when the process is stopped or killed. A child of fork has a copy of the
  * descriptor: a page whose `pid` is another process's is not to be read there.
  *
- * A reader needs no library: the layout is this header's. Words are of 64 bits, little-endian on
- * all that Penstock runs on, and whole each by itself; what is written together is in a struct that
- * says so. Nothing is written by a task or at each launch: a place costs some stores and a reading
- * of the clock, a pass some stores, and lanes are looked at four times a second. */
+ * A reader needs no library: the layout is this header's. Numbers have 64 or 32 bits, are
+ * little-endian on all that Penstock runs on, and each is whole by itself; only the lanes are read
+ * as one block, by `sequence`. Nothing is written by a task or at each launch: a place costs some
+ * stores and a reading of the clock, a pass some stores, and lanes are looked at four times a
+ * second. */
 #ifndef PENSTOCK_PAGE_H
 #define PENSTOCK_PAGE_H
 
@@ -80,7 +81,7 @@ typedef struct pst_page {
                        it is written last, and read first */
     uint32_t version, head_bytes; /* PST_PAGE_VERSION; where `names` begins */
     int64_t pid;                  /* in the process's own namespace */
-    int32_t descriptor;
+    int32_t descriptor; /* its number in the process that made it; -1: nobody else can open it */
     int32_t rank, world_size;
     uint32_t unit_count;    /* names in `names`, which are there before this is */
     char job[128];          /* pst_runtime_options.dump_name: the same on all ranks of a job */

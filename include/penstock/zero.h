@@ -15,11 +15,13 @@
  *     pst_zero_end_backward
  *     pst_zero_updated                                     after the optimizer changed the shards
  *
- * One thread at a time calls an engine (which one may change). Only wait, end_backward and seal
- * block, and end_forward where shards are on the host; a binding drops its interpreter's lock
- * around them. Every choice of a collective depends on the order of these calls and on sizes, and a
- * plan's also on times and budgets that the ranks have agreed on, never on a rank's own, so that it
- * is the same on all of them.
+ * One thread at a time calls an engine (which one may change). These may block: wait, end_backward,
+ * seal, compile, make_drafts, drain and destroy; end_forward where shards are on the host;
+ * begin_forward behind a pass that was broken off; gather in a backward of several forwards; and on
+ * asynchronous devices, as below, gather and gradients in a backward. A binding drops its
+ * interpreter's lock around them. Every choice of a collective depends on the order of these calls
+ * and on sizes, and a plan's also on times and budgets that the ranks have agreed on, never on a
+ * rank's own, so that it is the same on all of them.
  *
  * On an asynchronous device all of this is in the order of the compute stream: what a call says of
  * memory holds for what the stream is given after it. There `wait` and a backward block until

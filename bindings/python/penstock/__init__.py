@@ -4,7 +4,8 @@
     penstock.shard(model, stage=3)
 
 and then an ordinary training loop. Names are imported when they are first used, so that
-``python -m penstock.trace`` and ``penstock.plan`` need neither torch nor the compiled extension.
+``python -m penstock.trace`` and ``penstock.plan`` (but for ``predict``) need neither torch nor the
+compiled extension.
 """
 
 from __future__ import annotations

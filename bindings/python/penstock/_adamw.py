@@ -87,10 +87,10 @@ class AdamW(torch.optim.Optimizer):
     Raises
     ------
     PenstockError
-        EINVAL: an argument is out of range; `in_backward` with `skip_nonfinite`, or without a
-        sharded model that the parameters are of. ESTATE: two backwards without a step between
-        them, the first of which has updated parameters. EUNSUPPORTED: a parameter or gradient that
-        is not dense and real, at its first step.
+        EINVAL: an argument is out of range; `in_backward` with `skip_nonfinite`, with shards on the
+        host, or without a sharded model that the parameters are of. ESTATE: two backwards without a
+        step between them, the first of which has updated parameters. EUNSUPPORTED: a parameter or
+        gradient that is not dense and real, at its first step.
 
     Examples
     --------

@@ -36,6 +36,8 @@ class Plan:
     ----------
     operations : tuple of Operation
         What it was compiled from.
+    prefetch_ahead, prefetch_bytes : int
+        As given to `penstock.compile`; 0 bytes: no limit.
     groups, uses : int
         Groups, and uses of them, in a pass.
     peak_bytes, lower_bound_bytes : int

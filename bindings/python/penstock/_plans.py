@@ -74,7 +74,14 @@ def from_numbers(numbers: Numbers, names: Mapping[int, str]) -> Operation:
 
 @dataclass(frozen=True)
 class Gather:
-    """A gather as it is predicted: seconds since the forward began."""
+    """A gather as it is predicted.
+
+    Attributes
+    ----------
+    start, lands, used : float
+        When it begins, when its data is there, and when compute asks for it: seconds since the
+        forward began.
+    """
 
     start: float
     lands: float
@@ -156,7 +163,9 @@ class Draft:
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """A plan with the recording that it was compiled from; see `penstock.Plan`.
+    """A plan with the recording that it was compiled from.
+
+    What is not said here is as in `penstock.Plan`; ``groups`` are its ``forecasts``.
 
     Attributes
     ----------

@@ -218,8 +218,9 @@ def shard(
         on in stage 2, from the next step on that begins without a trace, a graph whose backward is
         to come, or somebody who holds rows (of ``state_dict()``, ``to_local()``); where steps grow
         so that it does not fit any more, it goes back to stage 3 for good. On GPUs torch's peak
-        (``torch.cuda.max_memory_allocated``) begins anew with what is measured. On the CPU bytes
-        are those that all of it may take.
+        (``torch.cuda.max_memory_allocated``) begins anew with what is measured. On the CPU nothing
+        is measured of memory: give bytes there, which all of it may take, for
+        ``checkpoint="auto"`` too.
     offload : str or list of them, optional
         "optimizer": shards, their gradients and the optimizer's states lie in the host's memory,
         pinned where the model is on a GPU, and the optimizer works there. The GPU has a copy of the
@@ -261,8 +262,9 @@ def shard(
     PenstockError
         EINVAL: an unknown stage, a parameter that cannot be sharded, blocks that match nothing.
         ESTATE: sharded already, or an optimizer was built before. EMISMATCH: the ranks' models
-        differ, in their values too. ENOMEM: a rank has no memory. The model is as it was before,
-        unless the text says that it is lost.
+        differ, in their values too. ENOMEM: a rank has no memory. EUNSUPPORTED: the communicator
+        that was asked for cannot serve. EPEER, ETIMEDOUT: a rank has gone, or does not come. The
+        model is as it was before, unless the text says that it is lost.
     """
     check_model(model)
     on_mesh = Mesh(mesh, shard_dim, replicate_dim)

@@ -29,8 +29,8 @@ class Stats:
     Attributes
     ----------
     communicator : str
-        What moves the data: "c10d" or "local" on the CPU, "ce", "nccl" or "crossover" on
-        GPUs.
+        What moves the data: on the CPU "c10d", or "local" for a process alone; on GPUs "ce",
+        "nccl" or "crossover"; on both "hierarchy".
     gathers, gather_bytes : int
         All-gathers issued, and bytes of the groups gathered.
     reduces, reduce_bytes : int

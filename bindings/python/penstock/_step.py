@@ -37,9 +37,9 @@ def step(model: nn.Module, optimizer: _Optimizers = ()) -> Callable[[_Function],
     The first calls run as they are; then each signature of the arguments (structure, shapes,
     dtypes, other values) is captured once and launched as one graph from then on, of which at most
     eight are kept. A step that cannot be captured goes on as it is, with one warning that says why
-    and where; so does every step on CPUs, of models with DTensors over another dimension of a mesh
-    or with ``offload=``, and between several ranks over another communicator than ``ce`` or
-    ``nccl``.
+    and where; so does every step on CPUs, of models with DTensors over another dimension of a
+    mesh, with hooks of a gather, as torchao's parameters have them, or with ``offload=``, and
+    between several ranks over another communicator than ``ce`` or ``nccl``.
 
     Parameters
     ----------

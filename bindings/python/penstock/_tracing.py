@@ -167,7 +167,7 @@ def trace(
     ------
     PenstockError
         Before anything is recorded: EINVAL without a path of this rank's own, EIO where the file
-        cannot be written.
+        cannot be written, ESTATE while another trace of the model records.
     """
     if isinstance(model, (str, os.PathLike)):
         model, path = None, model

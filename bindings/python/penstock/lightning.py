@@ -37,7 +37,8 @@ class PenstockStrategy(ModelParallelStrategy):
     ----------
     save_distributed_checkpoint : bool
         Whether a checkpoint is a folder, to which each rank writes its rows; else it is one file
-        that rank 0 writes, as with any other strategy. Both are resumed on any number of ranks.
+        that rank 0 writes, as with any other strategy. Both are resumed on any number of ranks from
+        two on; a process alone goes on with ``strategy="auto"``.
     process_group_backend : str, optional
         Of ``torch.distributed``; left out: gloo, and NCCL besides on GPUs.
     process_group_timeout : timedelta
