@@ -1,8 +1,10 @@
 """Jobs of several processes on CPUs."""
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,17 +24,41 @@ def forked(module: str, *phases: tuple[int, str], folder: Path) -> str:
 
 
 def _run(*arguments: str) -> str:
-    job = subprocess.run(
-        [sys.executable, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-        env=environment(),
-        check=False,
-    )
+    job = finish([sys.executable, *arguments], environment(), stderr=subprocess.STDOUT)
     assert job.returncode == 0, job.stdout
     return job.stdout
+
+
+def finish(
+    command: list[str],
+    environment: dict[str, str],
+    *,
+    stderr: int = subprocess.PIPE,
+    seconds: float = 240,
+) -> subprocess.CompletedProcess[str]:
+    """Run a job to its end, and no longer than that: none of its processes is left behind."""
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as job:
+        try:
+            told = job.communicate(timeout=seconds)
+        except BaseException:
+            os.killpg(
+                job.pid, signal.SIGTERM
+            )  # torchrun ends its ranks, which are not of the group
+            try:
+                told = job.communicate(timeout=40)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(job.pid, signal.SIGKILL)
+            print(*told, sep="\n")
+            raise
+    return subprocess.CompletedProcess(command, job.returncode, *told)
 
 
 def environment() -> dict[str, str]:

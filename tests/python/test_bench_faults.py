@@ -1,24 +1,17 @@
 """The table of faults, bench/faults.py."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launch import environment
+from launch import environment, finish
 
 FAULTS = Path(__file__).resolve().parents[2] / "bench" / "faults.py"
 
 
 def test_a_rank_that_is_killed_is_named_in_the_table():
-    job = subprocess.run(
-        [sys.executable, str(FAULTS), "--ranks", "2", "--only", "kill-backward", "captured-kill"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=environment(),
-        check=False,
-    )
+    chosen = ["--ranks", "2", "--only", "kill-backward", "captured-kill"]
+    job = finish([sys.executable, str(FAULTS), *chosen], environment())
     assert job.returncode == 0, job.stdout + job.stderr
     title, rank, hang, captured, sum_ = job.stdout.splitlines()
     assert title.split()[:3] == ["fault", "ranks", "who"]

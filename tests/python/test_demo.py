@@ -14,7 +14,7 @@ import penstock.trace as tool
 import pytest
 import torch
 from chrome_rules import check_file
-from launch import EXAMPLES, forked
+from launch import EXAMPLES, finish, forked
 from made_traces import SVG
 
 sys.path.insert(0, str(EXAMPLES))
@@ -31,14 +31,8 @@ def temporary_files_go_with_the_test(tmp_path, monkeypatch):
 
 
 def start(command: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command, str(EXAMPLES / "train_gpt.py"), *TINY, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    job = [sys.executable, *command, str(EXAMPLES / "train_gpt.py"), *TINY, *arguments]
+    return finish(job, {**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def start_ranks(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
