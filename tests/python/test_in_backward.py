@@ -248,13 +248,24 @@ def test_a_backward_that_fails_says_what_it_leaves(caplog, steps):
 def test_a_backward_that_fails_counts_no_step_of_what_it_has_not_updated():
     parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
     optimizer = penstock.AdamW(parameters)
-    updates = optimizer.prepare_updates({id(p): number for number, p in enumerate(parameters)})
+    optimizer.prepare_updates({id(p): number for number, p in enumerate(parameters)})
     with pytest.raises(penstock.PenstockError, match="call step"):
         optimizer.refuse_backward()
     optimizer.break_off({id(parameters[1])})
     optimizer.refuse_backward()
     assert [float(optimizer.state[p]["step"]) for p in parameters] == [0, 1, 0]
-    del updates
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="GPUs do it in a backward")
+def test_a_backward_that_is_refused_leaves_what_the_one_before_has_done():
+    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+    optimizer = penstock.AdamW(parameters)
+    optimizer.prepare_updates({id(p): number for number, p in enumerate(parameters)})
+    optimizer.note_gradients()
+    optimizer.break_off(set())  # of the one that is refused
+    with pytest.raises(penstock.PenstockError, match="call step"):
+        optimizer.refuse_backward()
+    assert [float(optimizer.state[p]["step"]) for p in parameters] == [1, 1, 1]
 
 
 # ---- refusals -----------------------------------------------------------------------------------

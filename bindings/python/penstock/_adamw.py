@@ -464,8 +464,9 @@ class AdamW(torch.optim.Optimizer):
         updated : set of int
             Parameters, by id, that it has updated, or is about to.
         """
-        self._take_back([p for p in self._prepared if id(p) not in updated])
-        self._is_ahead = False
+        if self._prepared:  # else it was refused because of the one before, which stays
+            self._take_back([p for p in self._prepared if id(p) not in updated])
+            self._is_ahead = False
 
     def _take_back(self, parameters: list[torch.Tensor]) -> None:
         """Count no step of parameters that a backward has prepared, and not updated."""
