@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,29 +38,33 @@ def finish(
     stderr: int = subprocess.PIPE,
     seconds: float = 240,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a job to its end, and no longer than that: none of its processes is left behind."""
+    """Run a job to its end, and no longer: then all its processes say where they are, and end."""
+    mark = f"PENSTOCK_TEST_JOB={uuid.uuid4()}"
+    name, _, value = mark.partition("=")
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        env=environment,
-        start_new_session=True,
+        env={**environment, name: value, "PYTHONFAULTHANDLER": "1"},
     ) as job:
         try:
             told = job.communicate(timeout=seconds)
         except BaseException:
-            os.killpg(
-                job.pid, signal.SIGTERM
-            )  # torchrun ends its ranks, which are not of the group
-            try:
-                told = job.communicate(timeout=40)
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(job.pid, signal.SIGKILL)
-            print(*told, sep="\n")
+            _signal_all(mark, signal.SIGABRT)
+            time.sleep(2)
+            _signal_all(mark, signal.SIGKILL)
+            print(*job.communicate(), sep="\n")
             raise
     return subprocess.CompletedProcess(command, job.returncode, *told)
+
+
+def _signal_all(mark: str, number: signal.Signals) -> None:
+    """Send a signal to all processes whose environment began with this, whoever started them."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark.encode() in path.read_bytes():
+                os.kill(int(path.parent.name), number)
 
 
 def environment() -> dict[str, str]:
