@@ -36,7 +36,7 @@ def finish(
     environment: dict[str, str],
     *,
     stderr: int = subprocess.PIPE,
-    seconds: float = 240,
+    seconds: float = 480,
 ) -> subprocess.CompletedProcess[str]:
     """Run a job to its end, and no longer: then all its processes say where they are, and end."""
     mark = f"PENSTOCK_TEST_JOB={uuid.uuid4()}"
