@@ -26,8 +26,7 @@ def world() -> tuple[int, int]:
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """All ranks' rows of a sharded tensor.
 
-    By one collective: full_tensor() takes milliseconds on the host; and over gloo it gathers by
-    threads of torch that free the name of their last collective twice where they end together.
+    By one collective of the group: full_tensor() takes milliseconds on the host.
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach()

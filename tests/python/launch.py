@@ -39,14 +39,13 @@ def finish(
     seconds: float = 480,
 ) -> subprocess.CompletedProcess[str]:
     """Run a job to its end, and no longer: then all its processes say where they are, and end."""
-    mark = f"PENSTOCK_TEST_JOB={uuid.uuid4()}"
-    name, _, value = mark.partition("=")
+    mark = str(uuid.uuid4())
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
-        env={**environment, name: value, "PYTHONFAULTHANDLER": "1"},
+        env={**environment, "PENSTOCK_TEST_JOB": mark, "PYTHONFAULTHANDLER": "1"},
     ) as job:
         try:
             told = job.communicate(timeout=seconds)
@@ -60,7 +59,7 @@ def finish(
 
 
 def _signal_all(mark: str, number: signal.Signals) -> None:
-    """Send a signal to all processes whose environment began with this, whoever started them."""
+    """Send a signal to all processes that began with this mark, whoever started them."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if mark.encode() in path.read_bytes():
