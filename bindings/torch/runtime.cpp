@@ -24,7 +24,6 @@ void set_watchdog(pst_runtime_options &options, bool on_gpu) {
         on_gpu ? options.deadline_ns : std::min(options.deadline_ns / 4, longest_watch_ns);
 }
 
-// The roll keeps it.
 pst_page *page_of(const pybind11::object &roll) {
     const pybind11::gil_scoped_acquire gil;
     const auto buffer = roll.attr("page").cast<pybind11::buffer>();
@@ -37,7 +36,8 @@ pst_page *page_of(const pybind11::object &roll) {
 
 Runtime::Runtime(const std::string &name, int rank, int world_size, double deadline_seconds,
                  c10::Device device, uintptr_t stream, pybind11::object roll)
-    : where_(device), pid_(getpid()), roll_(std::move(roll)), log_(std::make_unique<Log>()) {
+    : where_(device), pid_(getpid()), roll_(std::move(roll)), page_(page_of(roll_)),
+      log_(std::make_unique<Log>()) {
     pst_runtime_options options{};
     options.size = sizeof options;
     options.rank = rank;
@@ -53,7 +53,7 @@ Runtime::Runtime(const std::string &name, int rank, int world_size, double deadl
     };
     options.waiting_context = this;
     options.dump_name = name.c_str();
-    options.page = page_of(roll_);
+    options.page = page_;
     pst_status status = pst_runtime_create(&options, &runtime_);
     if (status != PST_OK)
         throw StatusError{status, std::string("no runtime: ") + pst_status_text(status)};

@@ -63,6 +63,10 @@ class Runtime {
     pst_lane *compute() const {
         return compute_;
     }
+    // This rank's; lives as long as this.
+    pst_page *page() const {
+        return page_;
+    }
     // Throws what a signal's handler has raised meanwhile, and else unless `status` is PST_OK, with
     // the runtime's text of what happened; where the runtime has failed, with what is known of
     // other ranks. Hands on what the library has logged.
@@ -98,6 +102,7 @@ class Runtime {
     const Process home_;
     const int64_t pid_;
     pybind11::object roll_;
+    pst_page *const page_; // which the roll keeps
     // Outlive `runtime_`, as the next one; these keep other ranks' pages.
     std::unique_ptr<std::vector<pybind11::buffer_info>> followed_ =
         std::make_unique<std::vector<pybind11::buffer_info>>();

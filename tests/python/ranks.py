@@ -12,10 +12,13 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+_ON_GPU = os.environ.get("PENSTOCK_TEST_DEVICE") == "cuda"
 # Ranks are forked from a server that has imported torch, which takes seconds, and that has started
-# neither threads nor CUDA, which no fork would survive.
+# neither threads nor CUDA, which no fork would survive: what the compiler imports starts CUDA.
 _start = multiprocessing.get_context("forkserver")
-_start.set_forkserver_preload(["torch._inductor.pattern_matcher", "torch.distributed.tensor"])
+_start.set_forkserver_preload(
+    ["torch.distributed.tensor", *([] if _ON_GPU else ["torch._inductor.pattern_matcher"])]
+)
 
 
 class RankError(AssertionError):
@@ -105,11 +108,10 @@ def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
     faulthandler.register(signal.SIGUSR1, stack)
     gc.freeze()  # what was imported is no garbage: no search for some has to look through it
     torch.set_num_threads(1)
-    on_gpu = os.environ.get("PENSTOCK_TEST_DEVICE") == "cuda"
-    if on_gpu:
+    if _ON_GPU:
         torch.cuda.set_device(rank)
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        "cpu:gloo,cuda:nccl" if _ON_GPU else "gloo",
         store=dist.FileStore(os.path.join(folder, "store"), size),
         rank=rank,
         world_size=size,

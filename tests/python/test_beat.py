@@ -55,7 +55,7 @@ def train(model, steps=1):
 
 
 def where(model):
-    return penstock._engine.engine_of(model).phases.where()[1]
+    return penstock._engine.engine_of(model).world.roll.page.describe()
 
 
 def test_a_place_has_its_step_its_phase_and_its_block():
@@ -184,13 +184,6 @@ def test_the_error_says_where_a_stopped_or_killed_rank_was(fresh_world, phase, n
 # ---- while torch waits for a GPU ----------------------------------------------------------------
 
 
-class Trainer:
-    """Stands for an engine: is at one place."""
-
-    def where(self):
-        return 1, "in 'layers.1'"
-
-
 def head_of(roll):
     """Return what a rank's page says, to be written."""
     return Head.from_buffer(memoryview(roll.page))
@@ -231,7 +224,7 @@ def test_a_rank_stands_still_while_neither_its_program_nor_its_lanes_move():
 
 
 def test_who_waits_in_torch_says_so_in_the_log_and_who_is_missing():
-    shared, trainer = dist.HashStore(), Trainer()
+    shared = dist.HashStore()
     first, second, third = (Roll(shared, rank, 3, 4.0) for rank in range(3))
     runtime = penstock._C.Runtime("job", 0, 3, 4.0, torch.device("cpu"), 0, first)
     lines, stop = listen()
@@ -239,7 +232,7 @@ def test_who_waits_in_torch_says_so_in_the_log_and_who_is_missing():
     second.waits(1.0, "gather", 7, [("gather", "layers.0", 7)])
     first.watch(runtime)
     for roll in (first, third):
-        roll.follow(trainer.where)
+        roll.follow()
     until(lambda: lines)
     for roll in (first, third):
         roll.stop()

@@ -123,7 +123,7 @@ class Engine:
         self._structure = Structure(model, is_sharded)
         self._ids = {id(p.sharded) for p in self._parameters}
         self.whole_ids = {id(p.full) for p in self._parameters}
-        world.roll.follow(self.phases.where)
+        world.roll.follow()
         runtime.follow(world.roll.pages)
         model.__dict__[_ATTRIBUTE] = self
         if keeping is not None:

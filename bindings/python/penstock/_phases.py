@@ -53,10 +53,6 @@ class Phases:
         """Whether somebody is told."""
         return self._runtime is not None
 
-    def where(self) -> tuple[int, str]:
-        """Return how many places the training has been at, and describe the present one."""
-        return self._page.count, self._page.describe()
-
     def reach(self, kind: str, unit: Unit | None = None, is_behind: bool = False) -> None:
         """Note that the training is in, or behind, something of this kind, or a unit's part."""
         self._unit = unit

@@ -107,7 +107,6 @@ class Roll:
         self._standstill = Standstill(self.page)
         self._runtime: Callable[[], _C.Runtime | None] = lambda: None
         self._beat: Beat | None = None
-        self._where: Callable[[], Callable[[], tuple[int, str]] | None] = lambda: None
         if not _rolls:
             atexit.unregister(_leave_all)
             atexit.register(_leave_all)  # last, so that it runs before engines are closed
@@ -202,19 +201,15 @@ class Roll:
 
     # ---- the beat -------------------------------------------------------------------------------
 
-    def follow(self, where: Callable[[], tuple[int, str]]) -> None:
-        """Post once a second where this rank is, for the others to read.
-
-        Parameters
-        ----------
-        where : callable
-            A method that returns how many places this rank has been at, and which one it is at. It
-            is held weakly.
-        """
+    def follow(self) -> None:
+        """Post once a second where this rank is, by its page, for the others to read."""
         if self._others:
-            self._where = weakref.WeakMethod(where)
-            look = weakref.WeakMethod(self._look)
-            self._beat = Beat(self._store, self.rank, self._where, look)
+            where, look = weakref.WeakMethod(self._where), weakref.WeakMethod(self._look)
+            self._beat = Beat(self._store, self.rank, where, look)
+
+    def _where(self) -> tuple[int, str]:
+        """Return how many places this rank has been at, and describe the present one."""
+        return self.page.count, self.page.describe()
 
     def watch(self, runtime: _C.Runtime) -> None:
         """Look after the others at each beat at which this rank stands still: where it has a GPU.
@@ -376,8 +371,7 @@ class Roll:
 
     def _report_failure(self, text: str, is_theirs: bool) -> bool:
         """Leave why this rank fails; `is_theirs`: because of another one."""
-        where = None if is_theirs else self._where()
-        place = "" if where is None else f", {where()[1]}"
+        place = "" if is_theirs or self._beat is None else f", {self.page.describe()}"
         with self._writing:
             self._line = {"failed": text[:600] + place, "is_theirs": is_theirs}
             self._store.set(f"rank/{self.rank}", json.dumps(self._line))

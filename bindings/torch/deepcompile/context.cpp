@@ -38,8 +38,8 @@ ContextPointer found_in(const Contexts &all, int64_t number) {
 } // namespace
 
 Context::Context(const Config &options, std::unique_ptr<Ranks> world)
-    : Job{options, std::move(world)}, number(next_number()), zero3(*this, offload), zero12(*this),
-      offload(*this) {}
+    : Job{options, std::move(world)}, number(next_number()), place(ranks->runtime->page()),
+      zero3(*this, offload), zero12(*this), offload(*this) {}
 
 Context::~Context() = default;
 
@@ -71,6 +71,7 @@ void Context::start_backward(bool update) {
     if (pass != -1 && pass == pass_ && update == pass_updates_) return;
     pass_ = pass;
     pass_updates_ = update;
+    place.begin_backward(update);
     zero3.start_backward(update);
     zero12.start_backward(update);
 }

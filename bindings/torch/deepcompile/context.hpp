@@ -3,6 +3,7 @@
 
 #include "job.hpp"
 #include "offload.hpp"
+#include "place.hpp"
 #include "zero12.hpp"
 #include "zero3.hpp"
 
@@ -30,6 +31,7 @@ class Context : public Job {
     void synchronize_if(bool wanted) const;
 
     const int64_t number; // of this context, from 1
+    Place place;
     Zero3 zero3;
     Zero12 zero12;
     Offload offload;

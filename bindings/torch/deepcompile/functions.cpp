@@ -49,11 +49,11 @@ void init(const py::object &group, const py::object &object, int64_t bucket_elem
     ranks->questions = world.attr("questions").cast<std::optional<ProcessGroup>>();
     ranks->segments = world.attr("segments").cast<SegmentMaker>();
     const auto name = "deepcompile-" + roll.attr("run").cast<std::string>();
-    py::gil_scoped_release unlocked;
     if (device.is_cuda())
         ranks->compute = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-    ranks->runtime = make_own<Runtime>(name, ranks->rank, ranks->size, deadline, device, stream,
-                                       std::move(roll));
+    ranks->runtime =
+        make_own<Runtime>(name, ranks->rank, ranks->size, deadline, device, stream, roll);
+    ranks->follow(std::move(roll), device.is_cuda());
     add_context(make_own<Context>(config, std::move(ranks)));
 }
 
@@ -104,6 +104,11 @@ void bind_life(py::module_ &module) {
 }
 
 void bind_tracing(py::module_ &module) {
+    // What a roll (penstock._roll) asks of it; the class of the same name in penstock._C is
+    // another.
+    py::class_<Runtime, std::shared_ptr<Runtime>>(module, "Runtime", py::module_local())
+        .def("recent", &Runtime::recent)
+        .def("stop", &Runtime::stop, Unlocked());
     module.def("rank", [] { return current_context()->ranks->rank; });
     module.def("world_size", [] { return current_context()->ranks->size; });
     module.def("trace_start", [] { current_context()->ranks->runtime->trace_start(); });
@@ -183,14 +188,20 @@ void bind_graphs(py::module_ &module) {
 
 void bind_passes(py::module_ &module) {
     module.def(
-        "start_forward", [] { current_context(); }, Unlocked());
+        "start_forward", [] { current_context()->place.begin_forward(); }, Unlocked());
     module.def(
-        "end_forward", [] { current_context(); }, Unlocked());
+        "end_forward", [] { current_context()->place.end_forward(); }, Unlocked());
     module.def(
         "reduce_bucket_bytes", [] { return current_context()->zero12.bucket_bytes(); },
         "Memory that ZeRO-1's and 2's reductions hold now.");
     module.def(
-        "step_ends", [] { current_context()->zero3.step_ends(); }, Unlocked(),
+        "step_ends",
+        [] {
+            const ContextPointer context = current_context();
+            context->zero3.step_ends();
+            context->place.end_optimizer();
+        },
+        Unlocked(),
         "The optimizer is through; without this call a boundary's end_backward stands for it.");
     module.def(
         "shards_written",

@@ -77,7 +77,10 @@ Tensor reduce_grad(const Tensor &grad, int64_t graph, int64_t id) {
         const Session context(context_of(graph));
         context->synchronize_if(context->config.sync_before_reduce);
         Stage &stage = context->stage_of(graph);
-        if (!context->profiling) stage.reduce_grad(grad, graph, id);
+        if (!context->profiling) {
+            context->place.go_backward();
+            stage.reduce_grad(grad, graph, id);
+        }
         context->synchronize_if(context->config.sync_after_reduce);
     });
     return empty_of(grad);
@@ -87,6 +90,7 @@ void end_backward(const c10::IValue &, int64_t graph, bool release_reduce_bucket
     guarded("end_backward", [&] {
         const Session context(context_of(graph));
         context->stage_of(graph).end_backward(graph, release_reduce_buckets);
+        if (!context->profiling) context->place.end_backward();
     });
 }
 

@@ -6,6 +6,26 @@
 
 namespace penstock::dc {
 
+Ranks::~Ranks() {
+    comms_.reset();
+    const pybind11::gil_scoped_acquire gil;
+    try {
+        if (roll_) roll_.attr("stop")();
+    } catch (pybind11::error_already_set &error) {
+        error.discard_as_unraisable("the end of a DeepCompile runtime");
+    }
+    roll_ = watched_ = pybind11::object();
+}
+
+void Ranks::follow(pybind11::object roll, bool on_gpu) {
+    runtime->follow(roll.attr("pages"));
+    roll.attr("follow")();
+    roll_ = std::move(roll);
+    if (!on_gpu) return;
+    watched_ = pybind11::cast(runtime);
+    roll_.attr("watch")(watched_);
+}
+
 const Comms &Ranks::comms(const std::string &wanted) {
     if (!comms_) {
         comms_ = std::make_unique<Comms>(*runtime, gather, reduce, wanted, true);

@@ -22,9 +22,10 @@ class Ranks {
     std::optional<c10::Stream> compute; // on a GPU: the one that was current at init
     SegmentMaker segments;              // of memory that peers can map
 
-    ~Ranks() {
-        comms_.reset();
-    }
+    ~Ranks();
+    // Has the others learn where this rank is, and this rank of them: also where torch waits for
+    // the GPU, if there is one. With the interpreter; roll: a penstock._roll.Roll.
+    void follow(pybind11::object roll, bool on_gpu);
     // The communicators, made by the first call, which blocks until all ranks are in it. Wanted:
     // "auto", or on a GPU "ce" or "nccl".
     const Comms &comms(const std::string &wanted);
@@ -44,6 +45,8 @@ class Ranks {
 
   private:
     std::unique_ptr<Comms> comms_;
+    pybind11::object roll_;    // that is to stop; nothing: it does not follow
+    pybind11::object watched_; // the runtime, which the roll holds weakly
     std::string wanted_;
 };
 
