@@ -27,7 +27,7 @@ WIDTHS = {"cpu": 64, "cuda": 4096}  # between GPUs gathers take longer than the 
 FIRST_TRACED, FAULT_STEP, STEPS = 4, 10, 16  # passes are replayed by then, and steps captured
 LATE = 0.05  # seconds
 LINK_BYTES = 10_000_000  # a second and connection, when the link is full
-COPY_BYTES, COPIES, STREAMS = 1 << 30, 20, 4  # on each stream, when the link of a GPU is full
+SUM_BYTES, SUMS = 1 << 30, 100  # when the link of a GPU is full
 UNLIMITED = 2**64 - 1
 SO_MAX_PACING_RATE = 47
 
@@ -176,32 +176,21 @@ def take_another_branch(rank: Rank) -> None:
 
 
 def fill_link(rank: Rank) -> Act:
-    """Have others use the link: copies beside on GPUs, a limit to what TCP sends on CPUs."""
+    """Have others use the link: NCCL beside on GPUs, a limit to what TCP sends on CPUs."""
     noted(lambda: None)()
     if rank.device.type == "cuda":
-        return copy_beside(rank)
+        return sum_beside(rank)
     pace(LINK_BYTES)
     return lambda: pace(UNLIMITED)
 
 
-def copy_beside(rank: Rank) -> Act:
-    """Copy to the next GPU while the step runs, as all ranks do; return what waits for the end."""
-    there = torch.device("cuda", (dist.get_rank() + 1) % dist.get_world_size())
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=rank.device)
-    target = torch.empty_like(source, device=there)
-    target.copy_(source)  # opens what this process has not used before
-    streams = [(torch.cuda.Stream(there), torch.cuda.Stream()) for _ in range(STREAMS)]
-    dist.all_reduce(torch.ones(1, device=rank.device), group=rank.aside)
+def sum_beside(rank: Rank) -> Act:
+    """Have NCCL sum while the step runs, on all ranks; return what waits for the end."""
+    tensor = torch.zeros(SUM_BYTES, dtype=torch.uint8, device=rank.device)
     torch.cuda.synchronize()
-    for on_that, on_this in streams * COPIES:
-        with torch.cuda.stream(on_that), torch.cuda.stream(on_this):
-            target.copy_(source)
-
-    def wait() -> None:
-        for tensor in (source, target):
-            torch.cuda.synchronize(tensor.device)
-
-    return wait
+    for _ in range(SUMS):
+        dist.all_reduce(tensor, group=rank.aside, async_op=True)
+    return torch.cuda.synchronize
 
 
 def pace(bytes_a_second: int) -> None:

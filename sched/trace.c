@@ -2,6 +2,7 @@
 #include "sched/trace.h"
 
 #include "base/options.h"
+#include "sched/calls.h"
 #include "tracing/profiler.h"
 
 #include <penstock/trace.h>
@@ -113,6 +114,16 @@ static void take_times(const pst_lane *lane, pst__detail *detail, uint64_t *begi
 
 void pst__hook_launching(const pst_lane *lane, const pst__node *node) {
     if (is_timed(lane)) node->detail->began = record_time(lane);
+}
+
+void pst_task_begins(void) {
+    const pst__call *call = *pst__calls_of_thread();
+    if (call == NULL || call->node == NULL || call->kind != PST__CALL_START) return;
+    const pst_lane *lane = call->node->lane;
+    pst__detail *detail = call->node->detail;
+    if (detail == NULL || detail->began == NULL) return;
+    if (lane->device->ops->event_record(lane->device, detail->began, lane->stream) != PST_OK)
+        drop_time(lane, &detail->began);
 }
 
 void pst__hook_failed(const pst_lane *lane, const pst__node *node) {

@@ -115,12 +115,18 @@ pst_status pst__carrier_end_capture(pst__carrier *carrier) {
                              "the lanes could not join the end of a capture");
 }
 
-pst_status pst__carrier_before_graph(pst__carrier *carrier) {
+/* What lanes have run comes before the graph. */
+static pst_status join_lanes(pst__carrier *carrier) {
     if (!carrier->is_beside_graph) return PST_OK;
     carrier->is_beside_graph = 0;
     pst_status status = pst__operation_wait_launches(carrier);
     if (status == PST_OK) status = each_stream(carrier, join_compute);
     return status == PST_OK ? pst__wait_all_readers(carrier) : status;
+}
+
+pst_status pst__carrier_before_graph(pst__carrier *carrier) {
+    const pst_status status = join_lanes(carrier);
+    return status == PST_OK ? pst__carrier_record(carrier, carrier->graph_begins) : status;
 }
 
 pst_status pst__carrier_after_graph(pst__carrier *carrier) {

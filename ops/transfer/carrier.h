@@ -123,8 +123,9 @@ typedef struct pst__carrier {
     pst_stream *outside; /* compute's own stream while another one is captured; NULL: none is */
     uint64_t captures;   /* begun so far, the same number on all ranks */
     int is_pushed_to;    /* ranks write to buckets of each other's */
-    int is_behind_graph; /* a graph has run that no lane was put in order with */
-    int is_beside_graph; /* lanes have run what no graph was put in order with */
+    pst_event *graph_begins; /* compute, before the latest graph */
+    int is_behind_graph;     /* a graph has run that no lane was put in order with */
+    int is_beside_graph;     /* lanes have run what no graph was put in order with */
     pst__stalls stalls;
     pst__waits waits;
 } pst__carrier;

@@ -279,6 +279,8 @@ static pst_status build(pst__carrier *carrier) {
         status = pst__carrier_create_arena(carrier, "sources", 0, &carrier->sources);
     if (status == PST_OK)
         status = carrier->device->ops->event_create(carrier->device, 0, &carrier->reached);
+    if (status == PST_OK)
+        status = carrier->device->ops->event_create(carrier->device, 0, &carrier->graph_begins);
     if (status == PST_OK) status = create_filling(carrier);
     if (status == PST_OK) status = create_queues(carrier);
     if (status == PST_OK) status = create_replica_queue(carrier);
@@ -451,6 +453,7 @@ void pst__carrier_free(pst__carrier *carrier) {
     destroy_lanes(carrier);
     free_filling(carrier);
     if (carrier->reached != NULL) device->ops->event_destroy(device, carrier->reached);
+    if (carrier->graph_begins != NULL) device->ops->event_destroy(device, carrier->graph_begins);
     if (carrier->options.compute == NULL && carrier->compute != NULL)
         device->ops->stream_destroy(device, carrier->compute);
     pst__heap_free_text(carrier->heap, carrier->name);

@@ -61,6 +61,7 @@ static pst_status start(void *argument, pst_stream *stream) {
     if (is_abandoned(operation)) return PST_ECANCELED;
     pst_work work = pst_collective_as_work(&operation->work);
     pst_status status = wait_for_all(operation, stream);
+    if (operation->after_count > 0) pst_task_begins();
     if (status == PST_OK && operation->make_source != NULL)
         status = operation->make_source(operation, stream);
     pst__timing_note(operation->timing, PST__BEGAN, stream);
@@ -379,7 +380,18 @@ pst_status pst__operation_submit_behind(pst__operation *operation, const pst__op
     return status;
 }
 
-/* A task behind a launched graph: until that has ended, ranks are watched and deadlines count. */
+/* From the latest graph's begin to its end; of the one behind it, where that is launched already.
+ */
+static pst_status span_graph(void *argument, pst_stream *stream) {
+    const pst__operation *operation = argument;
+    const pst__carrier *carrier = operation->carrier;
+    const pst_device_ops *ops = carrier->device->ops;
+    const pst_status status = ops->stream_wait(carrier->device, stream, carrier->graph_begins);
+    pst_task_begins();
+    return status == PST_OK ? ops->stream_wait(carrier->device, stream, operation->ready) : status;
+}
+
+/* A task beside a launched graph: until that has ended, ranks are watched and deadlines count. */
 pst_status pst__operation_follow_graph(pst__carrier *carrier) {
     pst__operation *operation;
     pst_device *device = carrier->device;
@@ -391,8 +403,7 @@ pst_status pst__operation_follow_graph(pst__carrier *carrier) {
     const pst_task_options options = {.size = sizeof options,
                                       .name = "graph of a step",
                                       .lane = operation->queue->lane,
-                                      .after_events = &operation->ready,
-                                      .after_event_count = 1,
+                                      .work = {span_graph, NULL, operation},
                                       .done = ended,
                                       .done_argument = operation};
     status = device->ops->event_record(device, operation->ready, carrier->compute);

@@ -12,6 +12,7 @@ from random import Random
 import penstock.trace as tool
 import pytest
 from made_traces import RankTrace, a_step, merged
+from penstock._trace_text import format_report
 
 
 def late_in_a_block(rank, late_rank=1, steps=1):
@@ -40,6 +41,25 @@ def reported(tmp_path, *traces, step=None):
 
 def parts_of(path):
     return {(p["kind"], p["rank"], p["lane"], p["name"]): p["us"] for p in path["parts"]}
+
+
+# ---- captured steps -----------------------------------------------------------------------------
+
+
+def test_graphs_are_told_from_what_lanes_do(tmp_path):
+    trace = RankTrace(0)
+    for step in range(3):
+        trace.host("step", step * 10, step * 10 + 2)
+        trace.task("gather", "graph of a step", step * 50, step * 50 + 40 + step)
+    trace.task("gather", "blocks.0", 200, 205, ticket=1, bytes=8)
+    result = reported(tmp_path, trace)
+    row = result["ranks"][0]
+    assert (row["graphs"], row["graph_us"]) == (3, pytest.approx(41))
+    assert (row["lanes"]["gather"]["count"], row["lanes"]["gather"]["bytes"]) == (1, 8)
+    assert row["lanes"]["gather"]["busy_us"] == pytest.approx(5)
+    assert [one["name"] for one in result["longest"]] == ["blocks.0"]
+    told = format_report(result)
+    assert "3 of them CUDA graphs, each 0.041 ms (median) on the GPU" in told
 
 
 # ---- the critical path --------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 /* What the scheduler tells the trace: lane and worker slices, arrows between lanes, marks. */
 #include "base/clock.h"
 #include "tests/base/counting_heap.h"
+#include "tests/device/sim.h"
 #include "tests/sched/harness.h"
 
 #include <penstock/trace.h>
@@ -212,6 +213,91 @@ static void a_mark_of_a_thread_too_many_is_lost_once(void **state) {
     pst_runtime_destroy(marking.runtime);
 }
 
+/* ---- on a device that tells times -------------------------------------------------------- */
+
+enum { WAITED_NS = 5000000, WORKED_NS = 1000000 };
+
+typedef struct late_work {
+    pst_device *device;
+    pst_event *awaited;
+    int says_so;
+} late_work;
+
+static uint64_t now(void *context) {
+    (void)context;
+    return pst__now();
+}
+
+static void nothing(void *argument) {
+    (void)argument;
+}
+
+/* Has its stream wait, and work behind that. */
+static pst_status start_late(void *argument, pst_stream *stream) {
+    const late_work *work = argument;
+    const pst_status status = work->device->ops->stream_wait(work->device, stream, work->awaited);
+    if (work->says_so) pst_task_begins();
+    return status == PST_OK ? pst__sim_call(work->device, stream, WORKED_NS, nothing, NULL)
+                            : status;
+}
+
+/* Microseconds of the only slice of this name that a lane has. */
+static double duration_of(const char *text, const char *name) {
+    for (const char *line = strstr(text, name); line != NULL; line = strstr(line + 1, name)) {
+        double begin, duration;
+        const char *times = strstr(line, "\"ts\":");
+        if (strncmp(strstr(line, "\"cat\":"), "\"cat\":\"task\"", 12) == 0 &&
+            sscanf(times, "\"ts\":%lf,\"dur\":%lf", &begin, &duration) == 2)
+            return duration;
+    }
+    fail_msg("no task %s in %s", name, text);
+    return 0.0;
+}
+
+static void run_late(pst_graph *graph, pst_lane *lane, const char *name, late_work *work) {
+    const pst_device_ops *ops = work->device->ops;
+    pst_stream *other;
+    assert_ok(ops->stream_create(work->device, 0, &other));
+    assert_ok(ops->event_create(work->device, 0, &work->awaited));
+    assert_ok(pst__sim_call(work->device, other, WAITED_NS, nothing, NULL));
+    assert_ok(ops->event_record(work->device, work->awaited, other));
+    const pst_task_options options = {
+        .size = sizeof options, .name = name, .lane = lane, .work = {start_late, NULL, work}};
+    pst_task task;
+    assert_ok(pst_graph_add(graph, &options, &task));
+    assert_ok(pst_launch_wait((pst_launch){graph, 0}));
+    pst_task_release(task);
+    ops->event_destroy(work->device, work->awaited);
+    ops->stream_destroy(work->device, other);
+}
+
+static void a_slice_begins_where_the_task_says_that_its_work_does(void **state) {
+    (void)state;
+    const pst__sim_options options = {.now = now};
+    pst__heap heap;
+    late_work work = {.says_so = 0};
+    assert_ok(pst__heap_init(&heap, NULL));
+    assert_ok(pst__sim_create(&heap, &options, &work.device));
+    pst_runtime *runtime = open_runtime(20000);
+    const pst_lane_options given = {
+        .size = sizeof given, .name = "gather", .device = work.device, .mode = PST_LANE_PUMPED};
+    pst_lane *lane;
+    assert_ok(pst_lane_create(runtime, &given, &lane));
+    pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "eager");
+    pst_task_begins(); /* in no task */
+    assert_ok(pst_trace_start(runtime));
+    run_late(graph, lane, "silent", &work);
+    work.says_so = 1;
+    run_late(graph, lane, "telling", &work);
+    char *text = trace_of(runtime);
+    assert_true(duration_of(text, "\"telling\"") == WORKED_NS / 1e3);
+    assert_true(duration_of(text, "\"silent\"") > (WORKED_NS + WAITED_NS / 2) / 1e3);
+    free(text);
+    run_late(graph, lane, "untraced", &work);
+    pst_runtime_destroy(runtime);
+    work.device->ops->destroy(work.device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lanes_workers_and_arrows_are_recorded),
@@ -220,6 +306,7 @@ int main(void) {
         cmocka_unit_test(nothing_is_recorded_unless_started),
         cmocka_unit_test(a_destroyed_lane_leaves_its_slices_and_its_names_to_no_other),
         cmocka_unit_test(a_mark_of_a_thread_too_many_is_lost_once),
+        cmocka_unit_test(a_slice_begins_where_the_task_says_that_its_work_does),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,7 @@ from penstock._trace_files import PathLike, Slice, Trace, Track, load_own
 from penstock._trace_hints import hints_of
 from penstock._trace_links import Rank, linked
 from penstock._trace_steps import (
+    GRAPH,
     WAITS_OF_REDUCTIONS,
     Spans,
     clipped,
@@ -42,9 +43,10 @@ def report(path: PathLike, step: int | None = None) -> dict[str, Any]:
         compute stream of a GPU, was in a slice whose name begins with "wait", and
         ``exposed_share`` of the span; ``steps``, the number of slices named "step", ``step_us`` and
         ``exposed_step_us``, the median of their lengths and of the exposed time in them (None
-        without steps); ``exposed_gather_us`` and ``exposed_reduce_us``, by what was waited for;
-        ``lanes``, for each lane ``busy_us``, ``busy_share`` of the span, ``count`` and ``bytes`` of
-        its tasks.
+        without steps); ``graphs`` and ``graph_us``, the number of steps that were CUDA graphs and
+        the median of what they took on the GPU; ``exposed_gather_us`` and
+        ``exposed_reduce_us``, by what was waited for; ``lanes``, for each lane ``busy_us``,
+        ``busy_share`` of the span, ``count`` and ``bytes`` of its tasks but such graphs.
 
         ``steps``: for each step its number ``step``; ``ranks``, for each rank ``us`` and
         ``exposed_us``; ``critical_path``, from the first rank's begin to the last one's end:
@@ -63,7 +65,7 @@ def report(path: PathLike, step: int | None = None) -> dict[str, Any]:
         ``last``, for each rank the ``count`` of those to which it came last and ``behind_us``, the
         median of how long after the rank before it.
 
-        ``longest``: the ten longest slices of lanes. ``overwritten``: records that the rings could
+        ``longest``: the ten longest of these tasks. ``overwritten``: records that the rings could
         not keep, or the file. ``hints``: which steps took unusually
         long and why, and which option may help, as sentences.
 
@@ -115,6 +117,7 @@ def _report_rank(tracks: list[Track]) -> dict[str, Any]:
     steps = steps_of(tracks)
     waiting = Spans(waits)
     exposed = [waiting.between(step.begin, step.end) for step in steps]
+    graphs = [s.duration for lane in lanes for s in lane.slices if s.name == GRAPH]
     return {
         "span_us": span,
         "exposed_us": length_of(waits),
@@ -124,6 +127,8 @@ def _report_rank(tracks: list[Track]) -> dict[str, Any]:
         "steps": len(steps),
         "step_us": statistics.median(step.duration for step in steps) if steps else None,
         "exposed_step_us": statistics.median(exposed) if exposed else None,
+        "graphs": len(graphs),
+        "graph_us": statistics.median(graphs) if graphs else None,
         "lanes": {lane.name: _report_lane(lane, span) for lane in lanes},
     }
 
@@ -133,12 +138,13 @@ def _is_reduction(wait: str) -> bool:
 
 
 def _report_lane(lane: Track, span: float) -> dict[str, Any]:
-    busy = length_of(union(lane.slices))
+    tasks = [one for one in lane.slices if one.name != GRAPH]
+    busy = length_of(union(tasks))
     return {
         "busy_us": busy,
         "busy_share": _share(busy, span),
-        "count": len(lane.slices),
-        "bytes": sum(s.args.get("bytes", 0) for s in lane.slices),
+        "count": len(tasks),
+        "bytes": sum(s.args.get("bytes", 0) for s in tasks),
     }
 
 
@@ -149,6 +155,7 @@ def _longest(ranks: dict[int, list[Track]], count: int) -> list[dict[str, Any]]:
         for track in tracks
         if track.is_lane
         for one in track.slices
+        if one.name != GRAPH
     ]
     keys = ("duration_us", "rank", "lane", "name")
     return [

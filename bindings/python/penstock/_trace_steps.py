@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from penstock._trace_files import Interval, Slice, Trace, TraceError, Track
 
 COMPUTE_STREAM = "compute stream"  # of a GPU: the track of its waits
+GRAPH = "graph of a step"  # a lane's slice: from the begin of a captured step on the GPU to its end
 MEMORY_FULL = "memory full "  # and a group's name: where its gather would begin, but for that
 WAIT_GRADIENTS = "wait gradients"
 WAITS_OF_REDUCTIONS = frozenset({WAIT_GRADIENTS, "wait presence"})  # all others are for gathers

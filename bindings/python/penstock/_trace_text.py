@@ -42,6 +42,11 @@ def _rank_lines(rank: int, row: dict[str, Any]) -> Iterator[str]:
             f"  {row['steps']} steps, each {_ms(row['step_us'])} (median), exposed "
             f"{_ms(row['exposed_step_us'])}"
         )
+    if row["graphs"]:
+        yield (
+            f"  {row['graphs']} of them CUDA graphs, each {_ms(row['graph_us'])} (median) on the "
+            "GPU: what is in them a trace does not show"
+        )
     for name, lane in row["lanes"].items():
         yield (
             f"  {printable(name):<24} busy {lane['busy_share']:>6.1%} {_ms(lane['busy_us']):>15}"
