@@ -253,9 +253,9 @@ PST_API pst_status pst_launch_wait(pst_launch launch);
  * thread, never blocks. */
 PST_API pst_status pst_launch_cancel(pst_launch launch);
 
-/* Says, in a task's start on an asynchronous lane, that its work begins here, behind what the stream
- * was given to wait for before: a trace shows the task from here on. Elsewhere, and where nothing is
- * traced, it does nothing. Never blocks. */
+/* Says, in a task's start on an asynchronous lane, that its work begins here, behind what the
+ * stream was given to wait for before: a trace shows the task from here on. Elsewhere, and where
+ * nothing is traced, it does nothing. Never blocks. */
 PST_API void pst_task_begins(void);
 
 /* An event recorded after the task on its lane's stream, for use as after_events elsewhere; valid
