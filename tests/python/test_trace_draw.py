@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import struct
+import sys
 from random import Random
 from xml.etree import ElementTree
 
 import penstock.trace as tool
 import pytest
 from made_traces import SVG, RankTrace, a_step, merged, slices_of
+from penstock import _picture_files
 
 
 def drawn(tmp_path, trace, step=None):
@@ -207,3 +210,38 @@ def test_a_step_that_is_not_there_is_an_error_with_their_number(tmp_path):
 
 def test_a_trace_without_slices_is_drawn(tmp_path):
     assert titles(drawn(tmp_path, RankTrace(0))) == []
+
+
+# ---- PNG ----------------------------------------------------------------------------------------
+
+
+def size_of(png):
+    assert png[:8] == b"\x89PNG\r\n\x1a\n" and png[12:16] == b"IHDR"
+    return struct.unpack(">II", png[16:24])
+
+
+def test_a_name_that_ends_in_png_gets_a_png_with_its_texts(tmp_path):
+    pictures = []
+    for rank in range(2):  # their names are all that differs
+        out = tmp_path / f"{rank}.PNG"
+        tool.draw(a_step(rank).save(tmp_path), out, width=900)
+        pictures.append(out.read_bytes())
+    root = drawn(tmp_path, a_step(0))
+    assert [size_of(png) for png in pictures] == [(900, int(root.get("height")))] * 2
+    assert pictures[0] != pictures[1]
+
+
+def test_without_what_makes_png_the_error_says_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    out = tmp_path / "step.png"
+    assert tool.main(["draw", str(a_step(0).save(tmp_path)), str(out)]) == 2
+    assert "pip install resvg-py" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_without_a_font_no_png_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(_picture_files, "_FAMILIES", ("No Such Family",))
+    out = tmp_path / "step.png"
+    assert tool.main(["draw", str(a_step(0).save(tmp_path)), str(out)]) == 2
+    assert "install fonts-dejavu-core" in capsys.readouterr().err
+    assert not out.exists()

@@ -12,6 +12,7 @@ from random import Random
 import penstock.trace as tool
 import pytest
 from made_traces import RankTrace, a_step, merged
+from penstock._trace_kinds import kind_of
 from penstock._trace_text import format_report
 
 
@@ -60,6 +61,7 @@ def test_graphs_are_told_from_what_lanes_do(tmp_path):
     assert [one["name"] for one in result["longest"]] == ["blocks.0"]
     told = format_report(result)
     assert "3 of them CUDA graphs, each 0.041 ms (median) on the GPU" in told
+    assert kind_of("graph of a step", "gather") == "compute" != kind_of("blocks.0", "gather")
 
 
 # ---- the critical path --------------------------------------------------------------------------

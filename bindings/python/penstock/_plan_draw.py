@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
+from penstock._picture_files import write_picture
 from penstock._pictures import Group, Row, picture, time_text
 from penstock._plans import Gather, PathLike, PlanError, SavedPlan
 from penstock._trace_files import Slice
@@ -13,15 +13,18 @@ _Used = tuple[float, str, Gather]  # when compute asks for a group, in seconds
 
 
 def draw(plan: SavedPlan, out: PathLike) -> None:
-    """Draw a plan's gathers on the link, and compute, as it waits for them, as an SVG picture.
+    """Draw a plan's gathers on the link, and compute, as it waits for them.
 
     A group that stays gathered has no gather, and its compute is that of the group before it.
-    Reductions are not drawn.
+    Reductions are not drawn. The picture is SVG, or PNG where the file's name ends in ``.png``, for
+    which resvg-py has to be installed.
 
     Raises
     ------
     PlanError
         The plan was made without times.
+    PictureError
+        There is nothing that makes a PNG.
     OSError
         The file cannot be written.
     """
@@ -40,8 +43,7 @@ def draw(plan: SavedPlan, out: PathLike) -> None:
         f"{time_text(exposed, step)} exposed communication"
     )
     head = f"{plan.model}, as its plan predicts: {time_text(step, step)}"
-    lines = picture(head, [Group(title, rows)], 0.0, step)
-    Path(out).write_text("\n".join(lines), encoding="utf-8")
+    write_picture(picture(head, [Group(title, rows)], 0.0, step), out)
 
 
 def _uses(plan: SavedPlan) -> Iterator[_Used]:

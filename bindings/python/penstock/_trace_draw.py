@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from penstock._picture_files import write_picture
 from penstock._pictures import NARROWEST, WIDTH, Group, Row, picture, time_text
 from penstock._trace_files import Interval, PathLike, Slice, Trace, TraceError, Track, load_own
 from penstock._trace_kinds import kind_of
@@ -15,7 +16,7 @@ _PHASES = ("forward", "backward", "optimizer")
 
 
 def draw(path: PathLike, out: PathLike, step: int | None = None, width: int = WIDTH) -> None:
-    """Draw a step of a trace as an SVG picture: a row a thread and lane, slices over time.
+    """Draw a step of a trace: a row a thread and lane, slices over time.
 
     Threads come first, with their innermost slices, where exposed communication stands out; its
     sum stands above each rank. Of more than 16 ranks three are drawn: the one whose step was the
@@ -26,7 +27,8 @@ def draw(path: PathLike, out: PathLike, step: int | None = None, width: int = WI
     path
         A trace of one rank or a merged one.
     out
-        The file to write.
+        The file to write: SVG, or PNG where its name ends in ``.png``, for which resvg-py has to be
+        installed.
     step
         Which slice named "step" of the lowest rank to show, from 0, negative from the end; None:
         the one in the middle, or all of a trace without steps.
@@ -37,12 +39,14 @@ def draw(path: PathLike, out: PathLike, step: int | None = None, width: int = WI
     ------
     TraceError
         The file is no trace, or has no such step, or the width is below 800.
+    PictureError
+        There is nothing that makes a PNG.
     OSError
         A file cannot be read or written.
     """
     if width < NARROWEST:
         raise TraceError(f"a picture of {width} pixels has no room for its legend: {NARROWEST} do")
-    Path(out).write_text(drawn(load_own(path), step, width=width), encoding="utf-8")
+    write_picture([drawn(load_own(path), step, width=width)], out)
 
 
 def drawn(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock._trace_steps import is_wait
+from penstock._trace_steps import GRAPH, is_wait
 
 # Colors of Okabe and Ito, which people tell apart whatever colors they see.
 COLORS = {
@@ -39,6 +39,8 @@ def kind_of(name: str, lane: str | None) -> str:
     """
     if lane is None and is_wait(name):
         return "exposed"
+    if name == GRAPH:
+        return "compute"  # all of a step, on whichever lane it stands
     for text in (name, lane) if lane is None else (lane, name):
         for word in (text or "").replace("_", " ").split():
             if word in _KINDS:

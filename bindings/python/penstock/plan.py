@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
+from penstock._picture_files import PictureError
 from penstock._plan_draw import draw
 from penstock._plans import (
     REASONS,
@@ -179,9 +180,11 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("diff", help="what the second plan does otherwise")
     one.add_argument("first")
     one.add_argument("second")
-    one = commands.add_parser("draw", help="the pass that it predicts, as an SVG picture")
+    one = commands.add_parser("draw", help="a picture of the pass that it predicts, SVG or PNG")
     one.add_argument("plan")
-    one.add_argument("out")
+    one.add_argument(
+        "out", help="the file: PNG if its name ends in .png (wants resvg-py), else SVG"
+    )
     one = commands.add_parser("predict", help="what a pass would take on other ranks and links")
     one.add_argument("plan")
     one.add_argument("--ranks", type=int, nargs="+", required=True)
@@ -215,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_predict(options))
         else:
             print(diff(load(options.first), load(options.second)) or "the same")
-    except (PlanError, OSError) as error:
+    except (PlanError, PictureError, OSError) as error:
         print(f"penstock.plan: {error}", file=sys.stderr)
         return 2
     return 0

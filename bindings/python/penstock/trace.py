@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock._picture_files import PictureError
 from penstock._trace_chakra import write_chakra
 from penstock._trace_draw import draw
 from penstock._trace_files import TraceError, load
@@ -94,9 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("chakra", help="Chakra's execution traces, one a rank")
     one.add_argument("trace")
     one.add_argument("folder", help="where to write them")
-    one = commands.add_parser("draw", help="an SVG picture of a step")
+    one = commands.add_parser("draw", help="a picture of a step, SVG or PNG")
     one.add_argument("trace")
-    one.add_argument("out")
+    one.add_argument(
+        "out", help="the file: PNG if its name ends in .png (wants resvg-py), else SVG"
+    )
     one.add_argument("--step", type=int, help="which step, from 0 (default: the middle one)")
     one.add_argument("--width", type=int, default=1400, help="in pixels (default: %(default)s)")
     return parser
@@ -118,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_told(read_hangs(options.folder), as_json=options.json), end="")
         else:
             _report(options)
-    except (TraceError, OSError) as error:
+    except (TraceError, PictureError, OSError) as error:
         print(f"penstock.trace: {error}", file=sys.stderr)
         return 2
     return 0

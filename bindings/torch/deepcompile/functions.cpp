@@ -85,6 +85,10 @@ py::dict stats() {
 }
 
 void bind_life(py::module_ &module) {
+    // As a roll (penstock._roll) takes it; penstock._C has a class of that name for its own ones.
+    py::class_<Runtime, std::shared_ptr<Runtime>>(module, "Runtime", py::module_local())
+        .def("recent", &Runtime::recent)
+        .def("stop", &Runtime::stop, Unlocked());
     module.def("init", &init, py::arg("pg"), py::arg("config"),
                py::arg("initial_reduce_bucket_size"));
     module.def("cleanup", &end_current_context, Unlocked());
@@ -104,11 +108,6 @@ void bind_life(py::module_ &module) {
 }
 
 void bind_tracing(py::module_ &module) {
-    // What a roll (penstock._roll) asks of it; the class of the same name in penstock._C is
-    // another.
-    py::class_<Runtime, std::shared_ptr<Runtime>>(module, "Runtime", py::module_local())
-        .def("recent", &Runtime::recent)
-        .def("stop", &Runtime::stop, Unlocked());
     module.def("rank", [] { return current_context()->ranks->rank; });
     module.def("world_size", [] { return current_context()->ranks->size; });
     module.def("trace_start", [] { current_context()->ranks->runtime->trace_start(); });
