@@ -47,20 +47,33 @@ def parts_of(path):
 # ---- captured steps -----------------------------------------------------------------------------
 
 
-def test_graphs_are_told_from_what_lanes_do(tmp_path):
-    trace = RankTrace(0)
+def captured(rank):
+    """Three steps that the host launches as graphs, and one that it does not."""
+    trace = RankTrace(rank)
     for step in range(3):
         trace.host("step", step * 10, step * 10 + 2)
         trace.task("gather", "graph of a step", step * 50, step * 50 + 40 + step)
+    trace.host("step", 200, 220)
+    trace.host("forward", 201, 210)
     trace.task("gather", "blocks.0", 200, 205, ticket=1, bytes=8)
-    result = reported(tmp_path, trace)
+    return trace
+
+
+def test_captured_steps_are_as_long_as_their_graphs(tmp_path):
+    result = reported(tmp_path, captured(0), captured(1))
+    assert [round(step["ranks"][0]["us"]) for step in result["steps"]] == [40, 41, 42, 20]
     row = result["ranks"][0]
-    assert (row["graphs"], row["graph_us"]) == (3, pytest.approx(41))
-    assert (row["lanes"]["gather"]["count"], row["lanes"]["gather"]["bytes"]) == (1, 8)
-    assert row["lanes"]["gather"]["busy_us"] == pytest.approx(5)
+    assert (row["steps"], row["graphs"], row["step_us"]) == (4, 3, pytest.approx(40.5))
+    path = result["steps"][1]["critical_path"]
+    assert parts_of(path) == pytest.approx({("compute", 1, "", "compute"): 41})
+    assert "3 of them CUDA graphs" in format_report(result)
+
+
+def test_a_graph_is_no_task_of_its_lane(tmp_path):
+    result = reported(tmp_path, captured(0))
+    lane = result["ranks"][0]["lanes"]["gather"]
+    assert (lane["count"], lane["bytes"], lane["busy_us"]) == (1, 8, pytest.approx(5))
     assert [one["name"] for one in result["longest"]] == ["blocks.0"]
-    told = format_report(result)
-    assert "3 of them CUDA graphs, each 0.041 ms (median) on the GPU" in told
     assert kind_of("graph of a step", "gather") == "compute" != kind_of("blocks.0", "gather")
 
 

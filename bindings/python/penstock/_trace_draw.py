@@ -30,7 +30,7 @@ def draw(path: PathLike, out: PathLike, step: int | None = None, width: int = WI
         The file to write: SVG, or PNG where its name ends in ``.png``, for which resvg-py has to be
         installed.
     step
-        Which slice named "step" of the lowest rank to show, from 0, negative from the end; None:
+        Which step of the lowest rank to show, from 0, negative from the end; None:
         the one in the middle, or all of a trace without steps.
     width
         Of the picture, in pixels.

@@ -13,6 +13,7 @@ from penstock._trace_files import Slice, Track
 from penstock._trace_kinds import kind_of
 from penstock._trace_steps import (
     COMPUTE_STREAM,
+    GRAPH,
     MEMORY_FULL,
     WAIT_GRADIENTS,
     WAITS_OF_REDUCTIONS,
@@ -291,9 +292,15 @@ def _refusals(tracks: list[Track], tasks: list[Task]) -> dict[str, _Refusals]:
 def _computing(tracks: list[Track]) -> list[Slice]:
     threads = [t for t in tracks if not (t.is_lane or t.name.startswith("worker "))]
     training = [t for t in threads if any(one.name == "step" for one in t.slices)]
-    if not training or any(track.name == COMPUTE_STREAM for track in tracks):
+    if not training or any(map(_is_of_gpu, tracks)):
         return []
     return [one for one in innermost(training[0].slices) if not is_wait(one.name)]
+
+
+def _is_of_gpu(track: Track) -> bool:
+    """Whether it is there on GPUs alone, where compute does not go on when its thread does."""
+    has_graphs = track.is_lane and any(one.name == GRAPH for one in track.slices)
+    return has_graphs or track.name == COMPUTE_STREAM
 
 
 def compute_of(rank: Rank, steps: list[Slice]) -> list[Slice]:

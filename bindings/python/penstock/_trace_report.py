@@ -41,12 +41,12 @@ def report(path: PathLike, step: int | None = None) -> dict[str, Any]:
     dict
         ``ranks``: for each rank ``span_us``; ``exposed_us``, the time in which a thread, or the
         compute stream of a GPU, was in a slice whose name begins with "wait", and
-        ``exposed_share`` of the span; ``steps``, the number of slices named "step", ``step_us`` and
+        ``exposed_share`` of the span; ``steps``, their number, ``step_us`` and
         ``exposed_step_us``, the median of their lengths and of the exposed time in them (None
-        without steps); ``graphs`` and ``graph_us``, the number of steps that were CUDA graphs and
-        the median of what they took on the GPU; ``exposed_gather_us`` and
-        ``exposed_reduce_us``, by what was waited for; ``lanes``, for each lane ``busy_us``,
-        ``busy_share`` of the span, ``count`` and ``bytes`` of its tasks but such graphs.
+        without steps); ``graphs``, the number of steps that were CUDA graphs, whose times are the
+        GPU's; ``exposed_gather_us`` and ``exposed_reduce_us``, by what was waited for; ``lanes``,
+        for each lane ``busy_us``, ``busy_share`` of the span, ``count`` and ``bytes`` of its tasks
+        but such graphs.
 
         ``steps``: for each step its number ``step``; ``ranks``, for each rank ``us`` and
         ``exposed_us``; ``critical_path``, from the first rank's begin to the last one's end:
@@ -117,7 +117,6 @@ def _report_rank(tracks: list[Track]) -> dict[str, Any]:
     steps = steps_of(tracks)
     waiting = Spans(waits)
     exposed = [waiting.between(step.begin, step.end) for step in steps]
-    graphs = [s.duration for lane in lanes for s in lane.slices if s.name == GRAPH]
     return {
         "span_us": span,
         "exposed_us": length_of(waits),
@@ -127,8 +126,7 @@ def _report_rank(tracks: list[Track]) -> dict[str, Any]:
         "steps": len(steps),
         "step_us": statistics.median(step.duration for step in steps) if steps else None,
         "exposed_step_us": statistics.median(exposed) if exposed else None,
-        "graphs": len(graphs),
-        "graph_us": statistics.median(graphs) if graphs else None,
+        "graphs": sum(step.name == GRAPH for step in steps),
         "lanes": {lane.name: _report_lane(lane, span) for lane in lanes},
     }
 

@@ -1,4 +1,4 @@
-"""Steps in a trace: the slices named "step" of a rank's threads, and what lies in one of them."""
+"""Steps in a trace: what is named so of a rank's threads, or graphs, and what lies in one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,22 @@ WAITS_OF_REDUCTIONS = frozenset({WAIT_GRADIENTS, "wait presence"})  # all others
 
 
 def steps_of(tracks: Iterable[Track]) -> list[Slice]:
-    """Return the steps of a rank, the earliest first."""
-    found = [s for track in tracks if not track.is_lane for s in track.slices if s.name == "step"]
-    return sorted(found, key=lambda step: step.begin)
+    """Return the steps of a rank, the earliest first; captured ones as they were on the GPU."""
+    lanes: list[Slice] = []
+    threads: list[Slice] = []
+    for track in tracks:
+        (lanes if track.is_lane else threads).extend(track.slices)
+    graphs = [one for one in lanes if one.name == GRAPH]
+    steps = [one for one in threads if one.name == "step"]
+    if graphs:  # a step without a forward of its own has launched one
+        forwards = sorted(one.begin for one in threads if one.name == "forward")
+        steps = [step for step in steps if _has_any(forwards, step)]
+    return sorted([*steps, *graphs], key=lambda step: step.begin)
+
+
+def _has_any(times: list[float], step: Slice) -> bool:
+    first = bisect.bisect_left(times, step.begin)
+    return first < len(times) and times[first] < step.end
 
 
 def find_step(trace: Trace, step: int | None) -> tuple[int, dict[int, Slice]]:

@@ -43,10 +43,7 @@ def _rank_lines(rank: int, row: dict[str, Any]) -> Iterator[str]:
             f"{_ms(row['exposed_step_us'])}"
         )
     if row["graphs"]:
-        yield (
-            f"  {row['graphs']} of them CUDA graphs, each {_ms(row['graph_us'])} (median) on the "
-            "GPU: what is in them a trace does not show"
-        )
+        yield f"  {row['graphs']} of them CUDA graphs: what is in them a trace does not show"
     for name, lane in row["lanes"].items():
         yield (
             f"  {printable(name):<24} busy {lane['busy_share']:>6.1%} {_ms(lane['busy_us']):>15}"
