@@ -41,10 +41,10 @@ def report(path: PathLike, step: int | None = None) -> dict[str, Any]:
     dict
         ``ranks``: for each rank ``span_us``; ``exposed_us``, the time in which a thread, or the
         compute stream of a GPU, was in a slice whose name begins with "wait", and
-        ``exposed_share`` of the span; ``steps``, their number, ``step_us`` and
+        ``exposed_share`` of the span; ``steps``, how many it has, ``step_us`` and
         ``exposed_step_us``, the median of their lengths and of the exposed time in them (None
-        without steps); ``graphs``, the number of steps that were CUDA graphs, whose times are the
-        GPU's; ``exposed_gather_us`` and ``exposed_reduce_us``, by what was waited for; ``lanes``,
+        without steps); ``graphs``, how many of them were CUDA graphs, whose times are the GPU's;
+        ``exposed_gather_us`` and ``exposed_reduce_us``, by what was waited for; ``lanes``,
         for each lane ``busy_us``, ``busy_share`` of the span, ``count`` and ``bytes`` of its tasks
         but such graphs.
 
