@@ -654,7 +654,8 @@ def within_bytes():
         figures = penstock.stats(model)
         penstock.close(model)
         del model
-        assert figures.kept_blocks in (blocks, max(0, blocks - 1)), figures
+        # One more fits where the last block's is gone before the peak.
+        assert abs(figures.kept_blocks - blocks) <= 1, figures
         assert figures.kept_activations_bytes == figures.kept_blocks * 128 * MIB
         assert peak <= memory
 

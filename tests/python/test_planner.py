@@ -175,10 +175,13 @@ def test_the_log_says_what_a_draft_takes_and_saves():
 
 
 def test_stage_2_holds_all_parameters():
-    model = penstock.shard(make(Net))  # over another communicator than "ce"
+    model = penstock.shard(make(Net))
     engine = engine_of(model)
     whole = hold_whole(Draft(2, 5, 1, 0.1, 0.0), engine.native, engine.groups())
-    assert whole.peak_bytes >= sum(p.numel() for p in make(Net).parameters()) * 4
+    if engine.native.communicator() == "ce":  # of one rank: each shard lies in the whole
+        assert whole.peak_bytes == 0
+    else:
+        assert whole.peak_bytes >= sum(p.numel() for p in make(Net).parameters()) * 4
     assert dataclasses.replace(whole, peak_bytes=1) == Draft(2, 5, 1, 0.1, 0.0)
     penstock.close(model)
 
