@@ -182,6 +182,11 @@ static inline int pst__carrier_is_alone(const pst__carrier *carrier) {
     return pst__carrier_ranks(carrier) == 1;
 }
 
+/* Whether gathers are copies that the device's own processors make, beside compute. */
+static inline int pst__carrier_copies_locally(const pst__carrier *carrier) {
+    return carrier->world == 1 && carrier->asynchronous;
+}
+
 /* ---- capture.c: collectives as parts of a CUDA graph ----------------------------------------- */
 /* Blocks until nothing is in flight, on the host and on the device. */
 pst_status pst__carrier_drain(pst__carrier *carrier);

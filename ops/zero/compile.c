@@ -87,9 +87,9 @@ pst_status pst__plan_by(pst_zero *engine, const pst_zero_compile_options *option
                              .budget = options->prefetch_bytes,
                              .keep_bytes = (size_t)~known->words[0],
                              .costs = &costs};
-    pst_status status =
-        pst__costs_create(heap, measured_of(known), engine->group_count, input.bytes,
-                          input.reduce_bytes, input.is_looked_up, &costs);
+    pst_status status = pst__costs_create(heap, measured_of(known), engine->group_count,
+                                          input.bytes, input.reduce_bytes, input.is_looked_up,
+                                          pst__carrier_copies_locally(&engine->carrier), &costs);
     if (status == PST_OK) status = pst__plan_create(&input, plan);
     pst__costs_free(heap, &costs);
     if (status == PST_EINVAL)

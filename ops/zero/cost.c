@@ -21,19 +21,20 @@ pst_status pst__curve_add(const pst__heap *heap, pst__curve *curve, uint64_t byt
     return PST_OK;
 }
 
-static void take_medians(pst__curve *curve) {
+static void take_one_a_size(pst__curve *curve, int takes_shortest) {
     size_t kept = 0;
     for (size_t first = 0, next = 0; first < curve->count; first = next) {
         while (next < curve->count && curve->points[next].bytes == curve->points[first].bytes)
             next++;
-        curve->points[kept++] = curve->points[first + (next - first - 1) / 2];
+        curve->points[kept++] =
+            curve->points[first + (takes_shortest ? 0 : (next - first - 1) / 2)];
     }
     curve->count = kept;
 }
 
-void pst__curve_fit(pst__curve *curve) {
+void pst__curve_fit(pst__curve *curve, int takes_shortest) {
     uint64_t longest = 0;
-    take_medians(curve);
+    take_one_a_size(curve, takes_shortest);
     for (size_t i = 0; i < curve->count; i++) {
         pst__curve_point *point = &curve->points[i];
         if (point->ns < longest) point->ns = longest;
@@ -61,11 +62,16 @@ void pst__curve_free(const pst__heap *heap, pst__curve *curve) {
 
 /* ---- from a recording ------------------------------------------------------------------------ */
 
-static void measure_collective(const pst_zero_op *operation, uint64_t ns, pst__measured *measured) {
-    if (operation->kind == PST_ZERO_REDUCE)
+static void measure_collective(const pst_zero_op *operation, const pst_zero_op_time *time,
+                               pst__measured *measured) {
+    const uint64_t ns = time->collective_ns;
+    if (operation->kind == PST_ZERO_REDUCE) {
         measured->reduce += ns;
-    else if (ns != 0 && (measured->gather == 0 || ns < measured->gather))
-        measured->gather = ns;
+    } else if (ns != 0) {
+        if (measured->gather == 0 || ns < measured->gather) measured->gather = ns;
+        if (time->waited_ns < ns / 2)
+            ++*(operation->backward ? &measured->hidden_backward : &measured->hidden_forward);
+    }
 }
 
 /* From where compute has what an operation waits for to where it gets to the next one. Several
@@ -78,7 +84,7 @@ void pst__measure(const pst_zero_op *operations, const pst_zero_op_time *times, 
         const pst_zero_op_time *time = &times[i];
         if (operations[i].group >= group_count) continue;
         pst__measured *group = &measured[operations[i].group];
-        measure_collective(&operations[i], time->collective_ns, group);
+        measure_collective(&operations[i], time, group);
         const uint64_t ready = time->reached_ns + time->waited_ns;
         if (ready > behind) behind = ready;
         if (i + 1 == count || times[i + 1].reached_ns <= behind || time->reached_ns == 0) continue;
@@ -90,17 +96,17 @@ void pst__measure(const pst_zero_op *operations, const pst_zero_op_time *times, 
 pst_status pst__costs_create(const pst__heap *heap, const pst__measured *measured,
                              size_t group_count, const size_t *gather_bytes,
                              const size_t *reduce_bytes, const unsigned char *is_looked_up,
-                             pst__costs *costs) {
+                             int is_local, pst__costs *costs) {
     pst_status status = PST_OK;
-    *costs = (pst__costs){.measured = measured};
+    *costs = (pst__costs){.measured = measured, .is_local = is_local};
     for (size_t i = 0; status == PST_OK && i < group_count; i++) {
         if (is_looked_up == NULL || !is_looked_up[i])
             status = pst__curve_add(heap, &costs->gather, gather_bytes[i], measured[i].gather);
         if (status == PST_OK)
             status = pst__curve_add(heap, &costs->reduce, reduce_bytes[i], measured[i].reduce);
     }
-    pst__curve_fit(&costs->gather);
-    pst__curve_fit(&costs->reduce);
+    pst__curve_fit(&costs->gather, is_local);
+    pst__curve_fit(&costs->reduce, 0);
     return status;
 }
 

@@ -20,8 +20,9 @@ typedef struct pst__curve {
 
 /* One that took so long; of 0 ns nothing is known. Then fit; then ask. PST_ENOMEM. */
 pst_status pst__curve_add(const pst__heap *heap, pst__curve *curve, uint64_t bytes, uint64_t ns);
-/* Equal sizes become their median, and nothing larger is faster than what is smaller. */
-void pst__curve_fit(pst__curve *curve);
+/* Equal sizes become their median, or the shortest of them, and nothing larger is faster than what
+ * is smaller. */
+void pst__curve_fit(pst__curve *curve, int takes_shortest);
 /* 0 where nothing was measured. */
 uint64_t pst__curve_at(const pst__curve *curve, uint64_t bytes);
 void pst__curve_free(const pst__heap *heap, pst__curve *curve);
@@ -31,6 +32,7 @@ typedef struct pst__measured {
     uint64_t gather;            /* its shortest one: others may have waited for a late rank */
     uint64_t reduce;            /* all of its gradients */
     uint64_t forward, backward; /* compute that came behind its operations */
+    uint64_t hidden_forward, hidden_backward; /* gathers that ran beside compute: how many */
 } pst__measured;
 
 /* From a recording; operations of unknown groups are left out. `times` NULL: nothing is known. */
@@ -40,14 +42,17 @@ void pst__measure(const pst_zero_op *operations, const pst_zero_op_time *times, 
 typedef struct pst__costs {
     pst__curve gather, reduce;
     const pst__measured *measured; /* by group; the caller's */
+    int is_local;                  /* gathers are copies within a device */
 } pst__costs;
 
-/* What a group that is looked up has gathered is no measure of others: see pst__plan_input.
- * PST_ENOMEM. */
+/* What a group that is looked up has gathered is no measure of others: see pst__plan_input. A copy
+ * within a device has the multiprocessors and the memory that compute wants: compute loses what it
+ * takes alone (0.4 ms of an 8B model's block on an H200, whatever runs beside), and as it is slow
+ * beside compute the shortest one of a size counts. PST_ENOMEM. */
 pst_status pst__costs_create(const pst__heap *heap, const pst__measured *measured,
                              size_t group_count, const size_t *gather_bytes,
                              const size_t *reduce_bytes, const unsigned char *is_looked_up,
-                             pst__costs *costs);
+                             int is_local, pst__costs *costs);
 void pst__costs_free(const pst__heap *heap, pst__costs *costs);
 
 /* a times b, and that by c, which is not 0. */

@@ -1,5 +1,6 @@
 /* What a pass by a plan takes: compute as it was measured, and one link that has one collective at
- * a time, in the plan's order. */
+ * a time, in the plan's order. Where gathers are copies within the device, compute stands still
+ * while one runs, as that is what it loses by it, and reductions are beside them. */
 #include "ops/zero/plan.h"
 
 typedef struct course {
@@ -7,16 +8,36 @@ typedef struct course {
     const pst__backward *backward;
     pst__plan *plan;
     uint64_t now;     /* compute */
-    uint64_t link;    /* is free from then on */
+    uint64_t gathers; /* the link is free for them from then on */
+    uint64_t reduces; /* and for reductions: the same, but for a device's own copies */
     uint64_t exposed; /* compute has waited */
     uint64_t *lands;  /* by group: its latest gather */
     uint32_t *uses;   /* by group, in the forward: of all, and behind them those that have been */
 } course;
 
-static uint64_t send(course *course, uint64_t ns) {
-    const uint64_t start = course->link > course->now ? course->link : course->now;
-    course->link = start + ns;
+static uint64_t send(course *course, uint64_t *free_from, uint64_t ns) {
+    const uint64_t start = *free_from > course->now ? *free_from : course->now;
+    *free_from = start + ns;
+    if (!course->input->costs->is_local) course->gathers = course->reduces = *free_from;
     return start;
+}
+
+static void run(course *course, uint64_t ns) {
+    if (course->input->costs->is_local && course->gathers > course->now)
+        course->now = course->gathers;
+    course->now += ns;
+}
+
+/* Without what compute has lost to gathers beside it, which `run` has it lose anew. */
+static uint64_t alone(const course *course, uint32_t group, uint64_t ns, uint64_t hidden_gathers) {
+    if (!course->input->costs->is_local) return ns;
+    const uint64_t lost = hidden_gathers * course->plan->group_forecasts[group].gather_ns;
+    return ns > lost ? ns - lost : 0;
+}
+
+static uint64_t backward_of(const course *course, uint32_t group) {
+    const pst__measured *measured = &course->input->costs->measured[group];
+    return alone(course, group, measured->backward, measured->hidden_backward);
 }
 
 static void wait_until(course *course, uint64_t lands) {
@@ -27,11 +48,11 @@ static void wait_until(course *course, uint64_t lands) {
 
 static void gather(course *course, uint32_t group, pst_zero_gather_forecast *forecast) {
     const uint64_t ns = course->plan->group_forecasts[group].gather_ns;
-    const uint64_t start = send(course, ns);
-    course->lands[group] = course->link;
+    const uint64_t start = send(course, &course->gathers, ns);
+    course->lands[group] = course->gathers;
     if (forecast->lands_ns != 0) return; /* of several the first one */
     forecast->start_ns = start;
-    forecast->lands_ns = course->link;
+    forecast->lands_ns = course->gathers;
 }
 
 static void use(course *course, uint32_t group, pst_zero_gather_forecast *forecast) {
@@ -41,7 +62,7 @@ static void use(course *course, uint32_t group, pst_zero_gather_forecast *foreca
 
 static void reduce(course *course, uint32_t group) {
     const uint64_t ns = course->plan->group_forecasts[group].reduce_ns;
-    if (ns > 0) (void)send(course, ns);
+    if (ns > 0) (void)send(course, &course->reduces, ns);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -57,10 +78,11 @@ static void count_uses(course *course) {
 
 /* A group's compute is spread evenly over its uses. */
 static void compute(course *course, uint32_t group) {
-    const uint64_t all = course->input->costs->measured[group].forward,
+    const pst__measured *measured = &course->input->costs->measured[group];
+    const uint64_t all = alone(course, group, measured->forward, measured->hidden_forward),
                    done = behind_uses(course)[group]++;
     const uint64_t uses = course->uses[group];
-    course->now += pst__scale(all, done + 1, uses) - pst__scale(all, done, uses);
+    run(course, pst__scale(all, done + 1, uses) - pst__scale(all, done, uses));
 }
 
 /* Stages 1 and 2 gather all that an update has made stale when the forward begins. */
@@ -112,7 +134,7 @@ static void go_without_values(course *course) {
         const int has_turn =
             course->backward->count > 0 && course->backward->position[i] != PST__NO_POSITION;
         if (course->uses[i] == 0 || has_turn) continue;
-        course->now += input->costs->measured[i].backward;
+        run(course, backward_of(course, i));
         reduce(course, i);
     }
 }
@@ -128,11 +150,12 @@ static void go_backward(course *course) {
         gather_until(course, issued, limit);
         if (limit > issued) issued = limit;
         use(course, group, &course->plan->group_forecasts[group].backward);
-        course->now += input->costs->measured[group].backward;
+        run(course, backward_of(course, group));
         reduce_finished(course, i);
     }
     go_without_values(course);
-    wait_until(course, course->link);
+    wait_until(course, course->gathers);
+    wait_until(course, course->reduces);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */

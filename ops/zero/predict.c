@@ -24,7 +24,7 @@ static pst_status predict(pst_runtime *runtime, const pst_zero_predict_options *
                  measured);
     pst_status status =
         pst__costs_create(heap, measured, options->group_count, options->gather_bytes,
-                          options->reduce_bytes, options->by_rows, &costs);
+                          options->reduce_bytes, options->by_rows, 0, &costs);
     const pst__plan_input input = {.runtime = runtime,
                                    .heap = heap,
                                    .operations = options->operations,

@@ -101,7 +101,7 @@ static void nothing_is_gathered_ahead_of_a_use_that_names_its_rows(void **unused
     input.need = need;
     input.costs = &costs;
     assert_int_equal(
-        pst__costs_create(input.heap, measured, 4, equal_bytes, equal_bytes, is_table, &costs),
+        pst__costs_create(input.heap, measured, 4, equal_bytes, equal_bytes, is_table, 0, &costs),
         PST_OK);
     assert_int_equal(pst__plan_create(&input, &plan), PST_OK);
     assert_issues(plan, 0, (uint32_t[]){0}, 1);

@@ -38,7 +38,7 @@ static void a_curve_is_linear_between_sizes(void **unused) {
     assert_int_equal(pst__curve_add(heap, &curve, 3000, 400), PST_OK);
     assert_int_equal(pst__curve_add(heap, &curve, 1000, 200), PST_OK);
     assert_int_equal(pst__curve_add(heap, &curve, 2000, 0), PST_OK); /* not known */
-    pst__curve_fit(&curve);
+    pst__curve_fit(&curve, 0);
     assert_int_equal(pst__curve_at(&curve, 10), 200);
     assert_int_equal(pst__curve_at(&curve, 1000), 200);
     assert_int_equal(pst__curve_at(&curve, 2000), 300);
@@ -55,7 +55,7 @@ static void a_curve_takes_medians_and_never_falls(void **unused) {
     assert_int_equal(pst__curve_add(heap, &curve, 2000, 90), PST_OK);
     assert_int_equal(pst__curve_add(heap, &curve, 1000, 100), PST_OK);
     assert_int_equal(pst__curve_add(heap, &curve, 1000, 200), PST_OK);
-    pst__curve_fit(&curve);
+    pst__curve_fit(&curve, 0);
     assert_int_equal(pst__curve_at(&curve, 1000), 200);
     assert_int_equal(pst__curve_at(&curve, 2000), 200);
     pst__curve_free(heap, &curve);
@@ -83,6 +83,12 @@ static void compute_is_measured_from_what_it_waits_for_to_the_next_operation(voi
     assert_int_equal(measured[0].forward, 10); /* behind its release */
     assert_int_equal(measured[1].forward, 30 + 20);
     assert_int_equal(measured[1].backward, 50 + 10 + 10);
+    assert_int_equal(measured[0].hidden_forward + measured[1].hidden_forward, 0); /* it waited */
+    assert_int_equal(measured[1].hidden_backward, 0);
+    const pst_zero_op_time hidden[] = {{1, 50, 40},   {11, 60, 30}, {101, 0, 0}, {121, 0, 0},
+                                       {131, 10, 35}, {201, 0, 0},  {211, 0, 7}, {221, 0, 7}};
+    pst__measure(operations, hidden, 8, 2, measured);
+    assert_int_equal(measured[1].hidden_backward, 1);
     pst__measure(operations, NULL, 8, 2, measured);
     assert_int_equal(measured[1].forward, 0);
 }
@@ -126,6 +132,7 @@ typedef struct plan_of {
     pst__need need[GROUPS];
     pst__measured measured[GROUPS];
     pst__costs costs;
+    int copies_locally;
     pst__plan_input input;
     pst__plan *plan;
 } plan_of;
@@ -150,9 +157,9 @@ static void setup(plan_of *of, uint32_t ahead, size_t keep_bytes) {
 }
 
 static void make(plan_of *of) {
-    assert_int_equal(
-        pst__costs_create(heap, of->measured, GROUPS, of->bytes, of->bytes, NULL, &of->costs),
-        PST_OK);
+    assert_int_equal(pst__costs_create(heap, of->measured, GROUPS, of->bytes, of->bytes, NULL,
+                                       of->copies_locally, &of->costs),
+                     PST_OK);
     assert_int_equal(pst__plan_create(&of->input, &of->plan), PST_OK);
     pst__costs_free(heap, &of->costs);
 }
@@ -295,6 +302,28 @@ static void a_forecast_without_gathers_ahead_waits_for_each(void **unused) {
     teardown(&of);
 }
 
+/* Each but the first gather has run beside compute, which was as much longer, and groups 4 and 5
+ * have stayed. Gathers of 10 take 100 where compute leaves them little. */
+static void compute_loses_what_a_copy_within_the_device_takes(void **unused) {
+    (void)unused;
+    for (int keeps_all = 0; keeps_all < 2; keeps_all++) {
+        plan_of of;
+        setup(&of, 1, keeps_all ? SIZE_MAX : 0);
+        of.copies_locally = 1;
+        measure_chain(&of);
+        for (size_t g = 0; g < GROUPS; g++) {
+            of.measured[g].gather = g == 0 ? 10 : 100;
+            of.measured[g].hidden_forward = g > 0;
+            of.measured[g].hidden_backward = g < 4;
+        }
+        make(&of);
+        assert_int_equal(of.plan->group_forecasts[5].gather_ns, 10);
+        assert_int_equal(of.plan->forecast.exposed_ns, 10 + 5);
+        assert_int_equal(of.plan->forecast.step_ns, 6 * (20 + 40) + 15 - (keeps_all ? 4 * 10 : 0));
+        teardown(&of);
+    }
+}
+
 /* Uses of 20 ns forward and 40 ns backward, gathers of 10 and reductions of 5. */
 static size_t record_chain(pst_zero_op *operations, pst_zero_op_time *times) {
     size_t count = 0;
@@ -375,6 +404,7 @@ int main(void) {
         cmocka_unit_test(a_group_that_is_used_twice_stays_between),
         cmocka_unit_test(a_forecast_counts_what_compute_waits_for),
         cmocka_unit_test(a_forecast_without_gathers_ahead_waits_for_each),
+        cmocka_unit_test(compute_loses_what_a_copy_within_the_device_takes),
         cmocka_unit_test(a_recording_is_predicted_without_an_engine),
         cmocka_unit_test(without_times_there_is_no_forecast),
     };
