@@ -12,11 +12,13 @@ import pytest
 import torch
 from equality import world
 from models import DEVICE, Net, loss_of, make
+from penstock._activations import begin_late
 from penstock._budget import Offer
 from penstock._drafts import choose_draft, describe, hold_whole
 from penstock._engine import engine_of
 from penstock._ways import Block, Ways
 from penstock.plan import Draft, PlanError
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def train(model, steps):
@@ -155,6 +157,17 @@ def test_a_budget_that_is_no_number_is_refused():
     with pytest.raises(penstock.PenstockError, match=r"keep_bytes=-1: give a whole number"):
         penstock.compile(recorded_ops=[], keep_bytes=-1)
     penstock.close(model)
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="a CPU rests: PENSTOCK_TEST_DEVICE=cuda")
+def test_what_a_gpu_does_before_a_measured_step_is_unseen():
+    state = torch.cuda.get_rng_state()
+    before = torch.cuda.memory_allocated()
+    with FlopCounterMode(display=False) as counter:
+        begin_late(torch.device("cuda", torch.cuda.current_device()))
+    assert counter.get_total_flops() == 0
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert torch.cuda.memory_allocated() <= before + (64 << 20)  # a workspace of cuBLAS
 
 
 # ---- by the memory that is left ------------------------------------------------------------------

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import penstock
+import penstock.trace as tool
 import pytest
 import torch
 from equality import whole, world
@@ -278,6 +279,26 @@ def change_shapes():
     assert trainer.runs < 20
     penstock.close(trainer.model)
     penstock.close(reference.model)
+
+
+def trace_captured(folder):
+    trainer = Trainer(Net, is_captured=True)
+    trainer.train()
+    runs = trainer.runs
+    for number in range(10):
+        path = f"{folder}/{number}-{{rank}}.json"
+        with penstock.trace(trainer.model, path) as recording:
+            trainer.train(3, first=STEPS + 3 * number)
+        slices = (one for track in tool.load(recording).of_rank(world()[0]) for one in track.slices)
+        assert sum(one.name == "graph of a step" for one in slices) == 3
+    assert trainer.runs == runs
+    penstock.close(trainer.model)
+
+
+@on_gpus
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_trace_has_each_captured_step(worlds, size, tmp_path):
+    worlds(size).run(trace_captured, str(tmp_path))
 
 
 @on_gpus

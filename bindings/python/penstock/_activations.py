@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 
 from penstock._budget import peak_of
 from penstock._compile import not_compiled
@@ -19,7 +22,9 @@ from penstock._values import tensors_of
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]  # forward, recomputation
 
 _GRAIN = 512  # bytes: what torch's allocators hand out is a multiple
-_LEAD = 0.2  # seconds
+# Products of square matrices before what is measured: some tenth of a second of an H200's. They are
+# half of the launches that CUDA queues.
+_PRODUCTS, _WIDTH = 512, 4096
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
@@ -75,10 +80,27 @@ def now() -> int:
 
 
 def begin_late(device: torch.device) -> None:
-    """Have a GPU wait a while before what is measured: else it waits for the host within it."""
-    if device.type == "cuda":
-        kilohertz = torch.cuda.get_device_properties(device).clock_rate
-        torch.cuda._sleep(int(_LEAD * kilohertz * 1e3))
+    """Have a GPU work a while before what is measured, which then waits for no host.
+
+    It does not rest meanwhile: one that has runs faster for a while than one that trains.
+    """
+    if device.type != "cuda":
+        return
+    with _unseen(), suppress(torch.OutOfMemoryError):
+        generator = torch.Generator(device).manual_seed(0)  # the model's draws go on as they were
+        matrix = torch.randn(
+            (_WIDTH, _WIDTH), generator=generator, dtype=torch.float16, device=device
+        )
+        product = torch.empty_like(matrix)
+        for _ in range(_PRODUCTS):
+            torch.mm(matrix, matrix, out=product)
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Hide what runs inside from autograd, and from modes that count or change operators."""
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 class Use:

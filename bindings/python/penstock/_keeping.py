@@ -2,13 +2,13 @@
 
 The first steps recompute all blocks that may be. In one of them the bytes are counted that each
 block would keep. The next one, which counting would slow down, is measured: the time that each
-recomputation takes, the memory in use, and when compute gets where. A device begins it late, so
-that it waits for no host in it. Then it is measured how fast the device copies to its host and
-back. Where what is left is not enough to keep all, a trial follows: one block of each kind
-recomputes selectively. The ranks bring together what they have measured and what memory they have
-left, and all decide by the same figures which blocks keep their activations, all of them or what is
-dear to recompute, which ones offload them, which groups stay gathered, and how far ahead gathers
-begin.
+recomputation takes, the memory in use, and when compute gets where. A device works a while before
+it, so that it neither waits for the host in it nor has rested. Then it is measured how fast the
+device copies to its host and back. Where what is left is not enough to keep all, a trial follows:
+one block of each kind recomputes selectively. The ranks bring together what they have measured and
+what memory they have left, and all decide by the same figures which blocks keep their activations,
+all of them or what is dear to recompute, which ones offload them, which groups stay gathered, and
+how far ahead gathers begin.
 
 A block that is called with more than was measured is recomputed, and so are all after it in that
 pass: a step that grows takes no more memory than without a plan. What it takes is measured on the

@@ -199,6 +199,9 @@ def _finish(engine: Engine) -> None:
     engine.phases.end_step()
     if engine.world.device.type == "cuda":
         torch.cuda.synchronize(engine.world.device)
+        if engine.native.is_steady():
+            with suppress(PenstockError):  # of a job that has failed, which says so elsewhere
+                engine.native.drain()  # lanes note an end a little behind the device
         engine.native.stats()  # reads what was timed
 
 
