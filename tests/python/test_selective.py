@@ -16,10 +16,13 @@ from penstock import (
     shard,
     stats,
 )
+from penstock._budget import Offer
+from penstock._checkpoint import Way
 from penstock._engine import engine_of
+from penstock._figures import Figures
 from penstock._keeping import _INTERVAL
 from penstock._selective import is_saved
-from penstock._trial import STEPS
+from penstock._trial import STEPS, Share, Trial, kind_of
 from penstock._ways import Choice, Link, Ways
 from test_checkpoint import (
     KINDS,
@@ -289,6 +292,8 @@ def choose_by(memories, clocks, stage=3, compiles=""):
     assert_same(seen, train_deep(stage, compiles))
     assert figures.kept_activations_bytes == choice.size <= min(memories)
     assert figures.saved_recomputing_ns == choice.nanoseconds
+    assert len(keeping._spared) == bool(compiles)  # one kind
+    assert all(0.0 <= spared <= 0.5 for spared in keeping._spared.values())
     counts = figures.kept_blocks, figures.selective_blocks, figures.recomputed_blocks
     assert counts[:2] == (len(choice.kept), len(choice.selective)) and sum(counts) == 3
     return choice, runs[:-1], list(keeping._shares.values())
@@ -343,6 +348,46 @@ def test_what_compiled_blocks_save_is_measured():
     if share is not None:  # by the machine's clock
         assert share.size == 0.5  # of two tensors that compiled code keeps
         assert choice.size == ALL // 4 * len(choice.selective) + ALL // 2 * len(choice.kept)
+
+
+def test_what_need_not_be_recomputed_is_seen_in_backwards():
+    torch._dynamo.reset()
+    trainer = Trainer(Deep, checkpoint="auto", memory=1, compiles="after")
+    keeping = engine_of(trainer.model).keeping
+    first, second, third = keeping.blocks
+    (kind,) = set(map(kind_of, keeping.blocks))
+    measured = dict.fromkeys(keeping.blocks, Figures(10, 100, 60, 200, 0))
+    trial = Trial(keeping.blocks, {kind: second}, 5)
+    trial.figures[first] = Figures(10, 0, 0, 184, 0)
+    trial.figures[second] = Figures(10, 50, 0, 150, 0)  # selects
+    trial.figures[third] = Figures(10, 0, 0, 186, 0)
+    assert dict(trial.spared(measured, keeping.blocks)) == {kind: 0.25}
+    assert dict(trial.spared(measured, [third])) == {kind: 14 / 60}
+    assert dict(trial.spared(measured, [second])) == {}  # not compiled, or it selects
+    trial.figures[third] = Figures(5, 0, 0, 20, 0)  # called with less
+    assert dict(trial.spared(measured, [third])) == {}
+    trial.figures[third] = Figures(10, 0, 0, 300, 0)
+    assert dict(trial.spared(measured, [third])) == {kind: 0.0}
+    trial.figures[third] = Figures(10, 0, 0, 1, 0)
+    assert dict(trial.spared(measured, [third])) == {kind: 0.5}
+    for keeping._trial in (None, trial):
+        assert first.lies_within(Way.RECOMPUTE) == (keeping._trial is not None)
+    keeping._span.grow()
+    assert not first.lies_within(Way.RECOMPUTE)  # it is measured by itself
+    keeping._figures = measured
+    keeping._compiled, keeping._spared = set(keeping.blocks), {kind: 0.25}
+    assert keeping._block(first).keep == Offer(100, 45) and keeping._block(first).forward == 60
+    assert Share(0.5, 0.9).of(measured[first], 15) == Offer(50, 39)
+    keeping._choice, keeping.is_decided = Choice(kept=(2,), nanoseconds=45), True
+    assert keeping.gain == 45 + 3 * 15  # one saves all that it took to recompute
+    trainer.finish()
+
+
+@on_cpus
+def test_compiled_blocks_are_tried_where_there_is_room_for_none():
+    torch._dynamo.reset()
+    choice, _, shares = choose_by([1], [], compiles="after")
+    assert choice == Choice() and shares == []
 
 
 @on_cpus

@@ -43,8 +43,9 @@ class Way(Enum):
 class Plan(Protocol):
     """Who decides what is recomputed, a call at a time."""
 
-    is_decided: bool
-    """Whether it has measured what it decides by."""
+    @property
+    def recomputes_within(self) -> bool:
+        """Whether what recomputes all of a compiled block lies within what is compiled."""
 
     def way_of(self, block: Checkpointed, values: list[Any]) -> Way:
         """Tell what a call of the block with these arguments is to save."""
@@ -116,15 +117,11 @@ class Checkpointed:
             and "forward" not in vars(module)  # in place of that of the class
         )
 
-    def lies_within(self, way: Way, is_measured: bool) -> bool:
-        """Whether this call's checkpoint does.
-
-        Until it is decided, and where recomputing all is measured, that lies around the call.
-        """
+    def lies_within(self, way: Way) -> bool:
+        """Whether this call's checkpoint does."""
         if way is Way.KEEP or not self.is_compiled:
             return False
-        is_decided = self.plan is None or self.plan.is_decided
-        return way is Way.SELECT or (is_decided and not is_measured)
+        return way is Way.SELECT or self.plan is None or self.plan.recomputes_within
 
     def _is_within_another(self) -> bool:
         """Whether the model checkpoints it itself, and it would be recomputed twice."""
@@ -188,7 +185,7 @@ def _call(
     values = [*args, *kwargs.values()]
     way, offloads = block.way_of(values)
     measured = block.measured(way)
-    is_within = block.lies_within(way, measured is not None)
+    is_within = block.lies_within(way)
     block.unit.module.__dict__[_WITHIN] = way if is_within else Way.KEEP
     if offloads:
         return block.offloading.run(block.unit, partial(run, *args, **kwargs), values)
@@ -215,11 +212,11 @@ def _measure(
 ) -> Any:
     """Call a block that recomputes, all or selectively, and measure it."""
     values = measured.begin(values)
-    if way is Way.RECOMPUTE:
-        output = checkpoint(forward, *values, use_reentrant=False, context_fn=measured.contexts)
-    elif is_within:
+    if is_within:
         with measured.counted():
             output = forward(*values)
+    elif way is Way.RECOMPUTE:
+        output = checkpoint(forward, *values, use_reentrant=False, context_fn=measured.contexts)
     else:
         selection = _selective.Selection()
         output = checkpoint(forward, *values, use_reentrant=False, context_fn=selection.contexts)

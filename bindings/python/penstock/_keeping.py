@@ -5,10 +5,11 @@ block would keep. The next one, which counting would slow down, is measured: the
 recomputation takes, the memory in use, and when compute gets where. A device works a while before
 it, so that it neither waits for the host in it nor has rested. Then it is measured how fast the
 device copies to its host and back. Where what is left is not enough to keep all, a trial follows:
-one block of each kind recomputes selectively. The ranks bring together what they have measured and
-what memory they have left, and all decide by the same figures which blocks keep their activations,
-all of them or what is dear to recompute, which ones offload them, which groups stay gathered, and
-how far ahead gathers begin.
+one block of each kind recomputes selectively, and compiled ones recompute as they will, within what
+is compiled, which leaves out what no gradient needs. The ranks bring together what they have
+measured and what memory they have left, and all decide by the same figures which blocks keep their
+activations, all of them or what is dear to recompute, which ones offload them, which groups stay
+gathered, and how far ahead gathers begin.
 
 A block that is called with more than was measured is recomputed, and so are all after it in that
 pass: a step that grows takes no more memory than without a plan. What it takes is measured on the
@@ -84,7 +85,7 @@ class Span:
     is_metered : bool
         Whether all is recomputed from now on, and measured.
     is_trial : bool
-        Whether what saves selectively is measured.
+        Whether what a trial tries is measured.
     counts : bool
         Whether bytes are counted where it is measured, which takes its time.
     is_whole : bool
@@ -162,6 +163,7 @@ class Keeping:
     def _begin_anew(self) -> None:
         self._figures = {block: Figures() for block in self.blocks}
         self._shares: dict[Hashable, Share | None] = {}  # of what is saved selectively, by kind
+        self._spared: dict[Hashable, float] = {}  # of recomputing all, within compiled code
         self._trial: Trial | None = None  # that goes on
         self._steps = 0  # that the optimizer has ended
         self._seen_steps: int | None = None  # how many the engine had
@@ -206,11 +208,17 @@ class Keeping:
     def measured(self, block: Checkpointed, way: Way) -> Call | None:
         """Return what measures a call, where it is to be measured."""
         span, engine = self._span, self._engine
-        is_measured = span.is_metered or (span.is_trial and way is Way.SELECT)
-        if not is_measured or engine.is_captured:
+        is_tried = span.is_trial and (way is Way.SELECT or block in self._compiled)
+        if engine.is_captured or not (span.is_metered or is_tried):
             return None
         device = engine.world.device
         return Call(span.uses[block], block.unit, engine.root, device, counts=span.counts)
+
+    @property
+    def recomputes_within(self) -> bool:
+        """Whether it is not to be measured by itself what recomputing a block takes."""
+        is_metered = self._span.is_metered and not self._engine.is_captured
+        return (self.is_decided or self._trial is not None) and not is_metered
 
     # ---- passes ----------------------------------------------------------------------------------
 
@@ -331,11 +339,11 @@ class Keeping:
             ahead, limit = engine.options.prefetch_ahead, engine.options.prefetch_bytes
             self._drafts = make_drafts(engine.native, self._recorded(), ahead, limit, left)
         decision = self._choose()
-        most = sum(figures.nanoseconds for figures in self._figures.values())
+        most = sum(self._block(block).keep.nanoseconds for block in self.blocks)
         if decision.choice.nanoseconds < most:
-            blocks = find_trial(self._figures, self._shares, left - self._cost())
-            if blocks:
-                self._begin_trial(blocks)
+            selective = find_trial(self._figures, self._shares, left - self._cost())
+            if selective or any(kind_of(block) not in self._spared for block in self._compiled):
+                self._begin_trial(selective)
                 return
         self._decide(decision)
 
@@ -373,9 +381,15 @@ class Keeping:
 
     def _block(self, block: Checkpointed) -> Block:
         figures, share = self._figures[block], self._shares.get(kind_of(block))
-        select = None if share is None else share.of(figures)
-        leaves = block in self._compiled
-        return Block(Offer(figures.kept, figures.nanoseconds), select, leaves, figures.level)
+        spared = self._spares(block)
+        keep = Offer(figures.kept, figures.nanoseconds - spared)
+        select = None if share is None else share.of(figures, spared)
+        return Block(keep, select, block in self._compiled, figures.level, spared)
+
+    def _spares(self, block: Checkpointed) -> int:
+        """Return the nanoseconds less that recomputing it takes as it will be done."""
+        share = self._spared.get(kind_of(block), 0.0) if block in self._compiled else 0.0
+        return int(share * self._figures[block].nanoseconds)
 
     def _decide(self, decision: Decision) -> None:
         engine = self._engine
@@ -392,11 +406,11 @@ class Keeping:
         for line in self.describe():
             _logger.info("%s: %s", engine.name, line)
 
-    def _begin_trial(self, blocks: Mapping[Hashable, Checkpointed]) -> None:
-        self._trial = Trial(blocks, self._steps + STEPS)
+    def _begin_trial(self, selective: Mapping[Hashable, Checkpointed]) -> None:
+        self._trial = Trial(self.blocks, selective, self._steps + STEPS)
         self.is_decided = self._measures_next = False
         self._engine.drop_graphs()
-        tried = set(self._trial.figures)
+        tried = set(selective.values())
         places = (place for place, block in enumerate(self.blocks) if block in tried)
         self._follow(Choice(selective=tuple(places)))
 
@@ -404,6 +418,7 @@ class Keeping:
         self._take_measured(trial.figures)
         self._agree_on(trial.figures.values())
         self._shares.update(trial.shares(self._figures))
+        self._spared.update(trial.spared(self._figures, self._compiled))
         self._trial = None
         self._decide(self._choose())
 
@@ -483,6 +498,13 @@ class Keeping:
         return Figures(kept=kept, nanoseconds=choice.nanoseconds)
 
     @property
+    def gain(self) -> int:
+        """Nanoseconds that a pass as decided takes less than the measured one, by its blocks."""
+        if not self.is_decided:
+            return 0
+        return self._choice.nanoseconds + sum(map(self._spares, self.blocks))
+
+    @property
     def predicted_peak(self) -> int:
         """Bytes that torch has allocated at most in a step as decided; 0: not known."""
         if not self.is_decided or self._engine.world.device.type != "cuda":
@@ -500,7 +522,7 @@ class Keeping:
         if self._link is not None and self._choice.offloaded:
             yield self._describe_offloaded(self._link)
         if self._draft is not None:
-            saved = self._choice.nanoseconds / 1e9
+            saved = self.gain / 1e9
             yield describe(self._draft, self._drafts[0], saved, is_whole=self._is_whole)
 
     def _describe_blocks(self, left: int) -> str:

@@ -227,4 +227,4 @@ def _predicted(engine: Engine) -> tuple[int, int]:
     # What memory= plans by was recorded while blocks recomputed all.
     if engine.keeping is None or True in engine.plans or forecast.step_ns == 0:
         return forecast.step_ns, forecast.exposed_ns
-    return forecast.step_ns - engine.keeping.saved().nanoseconds, forecast.exposed_ns
+    return forecast.step_ns - engine.keeping.gain, forecast.exposed_ns

@@ -1,8 +1,8 @@
-"""What blocks save selectively, as one block of each kind has shown in a step."""
+"""What recomputing takes as it will be done, all or selectively, as a step has shown."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock._budget import Offer
@@ -10,6 +10,7 @@ from penstock._checkpoint import Checkpointed
 from penstock._figures import Figures
 
 STEPS = 2  # of a trial: blocks are compiled anew in the first one, and measured in the other
+_MOST_SPARED = 0.5  # of what recomputing takes: a clock that says more is wrong
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,13 @@ class Share:
     size: float
     time: float
 
-    def of(self, figures: Figures) -> Offer:
-        """Return it for a block of this kind, to whose backward it is much the same."""
-        return Offer(int(self.size * figures.kept), int(self.time * figures.nanoseconds))
+    def of(self, figures: Figures, spared: int) -> Offer:
+        """Return it for a block of this kind, to whose backward it is much the same.
+
+        Recomputing all spares so many nanoseconds.
+        """
+        saved = int(self.time * figures.nanoseconds) - spared
+        return Offer(int(self.size * figures.kept), max(saved, 0))
 
 
 def kind_of(block: Checkpointed) -> Hashable:
@@ -40,12 +45,14 @@ def kind_of(block: Checkpointed) -> Hashable:
 
 
 class Trial:
-    """Blocks that save selectively while all others are recomputed.
+    """A step in which blocks recompute as they will, within what is compiled, and some selectively.
 
     Parameters
     ----------
-    blocks : dict of kind and Checkpointed
-        One of each kind.
+    blocks : iterable of Checkpointed
+        All of them.
+    selective : dict of kind and Checkpointed
+        One of each kind that is not known.
     end : int
         The number of the step that it ends with.
 
@@ -55,17 +62,43 @@ class Trial:
         What is measured of them.
     """
 
-    def __init__(self, blocks: Mapping[Hashable, Checkpointed], end: int) -> None:
+    def __init__(
+        self,
+        blocks: Iterable[Checkpointed],
+        selective: Mapping[Hashable, Checkpointed],
+        end: int,
+    ) -> None:
         self.end = end
-        self.figures = {block: Figures() for block in blocks.values()}
-        self._blocks = blocks
+        self.figures = {block: Figures() for block in blocks}
+        self._selective = selective
 
     def shares(
         self, recomputed: Mapping[Checkpointed, Figures]
     ) -> Iterator[tuple[Hashable, Share | None]]:
         """Yield what was found of each kind, by what is known of recomputing all."""
-        for kind, block in self._blocks.items():
+        for kind, block in self._selective.items():
             yield kind, _share(self.figures[block], recomputed[block])
+
+    def spared(
+        self, recomputed: Mapping[Checkpointed, Figures], compiled: Iterable[Checkpointed]
+    ) -> Iterator[tuple[Hashable, float]]:
+        """Yield what need not be recomputed within compiled code, of recomputing around it.
+
+        The last product's result, say, which no gradient needs.
+        """
+        selective = set(self._selective.values())
+        kinds: dict[Hashable, list[Checkpointed]] = {}
+        for block in compiled:
+            figures = self.figures[block]
+            is_alike = figures.backward > 0 and figures.inputs == recomputed[block].inputs
+            if block not in selective and is_alike and recomputed[block].is_known:
+                kinds.setdefault(kind_of(block), []).append(block)
+        for kind, blocks in kinds.items():
+            before, after = (
+                sum(of[block].backward for block in blocks) for of in (recomputed, self.figures)
+            )
+            whole = sum(recomputed[block].nanoseconds for block in blocks)
+            yield kind, min(max(0.0, (before - after) / whole), _MOST_SPARED)
 
 
 def find_trial(

@@ -41,8 +41,7 @@ class Block:
     Attributes
     ----------
     keep : Offer
-        What it keeps, and what its recomputation takes. Its forward takes as long, and its backward
-        twice that beside.
+        What it keeps, and what its recomputation takes.
     select : Offer, optional
         What it saves selectively; None: that is not known, or nothing.
     leaves : bool
@@ -50,12 +49,21 @@ class Block:
     level : int
         Bytes that a step in which all blocks recompute uses at most until this one's backward
         begins, from its peak on: 0 or less.
+    spared : int
+        Nanoseconds that its recomputation takes less than its forward. Its backward takes twice a
+        forward beside recomputing.
     """
 
     keep: Offer
     select: Offer | None = None
     leaves: bool = False
     level: int = 0
+    spared: int = 0
+
+    @property
+    def forward(self) -> int:
+        """The nanoseconds that its forward takes."""
+        return self.keep.nanoseconds + self.spared
 
     @property
     def offers(self) -> list[Offer]:
@@ -179,7 +187,7 @@ def _window(offloaded: Mapping[int, Offer]) -> int:
 
 def _leaving(blocks: Sequence[Block]) -> Iterator[Sequence[Block]]:
     """Yield what blocks may offload: all that they keep, or what they save selectively."""
-    yield [Block(block.keep) for block in blocks]
+    yield [Block(block.keep, spared=block.spared) for block in blocks]
     if any(block.leaves and block.select is not None for block in blocks):
         yield blocks
 
@@ -202,7 +210,7 @@ class _Offloads:
         self._offers = [b.select if b.leaves and b.select else b.keep for b in blocks]
         # What is copied of each, and how long its forward takes.
         self._copies = [
-            Offer(offer.size, block.keep.nanoseconds)
+            Offer(offer.size, block.forward)
             for offer, block in zip(self._offers, blocks, strict=True)
         ]
         self.worth_it = {i: self._offers[i] for i in self._find()}
