@@ -9,3 +9,10 @@ def pytest_runtest_call(item):
     if getattr(item.cls, "is_dist_test", False):
         item.cls()(item._request)
         item.runtest = lambda: None
+
+
+def pytest_runtest_logreport(report):
+    """Show a failure at once, with what ranks have printed: a limit of time may end the run."""
+    if report.failed:
+        print(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext}", flush=True)
+        print(report.capstderr[-4000:], flush=True)
