@@ -384,10 +384,9 @@ def test_what_need_not_be_recomputed_is_seen_in_backwards():
 
 
 @on_cpus
-def test_compiled_blocks_are_tried_where_there_is_room_for_none():
-    torch._dynamo.reset()
-    choice, _, shares = choose_by([1], [], compiles="after")
-    assert choice == Choice() and shares == []
+def test_compiled_blocks_are_tried_where_there_is_room_for_none(worlds):
+    for choice, _, shares in worlds(2).run(choose_by, [1, ALL], [], compiles="after"):
+        assert choice == Choice() and shares == []
 
 
 @on_cpus
