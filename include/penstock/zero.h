@@ -367,7 +367,8 @@ PST_API pst_status pst_zero_recorded(const pst_zero *engine, int grad, pst_zero_
  * known. */
 typedef struct pst_zero_op_time {
     uint64_t reached_ns;    /* compute got there: since its first operation, counted from 1 */
-    uint64_t waited_ns;     /* it stood still there for the group */
+    uint64_t waited_ns;     /* it stood still there: for the group, or before a reduction until
+                               gradients of other groups had been read */
     uint64_t collective_ns; /* the gather that this use was the first of, or the share by bytes of
                                the reductions: from their start on this rank to their end, where
                                time of several at once is charged to each in equal parts */

@@ -200,7 +200,8 @@ struct pst_zero {
     pst_event *shards_ready; /* compute's last write to shards or communication copies */
     pst__lent lent[PST__MOST_LENT];
     size_t lent_count;
-    uint64_t pushed; /* the ticket of the last reduction that reads some where they lie */
+    uint64_t pushed;      /* the ticket of the last reduction that reads some where they lie */
+    pst__timing *joining; /* compute's wait for sums before what is recorded next; NULL: none */
 
     pst__parameter *parameters;
     size_t parameter_count, parameter_capacity;
@@ -434,6 +435,9 @@ void pst__record_begin(pst_zero *engine, int grad);
 pst_status pst__record_complete(pst_zero *engine, int grad);
 /* What a part of the group's gradients goes out by, before its reduction is recorded. */
 void pst__record_reduction(pst_zero *engine, pst__operation *operation, size_t bytes);
+/* Compute comes to the sums that it waits for, where gradients are lent, before the reduction that
+ * is recorded next: the caller notes the end in `joining`. */
+void pst__record_joining(pst_zero *engine);
 /* For a collective of the pass that runs; NULL: it is not timed. */
 pst__timing *pst__record_timing(pst_zero *engine);
 void pst__record_free(pst_zero *engine);

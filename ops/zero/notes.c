@@ -18,14 +18,14 @@ void pst__notes_cut(pst__notes *notes, size_t count) {
 }
 
 /* What cannot be noted leaves the pass without times. */
-pst__timing *pst__notes_reach(pst__notes *notes, pst_stream *compute) {
+pst__timing *pst__notes_reach(pst__notes *notes, pst__timing *noted, pst_stream *compute) {
     if (!notes->is_on) return NULL;
-    pst__timing *timing = pst__timings_take(&notes->timings);
+    pst__timing *timing = noted != NULL ? noted : pst__timings_take(&notes->timings);
     notes->is_on = timing != NULL &&
                    pst__heap_grow(notes->timings.heap, (void **)&notes->reached, &notes->capacity,
                                   notes->count + 1, sizeof(void *)) == PST_OK;
     if (!notes->is_on) return NULL;
-    pst__timing_note(timing, PST__BEGAN, compute);
+    if (noted == NULL) pst__timing_note(timing, PST__BEGAN, compute);
     return notes->reached[notes->count++] = timing;
 }
 

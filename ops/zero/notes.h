@@ -30,8 +30,8 @@ typedef struct pst__notes {
 void pst__notes_begin(pst__notes *notes, int is_on);
 /* Operations from `count` on are forgotten. */
 void pst__notes_cut(pst__notes *notes, size_t count);
-/* Compute gets to the next operation. NULL: not timed. */
-pst__timing *pst__notes_reach(pst__notes *notes, pst_stream *compute);
+/* Compute gets to the next operation: now, or when it was noted. NULL: not timed. */
+pst__timing *pst__notes_reach(pst__notes *notes, pst__timing *noted, pst_stream *compute);
 /* A collective, or a part of it, that belongs to the next operation; NULL: none that is timed. */
 void pst__notes_share(pst__notes *notes, pst__timing *timing, size_t bytes);
 /* A pass of `count` operations is complete. */

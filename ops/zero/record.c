@@ -44,6 +44,11 @@ pst__timing *pst__record_timing(pst_zero *engine) {
     return pst__timings_take(&notes->timings);
 }
 
+void pst__record_joining(pst_zero *engine) {
+    engine->joining = engine->lent_count > 0 ? pst__record_timing(engine) : NULL;
+    pst__timing_note(engine->joining, PST__BEGAN, engine->carrier.compute);
+}
+
 /* The first use behind a gather is what that was for. */
 static void note_time(pst_zero *engine, pst__notes *notes, pst_zero_op_kind kind, uint32_t index) {
     pst__group *group = &engine->groups[index];
@@ -51,7 +56,9 @@ static void note_time(pst_zero *engine, pst__notes *notes, pst_zero_op_kind kind
         pst__notes_share(notes, group->gather_timing, group->layout.gathered_bytes);
         group->gather_timing = NULL;
     }
-    pst__timing *timing = pst__notes_reach(notes, engine->carrier.compute);
+    pst__timing *joining = kind == PST_ZERO_REDUCE ? engine->joining : NULL;
+    pst__timing *timing = pst__notes_reach(notes, joining, engine->carrier.compute);
+    engine->joining = NULL;
     if (kind == PST_ZERO_GATHER) group->use_timing = timing;
 }
 
@@ -77,6 +84,7 @@ void pst__record_begin(pst_zero *engine, int grad) {
     pst__history *history = &engine->history[grad];
     history->current.count = 0;
     pst__notes_read(&history->notes);
+    engine->joining = NULL;
     for (size_t i = 0; i < engine->group_count; i++)
         engine->groups[i].gather_timing = engine->groups[i].use_timing = NULL;
     if (history->next_plan != NULL) pst__path_add(engine, grad, history->next_plan);

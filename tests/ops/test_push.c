@@ -1,4 +1,5 @@
 /* Gradients that go out from where they lie, over communicators that push. */
+#include "ops/zero/engine.h"
 #include "world.h"
 
 #include <time.h>
@@ -100,6 +101,51 @@ static void gradients_of_two_groups_are_lent(void **unused) {
     run_ranks_async(2, &model, count_what_is_lent, NULL);
 }
 
+static void do_nothing(void *unused) {
+    (void)unused;
+}
+
+/* The sums of the group that is reduced next come 200 ms late. */
+static void hold_sums(rank_state *state) {
+    const pst__queue *queue = pst__queue_of(&state->engine->carrier, PST__REDUCE_LANE);
+    CHECK_OK(pst__sim_call(device_of(state), pst_lane_stream(queue->sum_lane), 200000000,
+                           do_nothing, NULL));
+}
+
+static void check_has_waited(rank_state *state) {
+    pst_zero_op operations[64];
+    pst_zero_op_time times[64];
+    size_t count = 0, timed = 0;
+    uint64_t longest = 0;
+    CHECK_OK(pst_zero_recorded(state->engine, 1, operations, 64, &count));
+    CHECK_OK(pst_zero_recorded_times(state->engine, 1, times, 64, &timed));
+    CHECK(timed == count && count <= 64);
+    for (size_t i = 0; i < timed; i++)
+        if (operations[i].kind == PST_ZERO_REDUCE && times[i].waited_ns > longest)
+            longest = times[i].waited_ns;
+    CHECK(longest > 50000000);
+}
+
+static void wait_for_sums(rank_state *state) {
+    DO(build_engine(state));
+    pst_zero_set_replay(state->engine, 0);
+    for (int pass = 0; pass < 3 && state->failure[0] == '\0'; pass++) {
+        begin(state);
+        if (pass == 2) DO(hold_sums(state));
+        reduce_groups(state, 0);
+    }
+    CHECK(drain_compute(state));
+    check_has_waited(state);
+}
+
+/* What a recording says of compute has no part of it. */
+static void a_recording_says_that_compute_has_waited_for_sums(void **unused) {
+    (void)unused;
+    model model = model_of_both(3);
+    model.device = ON_CE;
+    run_ranks_on_device(2, &model, wait_for_sums, NULL);
+}
+
 /* ---- compute does not wait for peers ---- */
 
 static int has_passed, may_go; /* atomic */
@@ -192,6 +238,7 @@ int main(void) {
         cmocka_unit_test(large_gradients_need_no_bucket),
         cmocka_unit_test(pushed_gradients_stay_until_they_are_added_up),
         cmocka_unit_test(gradients_of_two_groups_are_lent),
+        cmocka_unit_test(a_recording_says_that_compute_has_waited_for_sums),
         cmocka_unit_test(compute_does_not_wait_until_peers_take_gradients),
         cmocka_unit_test(a_rank_without_a_gradient_pushes_zeros),
     };

@@ -38,7 +38,8 @@ class Operation:
     reached : float
         When compute got there, since its first operation.
     waited : float
-        How long it stood still there for the group.
+        How long it stood still there: for the group, or before a reduction until gradients of
+        other groups had been read.
     took : float
         How long this rank's part of the collective lasted: of the gather that this use was the
         first of, or the group's share, by bytes, of reductions. Time in which several ran is
