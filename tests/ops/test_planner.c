@@ -324,8 +324,10 @@ static void compute_loses_what_a_copy_within_the_device_takes(void **unused) {
     }
 }
 
-/* Uses of 20 ns forward and 40 ns backward, gathers of 10 and reductions of 5. */
-static size_t record_chain(pst_zero_op *operations, pst_zero_op_time *times) {
+/* Uses of 20 ns forward and 40 ns backward, gathers of 10 and reductions of `reduce`, before each
+ * of which compute waits. */
+static size_t record_chain(pst_zero_op *operations, pst_zero_op_time *times, uint64_t reduce,
+                           uint64_t waits) {
     size_t count = 0;
     uint64_t at = 1;
     for (uint32_t i = 0; i < 2 * GROUPS; i++) {
@@ -335,7 +337,8 @@ static size_t record_chain(pst_zero_op *operations, pst_zero_op_time *times) {
         operations[count++] =
             (pst_zero_op){.kind = PST_ZERO_GATHER, .group = group, .backward = backward};
         at += backward ? 40 : 20;
-        times[count] = (pst_zero_op_time){at, 0, backward ? 5 : 0};
+        times[count] = (pst_zero_op_time){at, backward ? waits : 0, backward ? reduce : 0};
+        if (backward) at += waits;
         operations[count++] = (pst_zero_op){.kind = backward ? PST_ZERO_REDUCE : PST_ZERO_RELEASE,
                                             .group = group,
                                             .backward = backward};
@@ -358,7 +361,7 @@ static void a_recording_is_predicted_without_an_engine(void **unused) {
                                         .stage = 3,
                                         .operations = operations,
                                         .times = times,
-                                        .count = record_chain(operations, times),
+                                        .count = record_chain(operations, times, 5, 0),
                                         .group_count = GROUPS,
                                         .gather_bytes = bytes,
                                         .reduce_bytes = bytes,
@@ -373,6 +376,13 @@ static void a_recording_is_predicted_without_an_engine(void **unused) {
         times[i].collective_ns *= 10;
     assert_int_equal(pst_zero_predict(runtime, &options, &forecast), PST_OK);
     assert_true(forecast.exposed_ns > 6 * 100 - 5 * 20);
+    /* Reductions and gathers had the link all the time, and compute waited. */
+    (void)record_chain(operations, times, 44, 44 + 10 - 40);
+    assert_int_equal(pst_zero_predict(runtime, &options, &forecast), PST_OK);
+    assert_int_equal(forecast.step_ns, 6 * 20 + 10 + 40 + 6 * 44 + 4 * 10);
+    options.keep_bytes = SIZE_MAX;
+    assert_int_equal(pst_zero_predict(runtime, &options, &forecast), PST_OK);
+    assert_int_equal(forecast.step_ns, 6 * 20 + 10 + 40 + 6 * 44);
     operations[0].group = GROUPS;
     assert_int_equal(pst_zero_predict(runtime, &options, &forecast), PST_EINVAL);
     options.needed = NULL;
