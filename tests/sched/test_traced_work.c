@@ -219,6 +219,7 @@ enum { WAITED_NS = 5000000, WORKED_NS = 1000000, LOOK_NS = 1000 };
 
 typedef struct late_work {
     pst_device *device;
+    pst_stream *other;
     pst_event *awaited;
     uint64_t clock; /* goes on by each look at it alone, however busy the machine is */
     int says_so;
@@ -234,10 +235,13 @@ static void nothing(void *argument) {
     (void)argument;
 }
 
-/* Has its stream wait, and work behind that. */
+/* Has its stream wait for another one's work, which begins now, and work behind that. */
 static pst_status start_late(void *argument, pst_stream *stream) {
     const late_work *work = argument;
-    const pst_status status = work->device->ops->stream_wait(work->device, stream, work->awaited);
+    const pst_device_ops *ops = work->device->ops;
+    pst_status status = pst__sim_call(work->device, work->other, WAITED_NS, nothing, NULL);
+    if (status == PST_OK) status = ops->event_record(work->device, work->awaited, work->other);
+    if (status == PST_OK) status = ops->stream_wait(work->device, stream, work->awaited);
     if (work->says_so) pst_task_begins();
     return status == PST_OK ? pst__sim_call(work->device, stream, WORKED_NS, nothing, NULL)
                             : status;
@@ -258,11 +262,8 @@ static double duration_of(const char *text, const char *name) {
 
 static void run_late(pst_graph *graph, pst_lane *lane, const char *name, late_work *work) {
     const pst_device_ops *ops = work->device->ops;
-    pst_stream *other;
-    assert_ok(ops->stream_create(work->device, 0, &other));
+    assert_ok(ops->stream_create(work->device, 0, &work->other));
     assert_ok(ops->event_create(work->device, 0, &work->awaited));
-    assert_ok(pst__sim_call(work->device, other, WAITED_NS, nothing, NULL));
-    assert_ok(ops->event_record(work->device, work->awaited, other));
     const pst_task_options options = {
         .size = sizeof options, .name = name, .lane = lane, .work = {start_late, NULL, work}};
     pst_task task;
@@ -270,7 +271,7 @@ static void run_late(pst_graph *graph, pst_lane *lane, const char *name, late_wo
     assert_ok(pst_launch_wait((pst_launch){graph, 0}));
     pst_task_release(task);
     ops->event_destroy(work->device, work->awaited);
-    ops->stream_destroy(work->device, other);
+    ops->stream_destroy(work->device, work->other);
 }
 
 static void a_slice_begins_where_the_task_says_that_its_work_does(void **state) {
