@@ -164,30 +164,17 @@ static pst_status take_back_oldest(pst_zero *engine) {
     return status;
 }
 
-/* Compute waits for what reads gradients where they lie, but of the latest groups, `most` of them.
- */
-static pst_status take_back(pst_zero *engine, size_t most) {
-    pst_status status = PST_OK;
+/* Compute waits for the copies that have begun, and for what is read without any: but not for what
+ * reads gradients of the latest groups, `most` of them. */
+static pst_status join_copies(pst_zero *engine, size_t most) {
+    pst_status status = pst__fill_join(&engine->carrier);
+    pst__record_joining(engine);
     while (engine->lent_count > 0 && (engine->lent_count > most || engine->lent[0].pushed == 0)) {
         const pst_status taken = take_back_oldest(engine);
         if (status == PST_OK) status = taken;
     }
-    return status;
-}
-
-/* The same behind the copies that have begun. */
-static pst_status join_copies(pst_zero *engine, size_t most) {
-    const pst_status joined = pst__fill_join(&engine->carrier), taken = take_back(engine, most);
-    return joined == PST_OK ? taken : joined;
-}
-
-/* The same, of which the recording says how long compute waited for sums. */
-static pst_status join_in_pass(pst_zero *engine) {
-    const pst_status joined = pst__fill_join(&engine->carrier);
-    pst__record_joining(engine);
-    const pst_status taken = take_back(engine, PST__MOST_LENT - 1);
     pst__timing_note(engine->joining, PST__ENDED, engine->carrier.compute);
-    return joined == PST_OK ? taken : joined;
+    return status;
 }
 
 /* The same once compute has been made to wait for what reads them: now, or by a later join. */
@@ -259,7 +246,7 @@ static pst_status fill_members(pst_zero *engine, pst__group *group, const void *
 static pst_status fill(pst_zero *engine, uint32_t index, const void *const *sources,
                        pst_dtype dtype, int accumulate) {
     pst__group *group = &engine->groups[index];
-    pst_status status = join_in_pass(engine);
+    pst_status status = join_copies(engine, PST__MOST_LENT - 1);
     if (status == PST_OK) status = pst__fill_begin(&engine->carrier);
     if (status == PST_OK)
         status = is_sum(engine, group, dtype, accumulate)
