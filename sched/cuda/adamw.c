@@ -72,12 +72,39 @@ static pst_status check(pst__cuda *cuda, const pst_adamw_piece *piece, size_t in
     return PST_OK;
 }
 
+/* Elements before the first line of the parameter's memory, at most all. */
+static unsigned before_lines(const pst_adamw_piece *piece) {
+    const size_t size = pst_dtype_size(piece->parameter_dtype);
+    const size_t before = (0 - (uintptr_t)piece->parameter) % (PST_CUDA_ADAMW_LINE * size) / size;
+    return (unsigned)(before < piece->count ? before : piece->count);
+}
+
+/* Whether `length` elements that lie `before` elements behind the address are a vector; of none. */
+static int is_vector(const void *memory, pst_dtype dtype, unsigned before, unsigned length) {
+    const size_t size = pst_dtype_size(dtype);
+    return memory == NULL || ((uintptr_t)memory + before * size) % (length * size) == 0;
+}
+
+static int are_vectors(const pst_adamw_piece *piece, unsigned before) {
+    const pst_dtype gradient =
+        piece->source_count > 0 ? piece->source_dtype : piece->gradient_dtype;
+    const unsigned length =
+        PST_CUDA_ADAMW_VECTOR(pst_dtype_size(piece->parameter_dtype), pst_dtype_size(gradient),
+                              pst_dtype_size(piece->moment_dtype));
+    for (size_t i = 0; i < piece->source_count; i++)
+        if (!is_vector(piece->sources[i], gradient, before, length)) return 0;
+    return (piece->source_count > 0 || is_vector(piece->gradient, gradient, before, length)) &&
+           is_vector(piece->exp_avg, piece->moment_dtype, before, length) &&
+           is_vector(piece->exp_avg_sq, piece->moment_dtype, before, length) &&
+           is_vector(piece->copy, PST_BFLOAT16, before, length);
+}
+
 /* Vectors know neither halves nor AMSGrad. */
 static unsigned way_of(const pst_adamw_piece *piece, unsigned parameter, unsigned gradient,
-                       unsigned moment) {
+                       unsigned moment, unsigned before) {
     const int has_copy = piece->copy != NULL;
     if (parameter > 1 || gradient > 1 || moment > 1 || piece->max_exp_avg_sq != NULL ||
-        (has_copy && piece->copy_dtype != PST_BFLOAT16))
+        (has_copy && piece->copy_dtype != PST_BFLOAT16) || !are_vectors(piece, before))
         return PST_CUDA_ADAMW_SINGLES;
     return parameter << 2 | gradient << 1 | moment;
 }
@@ -88,7 +115,8 @@ static pst_cuda_adamw_piece entry_of(const pst_adamw_piece *piece) {
                                                               : piece->gradient_dtype),
                    moment = kind_of(piece->moment_dtype),
                    copy = piece->copy != NULL ? kind_of(piece->copy_dtype) : 0,
-                   rounds = piece->rounds_randomly != 0;
+                   rounds = piece->rounds_randomly != 0, before = before_lines(piece),
+                   way = way_of(piece, parameter, gradient, moment, before);
     return (pst_cuda_adamw_piece){
         .parameter = piece->parameter,
         .gradient = piece->gradient,
@@ -100,7 +128,8 @@ static pst_cuda_adamw_piece entry_of(const pst_adamw_piece *piece) {
         .count = piece->count,
         .first = piece->first,
         .kinds = (unsigned short)PST_CUDA_ADAMW_KINDS(parameter, gradient, moment, copy, rounds),
-        .way = (unsigned short)way_of(piece, parameter, gradient, moment),
+        .way = (unsigned char)way,
+        .before = (unsigned char)(way == PST_CUDA_ADAMW_SINGLES ? 0 : before),
     };
 }
 
@@ -128,8 +157,9 @@ static size_t share_blocks(const pst__cuda *cuda, pst_cuda_adamw_piece *pieces, 
         elements += pieces[i].count;
     const unsigned each = *block_elements = block_elements_for(cuda, elements);
     for (unsigned i = 0; i < count; i++) {
+        const unsigned long long whole = pieces[i].count - pieces[i].before;
         pieces[i].first_block = (unsigned)blocks;
-        blocks += (pieces[i].count + each - 1) / each;
+        blocks += whole > each ? (whole + each - 1) / each : 1;
     }
     return blocks;
 }

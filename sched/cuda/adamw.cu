@@ -105,26 +105,31 @@ struct adamw_written {
         for (unsigned e = 0; e < N; e++)
             to[e] = load<float>(in.at[e]);
     }
-    template <unsigned N, typename G>
-    __device__ __forceinline__ unsigned apart(address at) const {
-        return gap(at_element<G>(memory, at), N * sizeof(G));
-    }
 };
 
 /* The sum of sources, as pst_sum has it: see there. */
 struct adamw_added {
     const pst_cuda_adamw_sum &sum;
-    __device__ __forceinline__ float rounded(float total) const {
-        const float value = total * sum.scale;
-        if (sum.rounds_to == PST_CUDA_ADAMW_FLOAT) return value;
-        return sum.rounds_to == PST_CUDA_ADAMW_HALF ? half_to_float(float_to_half(value))
-                                                    : bfloat_to_float(float_to_bfloat(value));
+    template <unsigned N> __device__ __forceinline__ void round(float *totals) const {
+#pragma unroll
+        for (unsigned e = 0; e < N; e++)
+            totals[e] *= sum.scale;
+        if (sum.rounds_to == PST_CUDA_ADAMW_BFLOAT) {
+#pragma unroll
+            for (unsigned e = 0; e < N; e++)
+                totals[e] = bfloat_to_float(float_to_bfloat(totals[e]));
+        } else if (sum.rounds_to == PST_CUDA_ADAMW_HALF) {
+#pragma unroll
+            for (unsigned e = 0; e < N; e++)
+                totals[e] = half_to_float(float_to_half(totals[e]));
+        }
     }
     __device__ __forceinline__ unsigned read(address at, unsigned dtype) const {
         float total = -0.0f;
         for (unsigned k = 0; k < sum.source_count; k++)
             total += adamw_value(adamw_read(sum.source[k], at, dtype), dtype);
-        return __float_as_uint(rounded(total));
+        round<1>(&total);
+        return __float_as_uint(total);
     }
     __device__ __forceinline__ float value(unsigned bits, unsigned) const {
         return __uint_as_float(bits);
@@ -147,29 +152,21 @@ struct adamw_added {
                 for (unsigned e = 0; e < N; e++)
                     if (k + r < sum.source_count) to[e] += load<float>(in[r].at[e]);
         }
-#pragma unroll
-        for (unsigned e = 0; e < N; e++)
-            to[e] = rounded(to[e]);
-    }
-    template <unsigned N, typename G>
-    __device__ __forceinline__ unsigned apart(address at) const {
-        unsigned all = 0;
-        for (unsigned k = 0; k < sum.source_count; k++)
-            all |= gap(at_element<G>(sum.source[k], at), N * sizeof(G));
-        return all;
+        round<N>(to);
     }
 };
 
 /* ---- single elements of a piece ---------------------------------------------------------- */
 
 /* `count` elements; number `skip_at` and what follows lie `skip` further. A function of its own, as
- * all ways end with it. */
+ * all ways end with it; it reads the coefficients again, which for a call would lie on a stack. */
 template <typename Gradient>
 static __device__ __noinline__ void adamw_singles(const pst_cuda_adamw_piece &piece,
-                                     const Gradient &gradients,
-                                     const pst__adamw_coefficients &with, address begin,
-                                     unsigned count, unsigned skip_at, unsigned skip) {
+                                     Gradient gradients, address begin, unsigned count,
+                                     unsigned skip_at, unsigned skip) {
     enum { ROUND = 4 };
+    const pst__adamw_coefficients with = *(const pst__adamw_coefficients *)piece.coefficients;
+    if (with.is_skipped) return;
     const unsigned parameter = PST_CUDA_ADAMW_PARAMETER(piece.kinds),
                    gradient = PST_CUDA_ADAMW_GRADIENT(piece.kinds),
                    moment = PST_CUDA_ADAMW_MOMENT(piece.kinds);
@@ -213,7 +210,7 @@ static __device__ __noinline__ void adamw_singles(const pst_cuda_adamw_piece &pi
 
 template <typename P, typename G, typename M>
 static __device__ constexpr unsigned adamw_vector_length() {
-    return sizeof(P) + sizeof(G) + sizeof(M) == 6 ? 8 : 4;
+    return PST_CUDA_ADAMW_VECTOR(sizeof(P), sizeof(G), sizeof(M));
 }
 
 static __device__ __forceinline__ void adamw_round(float &to, float value, unsigned) {
@@ -223,18 +220,20 @@ static __device__ __forceinline__ void adamw_round(bfloat &to, float value, unsi
     to.bits = pst__adamw_round(value, random);
 }
 
-/* Gradients and moments are not needed again soon; parameters are what is gathered next. */
-template <typename P, typename G, typename M, typename Gradient>
+/* Gradients and moments are not needed again soon; parameters are what is gathered next. All reads
+ * are under way before the first one is waited for, and that of the coefficients with them. */
+template <typename P, typename G, typename M, bool ROUNDS, typename Gradient>
 static __device__ __forceinline__ void adamw_vector(const pst_cuda_adamw_piece &piece,
                                                     const Gradient &gradients,
                                                     const pst__adamw_coefficients &with,
                                                     address at) {
     constexpr unsigned N = adamw_vector_length<P, G, M>();
     auto parameter = read_vector<N>(at_element<P>((const void *)piece.parameter, at));
-    float gradient[N];
-    gradients.template read_all<N, G>(at, gradient);
     auto exp_avg = read_vector<N, true>(at_element<M>((const void *)piece.exp_avg, at));
     auto exp_avg_sq = read_vector<N, true>(at_element<M>((const void *)piece.exp_avg_sq, at));
+    float gradient[N];
+    gradients.template read_all<N, G>(at, gradient);
+    if (with.is_skipped) return;
     pack<bfloat, N> copy;
 #pragma unroll
     for (unsigned e = 0; e < N; e++) {
@@ -245,7 +244,7 @@ static __device__ __forceinline__ void adamw_vector(const pst_cuda_adamw_piece &
         adamw_move<sizeof(M) == sizeof(float)>(with, element.exp_avg_sq, element);
         store(parameter.at[e], element.parameter);
         store(copy.at[e], element.parameter);
-        if (PST_CUDA_ADAMW_ROUNDS(piece.kinds)) {
+        if constexpr (ROUNDS) {
             const unsigned random = adamw_random(piece, with.key, at + e);
             adamw_round(exp_avg.at[e], element.exp_avg, random);
             adamw_round(exp_avg_sq.at[e], element.exp_avg_sq, random >> 16);
@@ -260,55 +259,33 @@ static __device__ __forceinline__ void adamw_vector(const pst_cuda_adamw_piece &
     if (piece.copy) write_vector<N>(at_element<bfloat>(piece.copy, at), copy);
 }
 
-enum { ADAMW_LINE = 64 }; /* elements of a line of memory, at most: what a warp reads lies in few */
-
-/* What a block has of a piece: from line to line of the parameter's memory, so that but for the
- * first one no block has elements before its vectors, and but for the last one none behind them. */
-template <typename P>
-static __device__ __forceinline__ range adamw_share(const pst_cuda_adamw_piece &piece,
-                                                    unsigned each, unsigned block) {
-    const P *all = at_element<P>((const void *)piece.parameter, 0);
-    const unsigned before = gap(all, ADAMW_LINE * sizeof(P)) / sizeof(P);
-    const address begin = (address)block * each + before, end = begin + each;
-    range part;
-    part.begin = block == 0 ? 0 : begin < piece.count ? begin : piece.count;
-    part.count = (unsigned)((end < piece.count ? end : piece.count) - part.begin);
-    return part;
-}
-
-/* Elements before the first line: all of them if not all addresses can be aligned together. */
-template <typename P, typename G, typename M, typename Gradient>
-static __device__ __forceinline__ unsigned adamw_head(const pst_cuda_adamw_piece &piece,
-                                                      const Gradient &gradients, range part) {
-    constexpr unsigned N = adamw_vector_length<P, G, M>();
-    const P *first = at_element<P>((const void *)piece.parameter, part.begin);
-    const unsigned head = least(gap(first, ADAMW_LINE * sizeof(P)) / sizeof(P), part.count);
-    const address at = part.begin + head;
-    const unsigned apart =
-        gap(at_element<P>((const void *)piece.parameter, at), N * sizeof(P)) |
-        gradients.template apart<N, G>(at) |
-        gap(at_element<M>((const void *)piece.exp_avg, at), N * sizeof(M)) |
-        gap(at_element<M>((const void *)piece.exp_avg_sq, at), N * sizeof(M)) |
-        (piece.copy ? gap(at_element<bfloat>((const void *)piece.copy, at), N * sizeof(bfloat))
-                    : 0u);
-    return apart != 0 ? part.count : head;
-}
-
+/* Vectors begin at the first line of the parameter's memory; `piece.before` elements lie before it,
+ * which the first block takes, too. */
 template <typename P, typename G, typename M, typename Gradient>
 static __device__ __forceinline__ void adamw_range(const pst_cuda_adamw_piece &piece,
                                                    const Gradient &gradients,
                                                    const pst__adamw_coefficients &with,
                                                    unsigned each, unsigned block) {
     constexpr unsigned N = adamw_vector_length<P, G, M>();
-    const range part = adamw_share<P>(piece, each, block);
-    const unsigned head = adamw_head<P, G, M>(piece, gradients, part);
-    const unsigned vectors = (part.count - head) / N;
-    for (unsigned i = threadIdx.x; i < vectors; i += PST_CUDA_THREADS)
-        adamw_vector<P, G, M>(piece, gradients, with, part.begin + head + (address)i * N);
-    adamw_singles(piece, gradients, with, part.begin, part.count - vectors * N, head, vectors * N);
+    const range part = share_of(piece.count - piece.before, each, block);
+    const address first = piece.before + part.begin;
+    const unsigned head = block == 0 ? piece.before : 0, vectors = part.count / N;
+    if (sizeof(M) == sizeof(bfloat) && PST_CUDA_ADAMW_ROUNDS(piece.kinds))
+        for (unsigned i = threadIdx.x; i < vectors; i += PST_CUDA_THREADS)
+            adamw_vector<P, G, M, true>(piece, gradients, with, first + (address)i * N);
+    else
+        for (unsigned i = threadIdx.x; i < vectors; i += PST_CUDA_THREADS)
+            adamw_vector<P, G, M, false>(piece, gradients, with, first + (address)i * N);
+    const unsigned single = head + part.count - vectors * N;
+    if (single > 0)
+        adamw_singles(piece, gradients, first - head, single, head, vectors * N);
 }
 
 /* ---- kernels ----------------------------------------------------------------------------- */
+
+/* So few registers a thread that a multiprocessor has room for as many blocks: what it has under
+ * way hides how long memory takes. */
+enum { ADAMW_BLOCKS = 4 };
 
 /* Of the dtypes of parameter, gradient and moments bits 2, 1 and 0 of the way are set for bfloat16;
  * a block takes `each` elements. */
@@ -317,7 +294,6 @@ static __device__ __forceinline__ void adamw_piece(const pst_cuda_adamw_piece &p
                                                    const Gradient &gradients, unsigned each,
                                                    unsigned block) {
     const pst__adamw_coefficients with = *(const pst__adamw_coefficients *)piece.coefficients;
-    if (with.is_skipped) return;
     switch (piece.way) {
     case 0: adamw_range<float, float, float>(piece, gradients, with, each, block); break;
     case 1: adamw_range<float, float, bfloat>(piece, gradients, with, each, block); break;
@@ -329,19 +305,19 @@ static __device__ __forceinline__ void adamw_piece(const pst_cuda_adamw_piece &p
     case 7: adamw_range<bfloat, bfloat, bfloat>(piece, gradients, with, each, block); break;
     default: {
         const range part = share_of(piece.count, each, block);
-        adamw_singles(piece, gradients, with, part.begin, part.count, part.count, 0);
+        adamw_singles(piece, gradients, part.begin, part.count, part.count, 0);
     }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS, ADAMW_BLOCKS)
     pst_adamw(const __grid_constant__ pst_cuda_adamw table) {
     const pst_cuda_adamw_piece &piece = table.piece[piece_of(table, blockIdx.x)];
     const adamw_written gradients = {piece.gradient};
     adamw_piece(piece, gradients, table.block_elements, blockIdx.x - piece.first_block);
 }
 
-extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS, ADAMW_BLOCKS)
     pst_adamw_sums(const __grid_constant__ pst_cuda_adamw_sums table) {
     const unsigned index = piece_of(table, blockIdx.x);
     const pst_cuda_adamw_piece &piece = table.piece[index];
@@ -350,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
 }
 
 #ifdef PST_CUDA_LARGE_PARAMETERS
-extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS)
+extern "C" __global__ void __launch_bounds__(PST_CUDA_THREADS, ADAMW_BLOCKS)
     pst_adamw_many(const __grid_constant__ pst_cuda_adamw_many table) {
     const pst_cuda_adamw_piece &piece = table.piece[piece_of(table, blockIdx.x)];
     const adamw_written gradients = {piece.gradient};

@@ -86,7 +86,7 @@ typedef struct pst_cuda_rows {
 
 /* A piece of pst_adamw: what pst_adamw_piece has. `kinds`: two bits a dtype, those of parameter,
  * gradient, moments and copy, and above them whether moments are rounded randomly. `way`: which
- * vectors serve, PST_CUDA_ADAMW_SINGLES none. */
+ * vectors serve, PST_CUDA_ADAMW_SINGLES none; `before`: elements before the first of them. */
 #define PST_CUDA_ADAMW_FLOAT  0u
 #define PST_CUDA_ADAMW_BFLOAT 1u
 #define PST_CUDA_ADAMW_HALF   2u
@@ -100,6 +100,12 @@ typedef struct pst_cuda_rows {
 #define PST_CUDA_ADAMW_SINGLES          8u
 #define PST_CUDA_ADAMW_SOURCES          8 /* as PST_ADAMW_MOST_SOURCES */
 
+/* Elements of a vector, by the bytes of one of parameter, gradient and moments; and of a line of
+ * memory, at most: what a warp reads lies in few. */
+#define PST_CUDA_ADAMW_VECTOR(parameter, gradient, moment)                                         \
+    ((parameter) + (gradient) + (moment) == 6 ? 8u : 4u)
+#define PST_CUDA_ADAMW_LINE 64
+
 typedef struct pst_cuda_adamw_piece {
     void *parameter;
     const void *gradient;
@@ -108,11 +114,12 @@ typedef struct pst_cuda_adamw_piece {
     unsigned long long count;
     unsigned long long first;
     unsigned first_block;
-    unsigned short kinds, way;
+    unsigned short kinds;
+    unsigned char way, before;
 } pst_cuda_adamw_piece;
 
 /* A launch of pst_adamw or pst_adamw_many: a block takes `block_elements` of a piece, a multiple of
- * what lines of memory have, and the first one what lies before the first line as well. */
+ * what lines of memory have, and the first one what lies before the first vector as well. */
 #define PST_CUDA_ADAMW_TABLE(pieces)                                                               \
     struct {                                                                                       \
         unsigned piece_count;                                                                      \

@@ -10,9 +10,9 @@
 #define PST_CUDA_LARGE_PARAMETERS
 #define __global__
 #define __device__
-#define __forceinline__      inline
-#define __noinline__         /* of a function */
-#define __launch_bounds__(n) /* of a kernel */
+#define __forceinline__        inline
+#define __noinline__           /* of a function */
+#define __launch_bounds__(...) /* of a kernel */
 #define __grid_constant__
 
 namespace {
