@@ -333,12 +333,12 @@ static int end_alike(const pst__operation *a, const pst__operation *b) {
     return a->work.combine_apart == b->work.combine_apart && (a->then == NULL) == (b->then == NULL);
 }
 
-/* Within a capture each wait is an edge, and the last of those that end on one stream stands for
- * all: the fewer edges, the fewer streams the graph is spread over. */
+/* The last of those that end on one stream stands for all. Within a capture each wait is an edge,
+ * and the fewer edges, the fewer streams the graph is spread over. */
 static int is_waited_by_next(const pst__operation *operation, uint64_t last) {
     const pst__operation *next = operation->next;
-    return operation->carrier->outside != NULL && next != NULL && is_reduction(next) &&
-           next->work.collective.ticket <= last && end_alike(operation, next);
+    return next != NULL && is_reduction(next) && next->work.collective.ticket <= last &&
+           end_alike(operation, next);
 }
 
 static pst_status wait_reductions(const pst__queue *queue) {

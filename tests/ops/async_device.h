@@ -29,6 +29,7 @@ typedef struct async_operation {
 
 struct pst_stream {
     async_operation *first, **end;
+    size_t waits; /* enqueued so far */
     pst_stream *next;
 };
 
@@ -45,8 +46,8 @@ typedef struct async_device {
     pthread_cond_t changed;
     int stop, is_paused;
     uint64_t dice, records;
-    unsigned delay_us;   /* each operation takes up to so long */
-    size_t waits, calls; /* enqueued so far */
+    unsigned delay_us; /* each operation takes up to so long */
+    size_t calls;      /* enqueued so far */
     pst_stream *streams;
     pst_event *events;
     const char *host; /* (optional) memory that copies alone may touch */
@@ -231,7 +232,7 @@ static inline pst_status async_stream_wait(pst_device *device, pst_stream *strea
     wait->event = event;
     (void)pthread_mutex_lock(&async->lock);
     wait->record = event->asked;
-    async->waits++;
+    stream->waits++;
     async_append(async, stream, wait);
     (void)pthread_mutex_unlock(&async->lock);
     return PST_OK;

@@ -101,6 +101,36 @@ static void gradients_of_two_groups_are_lent(void **unused) {
     run_ranks_async(2, &model, count_what_is_lent, NULL);
 }
 
+/* Compute's stream waits once for the parts of a group: those that end on one stream end in order.
+ */
+static void count_waits(rank_state *state) {
+    const pst_stream *compute = pst_lane_stream(state->compute);
+    DO(build_engine(state));
+    for (int pass = 1; pass <= 3 && state->failure[0] == '\0'; pass++) {
+        begin(state);
+        const size_t before = compute->waits;
+        const uint64_t reduces = stats_of(state).reduces;
+        reduce_groups(state, 0);
+        CHECK_FINE();
+        CHECK(stats_of(state).reduces - reduces == 4 * 4);
+        CHECK(compute->waits - before <= 4 * 2); /* and for copies */
+        check_gradients(state, mean_of_step_1);
+    }
+}
+
+static void compute_waits_once_for_the_parts_of_a_group(void **unused) {
+    (void)unused;
+    model model = empty_model(1);
+    for (int g = 0; g < 4; g++) {
+        add_shape(&model, 16, 16, 1); /* four parts */
+        close_group(&model);
+    }
+    model.bucket_bytes = 4096;
+    model.push_bytes = model.part_bytes = 128;
+    model.device = ON_ONE_SIDED;
+    run_ranks_on_device(2, &model, count_waits, NULL);
+}
+
 static uint32_t sums_may_go[2]; /* by rank; a device's flag */
 
 static void hold_sums(rank_state *state) {
@@ -267,6 +297,7 @@ int main(void) {
         cmocka_unit_test(large_gradients_need_no_bucket),
         cmocka_unit_test(pushed_gradients_stay_until_they_are_added_up),
         cmocka_unit_test(gradients_of_two_groups_are_lent),
+        cmocka_unit_test(compute_waits_once_for_the_parts_of_a_group),
         cmocka_unit_test(a_recording_says_that_compute_has_waited_for_sums),
         cmocka_unit_test(compute_does_not_wait_until_peers_take_gradients),
         cmocka_unit_test(a_rank_without_a_gradient_pushes_zeros),

@@ -232,6 +232,15 @@ def test_each_part_of_a_wait_has_its_cause(tmp_path):
     assert "late rank 0.008 ms" in told
 
 
+def test_gradients_that_compute_waits_for_by_the_last_are_the_reduction_tail(tmp_path):
+    trace = RankTrace(0)
+    for ticket in (1, 2, 3):
+        trace.task("reduce", "gradients a", 20 * ticket, 20 * ticket + 18, ticket=ticket)
+    trace.slice("main", "wait gradients", 10, 80, "host", ticket=3)
+    (row,) = reported(tmp_path, trace)["exposed"]["groups"]
+    assert row["causes"] == {"late_launch": 10 + 2 + 2, "reduction_tail": 3 * 18, "waking": 2}
+
+
 def full(trace, group, *times):
     for time in times:
         trace.host(f"memory full {group}", time, time)

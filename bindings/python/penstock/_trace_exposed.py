@@ -75,14 +75,17 @@ def _causes(rank: Rank, wait: Wait) -> Iterator[tuple[str, float]]:
         late, moving, idle = launched - one.begin - busy, ended - there, _idle(rank, task)
         late_full = min(late, idle)
         moving_full = min(moving, idle - late_full)  # it would have ended so much earlier
+        moving -= moving_full
+        if wait.is_for_gradients:  # one for all that end on a stream: its lane moved the others
+            moved = {"reduction_tail": busy + moving}
+        else:
+            moved = {"lane_busy": busy, "moving": moving}
         parts = {
             "memory_full": late_full + moving_full,
             "late_launch": late - late_full,
-            "lane_busy": busy,
             "late_rank": there - launched,
-            "reduction_tail" if wait.is_for_gradients else "moving": moving - moving_full,
             "waking": one.end - ended,
-        }
+        } | moved
         yield from ((cause, length) for cause, length in parts.items() if length > 0)
 
 
