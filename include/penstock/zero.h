@@ -407,8 +407,8 @@ typedef struct pst_zero_compile_options {
  * makes room.
  *
  * Plans of passes with a backward go by times, which differ between ranks and so are agreed on
- * first: of a group's compute the longest that any rank has measured, of collectives those of the
- * rank for which they took least together, as it has waited least for others. Blocks for that. */
+ * first: of a group's compute the longest that any rank has measured, of its collectives the
+ * shortest, as the rank that came last has not waited for others. Blocks for that. */
 PST_API pst_status pst_zero_compile(pst_zero *engine, const pst_zero_compile_options *options,
                                     pst_zero_plan *plan);
 /* What the engine makes its own plans with from now on: prefetch_ahead instead of that of its

@@ -13,38 +13,18 @@ static pst__measured *measured_of(const pst__knowledge *known) {
     return (pst__measured *)(void *)(known->words + 1);
 }
 
-#define RANK_BITS  16
-#define TOTAL_BITS 32
-
-static uint64_t at_most(uint64_t value, unsigned bits) {
-    const uint64_t most = ((uint64_t)1 << bits) - 1;
-    return value < most ? value : most;
+/* 0 stays: not known. Its own inverse. */
+static uint64_t complement_of(uint64_t ns) {
+    return ns == 0 ? 0 : ~ns;
 }
 
-/* Of the rank that knows most collectives' times, and of those the one for which they took least
- * together, as it has waited least for others: the largest word. 0: it knows none. */
-static uint64_t vote_of(const pst_zero *engine, const pst__measured *measured) {
-    uint64_t total = 0, unknown = 0;
+/* A collective begins on each rank as that comes to it, and ends on all together: the rank that
+ * comes last has measured what it takes, and the others what they have waited for that one, too. */
+static void complement_collectives(const pst_zero *engine, pst__measured *measured) {
     for (size_t i = 0; i < engine->group_count; i++) {
-        total += measured[i].gather + measured[i].reduce;
-        unknown += (uint64_t)(measured[i].gather == 0) + (uint64_t)(measured[i].reduce == 0);
+        measured[i].gather = complement_of(measured[i].gather);
+        measured[i].reduce = complement_of(measured[i].reduce);
     }
-    if (total == 0) return 0;
-    const uint64_t us = at_most(total / 1000, TOTAL_BITS);
-    return ~((at_most(unknown, 64 - TOTAL_BITS - RANK_BITS) << TOTAL_BITS | us) << RANK_BITS |
-             (uint64_t)pst__carrier_number(&engine->carrier));
-}
-
-/* Leaves collectives' times to the rank that has waited least. */
-static pst_status elect(pst_zero *engine, pst__measured *measured) {
-    uint64_t vote = vote_of(engine, measured);
-    const pst_status status = pst__agree_largest(engine, &vote, 1);
-    const uint64_t elected = ~vote & (((uint64_t)1 << RANK_BITS) - 1);
-    if (status != PST_OK || vote == 0 || elected == (uint64_t)pst__carrier_number(&engine->carrier))
-        return status;
-    for (size_t i = 0; i < engine->group_count; i++)
-        measured[i].gather = measured[i].reduce = 0;
-    return PST_OK;
 }
 
 pst_status pst__knowledge_agree(pst_zero *engine, const pst_zero_compile_options *options,
@@ -56,9 +36,10 @@ pst_status pst__knowledge_agree(pst_zero *engine, const pst_zero_compile_options
     pst__measure(options->operations, options->times, options->count, engine->group_count,
                  measured_of(known));
     if (!options->grad) return PST_OK;
-    const pst_status status = elect(engine, measured_of(known));
-    if (status != PST_OK) return status;
-    return pst__agree_largest(engine, known->words, known->count);
+    complement_collectives(engine, measured_of(known));
+    const pst_status status = pst__agree_largest(engine, known->words, known->count);
+    complement_collectives(engine, measured_of(known));
+    return status;
 }
 
 void pst__knowledge_free(const pst_zero *engine, pst__knowledge *known) {

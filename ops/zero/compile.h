@@ -4,9 +4,10 @@
 
 #include "ops/zero/engine.h"
 
-/* What the ranks agree on: words of which all take the largest one. The first is the complement of
- * keep_bytes, so that the smallest counts; behind it is what was measured, by group: of compute the
- * slowest rank counts, of collectives the one that has waited least for others. */
+/* What the ranks agree on: words of which all take the largest one, or, as complements, the
+ * smallest. The first is the complement of keep_bytes, of which the smallest counts; behind it is
+ * what was measured, by group: of compute the slowest rank counts, of a collective the one that
+ * came last. */
 typedef struct pst__knowledge {
     uint64_t *words;
     size_t count;
