@@ -79,7 +79,7 @@ static unsigned before_lines(const pst_adamw_piece *piece) {
     return (unsigned)(before < piece->count ? before : piece->count);
 }
 
-/* Whether `length` elements that lie `before` elements behind the address are a vector; of none. */
+/* Whether a vector of `length` elements can begin `before` elements behind the address, if any. */
 static int is_vector(const void *memory, pst_dtype dtype, unsigned before, unsigned length) {
     const size_t size = pst_dtype_size(dtype);
     return memory == NULL || ((uintptr_t)memory + before * size) % (length * size) == 0;

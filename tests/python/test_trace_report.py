@@ -241,6 +241,41 @@ def test_gradients_that_compute_waits_for_by_the_last_are_the_reduction_tail(tmp
     assert row["causes"] == {"late_launch": 10 + 2 + 2, "reduction_tail": 3 * 18, "waking": 2}
 
 
+def pushed(rank, begin):
+    """Two gradients that a rank pushes from then on, added up where both ranks' are there."""
+    trace = RankTrace(rank).host("step", 0, 100)
+    for ticket, (since, until), (added, end) in (
+        (1, (begin, 50), (52, 62)),
+        (2, (50, 60), (62, 80)),
+    ):
+        trace.task("gather", f"gradient {ticket}", since, until, ticket=ticket)
+        trace.task("sum", f"gradient {ticket}", added, end, ticket=ticket)
+    return trace.slice("compute stream", "wait gradients", 20, 82, "host", ticket=2)
+
+
+def test_gradients_that_are_pushed_begin_with_the_push(tmp_path):
+    result = reported(tmp_path, pushed(0, begin=10))
+    (row,) = result["exposed"]["groups"]
+    assert row["causes"] == {"reduction_tail": 60, "waking": 2}  # not launched late
+    assert parts_of(result["critical_path"]) == {
+        ("compute", 0, "", "compute"): 18 + 10,
+        ("waking", 0, "sum", "gradient 2"): 2,
+        ("moving", None, "sum", "gradient 2"): 18,  # behind what was added up before it
+        ("moving", None, "sum", "gradient 1"): 10,
+        ("launching", 0, "sum", "gradient 1"): 2,
+        ("moving", None, "gather", "gradient 1"): 40,
+    }
+
+
+def test_the_path_of_gradients_that_are_pushed_goes_to_the_rank_that_came_last(tmp_path):
+    traces = [pushed(0, begin=10), RankTrace(1).host("step", 0, 90)]
+    traces[1].task("gather", "gradient 1", 40, 50, ticket=1)
+    traces[1].task("sum", "gradient 1", 52, 62, ticket=1)
+    path = reported(tmp_path, *traces)["critical_path"]
+    assert parts_of(path)["moving", None, "gather", "gradient 1"] == 10
+    assert parts_of(path)["compute", 1, "", "step"] == 40
+
+
 def full(trace, group, *times):
     for time in times:
         trace.host(f"memory full {group}", time, time)

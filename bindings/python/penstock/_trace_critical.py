@@ -127,7 +127,12 @@ class _Walk:
 
     def _before(self, rank: Rank, task: Task) -> tuple[Task | None, float]:
         """Return what a task began behind, and when that ended; no task: compute's thread."""
-        before, asked = task.before, self._asked(rank)
+        before, first, asked = task.before, task.first, self._asked(rank)
+        if first is not None:
+            since = max(one.one.end for one in first.collective.values())
+            if before is not None and before.one.end > since:
+                return before, before.one.end
+            return first, since
         if before is None:
             return None, asked
         is_queued = self._time - before.one.end <= _AT_ONCE or before.one.end > asked

@@ -51,7 +51,7 @@ def exposed_by_cause(ranks: dict[int, Rank], spans: dict[int, Interval] | None) 
                 for cause, length in _causes(rank, wait):
                     causes[cause] += length / len(ranks)
                     if cause == "late_rank" and wait.task:
-                        late[wait.task.last.rank] += length / len(ranks)
+                        late[wait.task.opening.last.rank] += length / len(ranks)
     rows = [
         {"group": name, "kind": kind, "us": sum(causes.values()), "causes": dict(causes)}
         for (name, kind), causes in groups.items()
@@ -71,7 +71,8 @@ def _causes(rank: Rank, wait: Wait) -> Iterator[tuple[str, float]]:
         yield "unknown", one.duration
     else:
         launched, there, ended = _times(one, task)
-        busy = min(rank.busy_between(task.lane, one.begin, launched), launched - one.begin)
+        lane = task.opening.lane
+        busy = min(rank.busy_between(lane, one.begin, launched), launched - one.begin)
         late, moving, idle = launched - one.begin - busy, ended - there, _idle(rank, task)
         late_full = min(late, idle)
         moving_full = min(moving, idle - late_full)  # it would have ended so much earlier
@@ -103,9 +104,9 @@ def _times(wait: Slice, task: Task) -> tuple[float, float, float]:
     def within(time: float, lowest: float) -> float:
         return min(max(time, lowest), wait.end)
 
-    launched = within(task.one.begin, wait.begin)
+    launched = within(task.opening.one.begin, wait.begin)
     ended = within(task.one.end, launched)
-    there = min(within(task.last.one.begin, launched), ended)
+    there = min(within(task.opening.last.one.begin, launched), ended)
     return launched, there, ended
 
 

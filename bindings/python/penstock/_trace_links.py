@@ -40,6 +40,9 @@ class Task:
         The task that began before it on that lane.
     collective : dict
         By rank, the same collective: itself alone where not all ranks have it.
+    first : Task, optional
+        What its operation did before, on the lane that it shares with other ranks: it pushed
+        gradients, which are added up here.
     """
 
     lane: str
@@ -47,6 +50,12 @@ class Task:
     one: Slice
     before: Task | None = None
     collective: dict[int, Task] = field(default_factory=dict)
+    first: Task | None = None
+
+    @property
+    def opening(self) -> Task:
+        """What its operation began with: itself, mostly."""
+        return self.first or self
 
     @property
     def last(self) -> Task:
@@ -101,6 +110,7 @@ class Rank:
         self.number = number
         lanes = [track for track in tracks if track.is_lane]
         self.tasks = [task for lane in lanes for task in _tasks(number, lane)]
+        _tie_parts(self.tasks)
         self._busy = {lane.name: Spans(union(lane.slices)) for lane in lanes}
         self.waits = list(_waits(tracks, self.tasks))
         self._waiting = Spans([(wait.one.begin, wait.one.end) for wait in self.waits])
@@ -187,6 +197,21 @@ def _tasks(rank: int, lane: Track) -> Iterator[Task]:
         task.collective = {rank: task}
         yield task
         before = task
+
+
+_SHARED = ("gather", "reduce")  # the first words of names of lanes whose tasks peers have, too
+
+
+def _tie_parts(tasks: list[Task]) -> None:
+    """Find what operations of two parts have begun with: it has the same name and ticket."""
+    opened: dict[tuple[str, int], Task] = {}
+    for task in sorted(tasks, key=lambda task: task.one.begin):
+        if "ticket" in task.one.args:
+            key = task.one.name, task.one.args["ticket"]
+            if task.lane.startswith(_SHARED):
+                opened[key] = task
+            else:
+                task.first = opened.pop(key, None)
 
 
 def _collectives(ranks: dict[int, Rank]) -> Iterator[dict[int, Task]]:
