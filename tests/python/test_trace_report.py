@@ -344,6 +344,18 @@ def test_a_hint_for_threads_that_wake_late_speaks_of_cpus(tmp_path):
     assert "as many CPUs" in hint
 
 
+def test_a_hint_for_data_that_moves_asks_for_the_ranks_that_are_not_there(tmp_path):
+    traces = [RankTrace(rank).host("step", 0, 100).host("wait root", 20, 60) for rank in range(2)]
+    for trace in traces:
+        trace.task("gather", "root", 5, 60, ticket=1)
+    (hint,) = reported(tmp_path, traces[0])["hints"]
+    assert "memory='auto'" in hint
+    assert "merge the other ranks' traces" in hint
+    (hint,) = reported(tmp_path, *traces)["hints"]
+    assert "memory='auto'" in hint
+    assert "merge" not in hint
+
+
 def steps_of_two_ranks(late_step, late_us, moving_us):
     """Six steps of 100 us; in one of them rank 1 computes for longer, or a gather moves data."""
     traces = [RankTrace(rank) for rank in range(2)]

@@ -25,6 +25,10 @@ _WAKING = (
     "what was waited for had ended, but the thread did not run: give each rank as many CPUs as "
     "it has threads that work"
 )
+_ALONE = (
+    "; but first merge the other ranks' traces into it by python -m penstock.trace merge: this one "
+    "does not tell whether they came late"
+)
 _OF_CAUSES = {"waking": _WAKING, "memory_full": _MEMORY}
 _FEW = 4  # steps, of which none is told to be unusual
 _MOST = 3  # unusual steps that are named
@@ -114,7 +118,8 @@ def _hints_of_kind(kind: str, result: dict[str, Any]) -> Iterator[str]:
     if cause == "late_rank":
         yield f"{told}, which mostly waits for {_late_rank(result)}"
     else:
-        yield f"{told}: {_OF_CAUSES.get(cause, _OPTIONS[kind])}"
+        alone = _ALONE if len(ranks) < result["world_size"] else ""
+        yield f"{told}: {_OF_CAUSES.get(cause, _OPTIONS[kind] + alone)}"
 
 
 def _largest_cause(kind: str, groups: list[dict[str, Any]]) -> str:

@@ -39,7 +39,8 @@ def report(path: PathLike, step: int | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``ranks``: for each rank ``span_us``; ``exposed_us``, the time in which a thread, or the
+        ``world_size``: of the job, of which the trace may have one rank alone. ``ranks``: for each
+        of those that it has ``span_us``; ``exposed_us``, the time in which a thread, or the
         compute stream of a GPU, was in a slice whose name begins with "wait", and
         ``exposed_share`` of the span; ``steps``, how many it has, ``step_us`` and
         ``exposed_step_us``, the median of their lengths and of the exposed time in them (None
@@ -90,6 +91,7 @@ def report_of(trace: Trace, step: int | None = None) -> dict[str, Any]:
         tracks = {r: [clipped(t, *spans[r]) for t in tracks[r]] for r in spans}
     told = [_report_step(number, ranks, found) for number, found in steps]
     result = {
+        "world_size": trace.fields.get("distributedInfo", {}).get("world_size", len(ranks)),
         "ranks": {rank: _report_rank(own) for rank, own in tracks.items()},
         "steps": told,
         "critical_path": mean_path(told),
