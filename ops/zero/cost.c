@@ -17,7 +17,7 @@ pst_status pst__curve_add(const pst__heap *heap, pst__curve *curve, uint64_t byt
     size_t hole = curve->count++;
     for (; hole > 0 && comes_behind(&curve->points[hole - 1], bytes, ns); hole--)
         curve->points[hole] = curve->points[hole - 1];
-    curve->points[hole] = (pst__curve_point){bytes, ns};
+    curve->points[hole] = (pst__curve_point){bytes, ns, 1};
     return PST_OK;
 }
 
@@ -26,20 +26,30 @@ static void take_one_a_size(pst__curve *curve, int takes_shortest) {
     for (size_t first = 0, next = 0; first < curve->count; first = next) {
         while (next < curve->count && curve->points[next].bytes == curve->points[first].bytes)
             next++;
-        curve->points[kept++] =
-            curve->points[first + (takes_shortest ? 0 : (next - first - 1) / 2)];
+        curve->points[kept] = curve->points[first + (takes_shortest ? 0 : (next - first - 1) / 2)];
+        curve->points[kept++].count = next - first;
     }
     curve->count = kept;
 }
 
-void pst__curve_fit(pst__curve *curve, int takes_shortest) {
-    uint64_t longest = 0;
-    take_one_a_size(curve, takes_shortest);
-    for (size_t i = 0; i < curve->count; i++) {
-        pst__curve_point *point = &curve->points[i];
-        if (point->ns < longest) point->ns = longest;
-        longest = point->ns;
+/* The point and those before it that took longer: all of them take their mean. */
+static void pool(pst__curve_point *points, size_t last) {
+    uint64_t count = points[last].count, sum = points[last].ns * count, mean = points[last].ns;
+    size_t first = last;
+    for (; first > 0 && points[first - 1].ns > mean; first--) {
+        count += points[first - 1].count;
+        sum += points[first - 1].ns * points[first - 1].count;
+        mean = sum / count;
     }
+    for (size_t i = first; i <= last; i++)
+        points[i].ns = mean;
+}
+
+/* Isotonic regression by pooling adjacent violators. */
+void pst__curve_fit(pst__curve *curve, int takes_shortest) {
+    take_one_a_size(curve, takes_shortest);
+    for (size_t i = 1; i < curve->count; i++)
+        pool(curve->points, i);
 }
 
 uint64_t pst__curve_at(const pst__curve *curve, uint64_t bytes) {

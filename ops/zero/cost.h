@@ -9,6 +9,7 @@
 
 typedef struct pst__curve_point {
     uint64_t bytes, ns;
+    uint64_t count; /* of what was measured for it */
 } pst__curve_point;
 
 /* Piecewise linear between the sizes that were measured; below the smallest one as long as that,
@@ -20,8 +21,9 @@ typedef struct pst__curve {
 
 /* One that took so long; of 0 ns nothing is known. Then fit; then ask. PST_ENOMEM. */
 pst_status pst__curve_add(const pst__heap *heap, pst__curve *curve, uint64_t bytes, uint64_t ns);
-/* Equal sizes become their median, or the shortest of them, and nothing larger is faster than what
- * is smaller. */
+/* Equal sizes become their median, or the shortest of them; where something larger was faster than
+ * what is smaller, both take their mean, by how often they were measured: a small one that has
+ * waited once says little of many large ones. */
 void pst__curve_fit(pst__curve *curve, int takes_shortest);
 /* 0 where nothing was measured. */
 uint64_t pst__curve_at(const pst__curve *curve, uint64_t bytes);

@@ -48,7 +48,7 @@ static void a_curve_is_linear_between_sizes(void **unused) {
     pst__curve_free(heap, &curve);
 }
 
-static void a_curve_takes_medians_and_never_falls(void **unused) {
+static void a_curve_takes_medians_and_their_mean_where_it_would_fall(void **unused) {
     (void)unused;
     pst__curve curve = {0};
     assert_int_equal(pst__curve_add(heap, &curve, 1000, 900), PST_OK);
@@ -56,9 +56,41 @@ static void a_curve_takes_medians_and_never_falls(void **unused) {
     assert_int_equal(pst__curve_add(heap, &curve, 1000, 100), PST_OK);
     assert_int_equal(pst__curve_add(heap, &curve, 1000, 200), PST_OK);
     pst__curve_fit(&curve, 0);
-    assert_int_equal(pst__curve_at(&curve, 1000), 200);
-    assert_int_equal(pst__curve_at(&curve, 2000), 200);
+    assert_int_equal(pst__curve_at(&curve, 1000), (3 * 200 + 90) / 4);
+    assert_int_equal(pst__curve_at(&curve, 2000), (3 * 200 + 90) / 4);
     pst__curve_free(heap, &curve);
+}
+
+static void one_that_has_waited_says_little_of_many(void **unused) {
+    (void)unused;
+    pst__curve curve = {0};
+    assert_int_equal(pst__curve_add(heap, &curve, 8, 14000), PST_OK);
+    for (int i = 0; i < 36; i++)
+        assert_int_equal(pst__curve_add(heap, &curve, 1000, 2000), PST_OK);
+    assert_int_equal(pst__curve_add(heap, &curve, 3000, 2100), PST_OK);
+    assert_int_equal(pst__curve_add(heap, &curve, 6000, 5000), PST_OK);
+    pst__curve_fit(&curve, 0);
+    const uint64_t mean = (14000 + 36 * 2000 + 2100) / 38; /* that of the first two is 2324 */
+    assert_int_equal(pst__curve_at(&curve, 8), mean);
+    assert_int_equal(pst__curve_at(&curve, 1000), mean);
+    assert_int_equal(pst__curve_at(&curve, 3000), mean);
+    assert_int_equal(pst__curve_at(&curve, 6000), 5000);
+    pst__curve_free(heap, &curve);
+}
+
+static void a_curve_never_falls(void **unused) {
+    (void)unused;
+    uint64_t dice = random_seed("a_curve_never_falls");
+    for (int round = 0; round < 200; round++) {
+        pst__curve curve = {0};
+        for (int i = 0; i < 20; i++)
+            assert_int_equal(
+                pst__curve_add(heap, &curve, 1 + drawn(&dice, 12), 1 + drawn(&dice, 1000)), PST_OK);
+        pst__curve_fit(&curve, 0);
+        for (size_t i = 1; i < curve.count; i++)
+            assert_true(curve.points[i].ns >= curve.points[i - 1].ns);
+        pst__curve_free(heap, &curve);
+    }
 }
 
 static void compute_is_measured_from_what_it_waits_for_to_the_next_operation(void **unused) {
@@ -403,7 +435,9 @@ static void without_times_there_is_no_forecast(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_curve_is_linear_between_sizes),
-        cmocka_unit_test(a_curve_takes_medians_and_never_falls),
+        cmocka_unit_test(a_curve_takes_medians_and_their_mean_where_it_would_fall),
+        cmocka_unit_test(one_that_has_waited_says_little_of_many),
+        cmocka_unit_test(a_curve_never_falls),
         cmocka_unit_test(compute_is_measured_from_what_it_waits_for_to_the_next_operation),
         cmocka_unit_test(time_of_several_collectives_is_charged_in_equal_parts),
         cmocka_unit_test(without_bytes_to_keep_all_is_as_before),
