@@ -301,6 +301,9 @@ pst_status pst__partition_compare_owners(pst_partition *partition) {
 pst_status pst_partition_begin_backward(pst_partition *partition, int is_last) {
     if (partition == NULL) return PST_EINVAL;
     pst__partition_forget_pending(partition);
+    const pst_status status =
+        pst__operation_wait_reductions(&partition->carrier); /* of a backward that was broken off */
+    if (status != PST_OK) return status;
     partition->hash = PST__HASH_SEED;
     partition->has_reduced = 0;
     for (size_t i = 0; partition->is_last && i < partition->parameter_count; i++)

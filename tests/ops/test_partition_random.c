@@ -167,27 +167,37 @@ static void random_body(rank_state *state) {
     free(program);
 }
 
+static void run_program(uint64_t seed) {
+    const uint64_t dice = mix(seed);
+    const variant variant = {.route = (pst_partition_route)(dice % 3),
+                             .bucket_bytes = dice / 3 % 2 == 0 ? 1u << 20 : 256u << dice / 6 % 4,
+                             .reduce_in_fp32 = (int)(dice / 24 % 2),
+                             .frees_in_compute_order = (int)(dice / 48 % 2)};
+    const model model = {.deadline_ns = 20000000000u,
+                         .device = ON_HOST + (int)(dice / 96 % (ON_CE - ON_HOST + 1)),
+                         .seed = seed * 1000003u};
+    printf("PST_SEED=%llu\n", (unsigned long long)seed);
+    (void)fflush(stdout);
+    run_ranks_on_device(1 + (int)(dice / 960 % MOST_RANKS), &model, random_body, (void *)&variant);
+}
+
 static void random_backwards_are_right(void **unused) {
     (void)unused;
     uint64_t seed = random_seed(__func__);
-    for (int run = 0; run < random_programs(40); run++, seed++) {
-        const uint64_t dice = mix(seed);
-        const variant variant = {.route = (pst_partition_route)(dice % 3),
-                                 .bucket_bytes =
-                                     dice / 3 % 2 == 0 ? 1u << 20 : 256u << dice / 6 % 4,
-                                 .reduce_in_fp32 = (int)(dice / 24 % 2),
-                                 .frees_in_compute_order = (int)(dice / 48 % 2)};
-        const model model = {.deadline_ns = 20000000000u,
-                             .device = ON_HOST + (int)(dice / 96 % (ON_CE - ON_HOST + 1)),
-                             .seed = seed * 1000003u};
-        printf("PST_SEED=%llu\n", (unsigned long long)seed);
-        (void)fflush(stdout);
-        run_ranks_on_device(1 + (int)(dice / 960 % MOST_RANKS), &model, random_body,
-                            (void *)&variant);
-    }
+    for (int run = 0; run < random_programs(40); run++, seed++)
+        run_program(seed);
+}
+
+/* A program in which an all-reduce of a backward that was broken off delivered behind the next
+ * one's reduce-scatter, in two runs of five. */
+static void what_was_broken_off_is_delivered_first(void **unused) {
+    (void)unused;
+    for (int run = 0; run < 10; run++)
+        run_program(1795815042);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(random_backwards_are_right)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(random_backwards_are_right),
+                                       cmocka_unit_test(what_was_broken_off_is_delivered_first)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
