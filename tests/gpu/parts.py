@@ -71,7 +71,12 @@ def parts_of(build: Path, gpus: int) -> list[Part]:
             240,
             python_tests("offload_activations", "ways", "selective"),
         ),
-        Part("adamw", min(2, gpus), 200, python_tests("adamw", "in_backward")),
+        Part(
+            "adamw",
+            min(2, gpus),
+            200,
+            python_tests("adamw", "in_backward", "deepcompile_device_optimizer"),
+        ),
         Part("models", min(2, gpus), 200, python_tests("meta", "load", "switch", "hooks")),
         Part("errors", min(2, gpus), 120, python_tests("errors", "lookup")),
         Part(

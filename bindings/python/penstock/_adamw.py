@@ -24,8 +24,8 @@ from penstock._norms import gradient_of, norm_of
 from penstock._sharded import end_watch, watch
 from penstock._world import local_of, stream_of
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-_LOW_PRECISION = (torch.bfloat16, torch.float16)
+MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+LOW_PRECISION = (torch.bfloat16, torch.float16)
 _LINE = 64  # elements that a line of a GPU's memory has, at most
 _OPTIONS = ("moments", "stochastic_rounding", "masters", "skip_nonfinite", "seed")
 _logger = logging.getLogger("penstock")
@@ -189,7 +189,7 @@ class AdamW(torch.optim.Optimizer):
         group = self.param_groups[-1]
         _check(group)
         for parameter in group["params"]:
-            if parameter.dtype not in (torch.float32, *_LOW_PRECISION):
+            if parameter.dtype not in (torch.float32, *LOW_PRECISION):
                 refuse("params", parameter.dtype, "give float32, bfloat16 or float16 parameters")
         if all(parameter.device.type == "cuda" for parameter in group["params"]):
             group["fused"] = True  # torch.optim.AdamW finds steps on the device, then
@@ -258,7 +258,7 @@ class AdamW(torch.optim.Optimizer):
             if not values:
                 continue
             state = self.state[parameter]
-            for name in _MOMENTS:
+            for name in MOMENTS:
                 if name in values:
                     state[name] = _beside(parameter, group["moments"]).copy_(values[name])
             state.pop("master", None)
@@ -272,7 +272,7 @@ class AdamW(torch.optim.Optimizer):
                 yield group, parameter
 
     def _has_master(self, group: dict[str, Any], parameter: torch.Tensor) -> bool:
-        return bool(group["masters"]) and parameter.dtype in _LOW_PRECISION
+        return bool(group["masters"]) and parameter.dtype in LOW_PRECISION
 
     @staticmethod
     def _fit_step(state: dict[str, Any], parameter: torch.Tensor) -> None:
@@ -327,7 +327,7 @@ class AdamW(torch.optim.Optimizer):
         for some in self._by_masters(group, parameters):
             given = self._arguments(group, device, some, found_inf)
             given["gradients"] = [gradient_of(parameter) for parameter in some]
-            _native(device).step(stream_of(device), **given)
+            native_of(device).step(stream_of(device), **given)
 
     def _by_masters(
         self, group: dict[str, Any], parameters: list[torch.Tensor]
@@ -345,7 +345,7 @@ class AdamW(torch.optim.Optimizer):
         found_inf: torch.Tensor | None,
     ) -> _C.AdamWArguments:
         """Return all but the gradients of parameters that are about to be written."""
-        lr, lr_at = _rate(group["lr"], device)
+        lr, lr_at = rate_of(group["lr"], device)
         states = [self._state_of(group, parameter) for parameter in some]
         locals_ = [local_of(parameter) for parameter in some]
         has_masters = self._has_master(group, some[0])
@@ -379,7 +379,7 @@ class AdamW(torch.optim.Optimizer):
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), device=parameter.device)
-        names = _MOMENTS if group["amsgrad"] else _MOMENTS[:2]
+        names = MOMENTS if group["amsgrad"] else MOMENTS[:2]
         for name in names:
             if name not in state:
                 state[name] = _beside(parameter, group["moments"]).zero_()
@@ -429,7 +429,7 @@ class AdamW(torch.optim.Optimizer):
                 device = some[0].device
                 given = self._arguments(group, device, some, None)
                 indices = [numbers[id(parameter)] for parameter in some]
-                native = _native(device)
+                native = native_of(device)
                 updates.append(native.prepare_updates(stream_of(device), indices, **given))
         return updates
 
@@ -526,7 +526,7 @@ def _check(options: dict[str, Any]) -> None:
         refuse("seed", options["seed"], "give a number of 64 bits")
 
 
-def _rate(lr: float | torch.Tensor, device: torch.device) -> tuple[float, torch.Tensor | None]:
+def rate_of(lr: float | torch.Tensor, device: torch.device) -> tuple[float, torch.Tensor | None]:
     """Return a learning rate as a number, or as a tensor that the device reads."""
     if not isinstance(lr, torch.Tensor):
         return float(lr), None
@@ -540,7 +540,8 @@ def _on(device: torch.device, given: torch.Tensor | None) -> torch.Tensor | None
 
 
 @functools.cache
-def _native(device: torch.device) -> _C.AdamW:
+def native_of(device: torch.device) -> _C.AdamW:
+    """Return the kernel of a device, of which a process has one."""
     return _C.AdamW(device)
 
 

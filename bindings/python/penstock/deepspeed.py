@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.autograd.variable import Variable
 
-from penstock import _host_optimizer, _operators
+from penstock import _device_optimizer, _host_optimizer, _operators
 from penstock._errors import PenstockError
 from penstock._framework import Framework, Place
 
@@ -208,7 +208,8 @@ def _around_compile(original: Callable[..., Any], native: Any) -> Callable[..., 
     def compile(engine: Any, *args: Any, **kwargs: Any) -> Any:
         state = engine.__dict__.setdefault(_ATTRIBUTE, _EngineState())
         _activate(engine, native)
-        if engine.is_deepcompile_enabled() and not engine.is_compiled:
+        is_first = engine.is_deepcompile_enabled() and not engine.is_compiled
+        if is_first:
             _host_optimizer.keep_gradients_on_device(engine.optimizer)
         result = original(engine, *args, **kwargs)
         state.context = native.current()
@@ -216,6 +217,8 @@ def _around_compile(original: Callable[..., Any], native: Any) -> Callable[..., 
             _forget(engine)
         else:
             _leave_partitioned(engine)
+            if is_first:
+                _device_optimizer.pass_less(engine.optimizer)
         return result
 
     return compile
