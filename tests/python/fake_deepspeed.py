@@ -74,7 +74,7 @@ def put(folder: Path, *, version: str = "0.19.6", source: str | None = None) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source)
     package = _module("deepspeed", __version__=version)
-    for name in ("compile", "ops", "ops.op_builder", "runtime", "runtime.zero"):
+    for name in ("compile", "compile.passes", "ops", "ops.op_builder", "runtime", "runtime.zero"):
         _module(f"deepspeed.{name}")
 
     class OpBuilder:
@@ -101,6 +101,7 @@ def put(folder: Path, *, version: str = "0.19.6", source: str | None = None) -> 
         profiling_results={},
         param_manager={},
     )
+    _module("deepspeed.compile.passes.zero3_compile", fast_free_schedule=lambda graph: graph)
     package.runtime = sys.modules["deepspeed.runtime"]
     _module(
         "deepspeed.runtime.zero.partition_parameters", GatheredParameters=_gathered_parameters()

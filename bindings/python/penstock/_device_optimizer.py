@@ -71,7 +71,7 @@ class _Steps:
         self, gradients: Sequence[torch.Tensor], parameters: Sequence[Any], norm_type: float = 2
     ) -> Any:
         """Have DeepSpeed take the norm of the gradients' norms in place of that of all elements."""
-        if norm_type == 2 and self.optimizer.model_parallel_rank == 0:
+        if gradients and norm_type == 2 and self.optimizer.model_parallel_rank == 0:
             gradient = _joined(gradients)
             parts = gradients if gradient is None else gradient.split(_NORM_ELEMENTS)
             norms = [torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts]

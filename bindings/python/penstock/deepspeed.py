@@ -21,6 +21,7 @@ import torch
 from torch.autograd.variable import Variable
 
 from penstock import _device_optimizer, _host_optimizer, _operators
+from penstock._early_reductions import reduce_early
 from penstock._errors import PenstockError
 from penstock._framework import Framework, Place
 
@@ -189,6 +190,7 @@ def _wrappers(native: Any) -> dict[Place, Callable[[Any], Any]]:
     runtime = importlib.import_module("deepspeed.runtime.engine")
     engine = runtime.DeepSpeedEngine
     zero = importlib.import_module("deepspeed.runtime.zero.partition_parameters")
+    stage3 = importlib.import_module("deepspeed.compile.passes.zero3_compile")
     wrappers: dict[Place, Callable[..., Any]] = {
         **{(engine, name): _at_work() for name in _ENTRY_POINTS},
         (engine, "compile"): _around_compile,
@@ -199,6 +201,7 @@ def _wrappers(native: Any) -> dict[Place, Callable[[Any], Any]]:
         (engine, "destroy"): _around_destroy,
         (zero.GatheredParameters, "__exit__"): _around_modification,
         (runtime, "deepcompile_backward_prologue"): _once_a_backward,
+        (stage3, "fast_free_schedule"): lambda schedule, native: reduce_early(schedule),
     }
     return {place: functools.partial(wrap, native=native) for place, wrap in wrappers.items()}
 
