@@ -60,7 +60,7 @@ def parts_of(build: Path, gpus: int) -> list[Part]:
     collectives = [str(build / "tests" / "gpu" / "gpu_test_collectives"), "--ranks", str(gpus)]
     few = ["--count", "300", "--largest", "8000000"]
     found = [
-        Part("deepspeed", 2, 240, deepspeed_tests("test_upstream")),
+        Part("deepspeed", 2, 300, deepspeed_tests("test_upstream")),
         Part("deepspeed-tight", 2, 300, deepspeed_tests("test_upstream_tight")),
         Part("training", 2, 240, python_tests("training", "capture", "gradients", "transforms")),
         Part("step", min(2, gpus), 240, python_tests("step")),
