@@ -174,12 +174,14 @@ class _Steps:
 
 def _is_adamw(optimizer: Any) -> bool:
     """Return whether a step of it is AdamW's and nothing else: torch's, or DeepSpeed's own."""
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return False
     if type(optimizer).__name__ == "FusedAdam":
         corrects = all(group["bias_correction"] for group in optimizer.param_groups)
-        return bool(optimizer.adam_w_mode) and corrects
-    return type(optimizer) is torch.optim.AdamW
+        is_adamw = bool(optimizer.adam_w_mode) and corrects
+    else:
+        is_adamw = type(optimizer) is torch.optim.AdamW
+    return is_adamw and not (
+        optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    )
 
 
 def _counter(state: dict[str, Any], device: torch.device) -> torch.Tensor:
