@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-3 optimizer on the device: fewer passes, the same steps.
+"""DeepSpeed's optimizers on the device: fewer passes, the same steps.
 
 `Sharded` has what penstock touches of DeepSpeed's, by its names, and does as that does.
 """
@@ -272,21 +272,52 @@ def test_a_norm_that_is_no_number_stays_one():
         assert not torch.isfinite(norm)
 
 
+def norm_of(optimizer, norm_type=2, parameters=(None, None)):
+    return float(optimizer.get_grad_norm_direct(optimizer.gradients[0], parameters, norm_type))
+
+
 def test_other_norms_stay_deepspeeds():
     optimizer = Sharded(adamw())
-    optimizer.buffer.fill_(1)
+    optimizer.gradients[0][0].fill_(1)
     optimizer.gradients[0][1].fill_(3)
     _device_optimizer.pass_less(optimizer)
-    parameters = [None] * len(SIZES[0])
-    assert optimizer.get_grad_norm_direct(optimizer.gradients[0], parameters, float("inf")) == 3
-    optimizer.model_parallel_rank = 1  # DeepSpeed leaves out what other ranks of the model have
-    assert optimizer.get_grad_norm_direct(optimizer.gradients[0], [None]) ** 2 == pytest.approx(
-        SIZES[0][0]
+    assert norm_of(optimizer, float("inf")) == 3
+    first, second = SIZES[0][0], 9 * SIZES[0][1]
+    assert norm_of(optimizer) ** 2 == pytest.approx(first + second)
+    assert norm_of(optimizer, parameters=[None]) ** 2 == pytest.approx(first)
+    # What other ranks of the model count DeepSpeed has to leave out itself.
+    optimizer.get_grad_norm_direct.__self__.original["get_grad_norm_direct"] = (
+        lambda gradients, parameters, norm_type: gradients is optimizer.gradients[0]
     )
+    assert not norm_of(optimizer)
+    assert norm_of(optimizer, parameters=[SimpleNamespace(ds_pipe_replicated=True), None])
+    optimizer.model_parallel_rank = 1
+    assert norm_of(optimizer)
 
 
-@pytest.mark.parametrize("optimizer", [None, SimpleNamespace(offload_optimizer=True)])
-def test_other_stages_and_offloaded_optimizers_are_left_alone(optimizer):
+def test_other_stages_have_the_norm_alone():
+    optimizer = SimpleNamespace(
+        cpu_offload=False,
+        model_parallel_rank=0,
+        gradients=[[torch.full((3,), 2.0), torch.full((4,), 7.0)]],
+        get_grad_norm_direct=lambda gradients, parameters, norm_type: gradients[0].double().norm(),
+        _optimizer_step=None,
+    )
+    _device_optimizer.pass_less(optimizer)
+    assert norm_of(optimizer) ** 2 == pytest.approx(3 * 4 + 4 * 49)
+    assert norm_of(optimizer, parameters=[None]) ** 2 == pytest.approx(3 * 4)
+    assert optimizer._optimizer_step is None
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        None,
+        SimpleNamespace(offload_optimizer=True, get_grad_norm_direct=None),
+        SimpleNamespace(cpu_offload=True, get_grad_norm_direct=None),
+    ],
+)
+def test_offloaded_optimizers_are_left_alone(optimizer):
     before = dict(vars(optimizer)) if optimizer is not None else {}
     _device_optimizer.pass_less(optimizer)
     assert (dict(vars(optimizer)) if optimizer is not None else {}) == before

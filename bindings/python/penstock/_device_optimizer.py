@@ -1,9 +1,9 @@
-"""A step of DeepSpeed's ZeRO-3 optimizer on the device, in two passes over the gradients.
+"""A step of DeepSpeed's optimizers on the device, in fewer passes over the gradients.
 
 DeepSpeed 0.19.6 passes over them six times: it copies each to double precision, takes the norm of
 that, joins those of a group, casts, scales, and updates by them; then it casts the parameters. In
-bfloat16 with AdamW that moves 70 bytes an element. Here the norm reads them once, and the kernel of
-`penstock.AdamW` does all the rest: 30 bytes.
+bfloat16 with AdamW that moves 70 bytes an element. Here the norm reads them once, and in ZeRO-3 the
+kernel of `penstock.AdamW` does all the rest: 30 bytes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from penstock._adamw import LOW_PRECISION, MOMENTS, native_of, rate_of
 from penstock._world import stream_of
 
 _NORM_ELEMENTS = 1 << 26  # that a sum in float32 goes over
-_REPLACED = (
-    "get_grad_norm_direct",
+_NORM = "get_grad_norm_direct"
+_UPDATE = (  # of ZeRO-3 alone
     "_prepare_fp32_grad_for_sub_group",
     "unscale_and_clip_grads",
     "_optimizer_step",
@@ -30,20 +30,25 @@ _REPLACED = (
 def pass_less(optimizer: Any) -> None:
     """Let the optimizer step in fewer passes, with the values that it has without.
 
-    The update stays DeepSpeed's where the optimizer below is neither `torch.optim.AdamW` nor
-    DeepSpeed's `FusedAdam` as AdamW, where it has hooks or no states yet (in its first step), where
-    parameters are float32, and where the gradients of a group lie apart in memory.
+    In ZeRO-1 and 2 that is the norm. In ZeRO-3 the update stays DeepSpeed's where the optimizer
+    below is neither `torch.optim.AdamW` nor DeepSpeed's `FusedAdam` as AdamW, where it has hooks or
+    no states yet (in its first step), where parameters are float32, and where the gradients of a
+    group lie apart in memory.
 
     Parameters
     ----------
     optimizer : DeepSpeed's ZeRO optimizer
-        One that is offloaded, or of another stage, is left as it is.
+        One that is offloaded is left as it is.
     """
-    is_on_device = not getattr(optimizer, "offload_optimizer", True)
-    if is_on_device and all(hasattr(optimizer, name) for name in _REPLACED):
-        steps = _Steps(optimizer)
-        for name in _REPLACED:
-            setattr(optimizer, name, getattr(steps, name))
+    is_offloaded = any(
+        getattr(optimizer, name, False) for name in ("offload_optimizer", "cpu_offload")
+    )
+    if is_offloaded or not hasattr(optimizer, _NORM):
+        return
+    has_update = all(hasattr(optimizer, name) for name in _UPDATE)
+    steps = _Steps(optimizer, (_NORM, *_UPDATE) if has_update else (_NORM,))
+    for name in steps.original:
+        setattr(optimizer, name, getattr(steps, name))
 
 
 class _Steps:
@@ -59,10 +64,10 @@ class _Steps:
         What they are multiplied by.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, names: Sequence[str]) -> None:
         self.optimizer = optimizer
         self.original: dict[str, Callable[..., Any]] = {
-            name: getattr(optimizer, name) for name in _REPLACED
+            name: getattr(optimizer, name) for name in names
         }
         self.gradient: torch.Tensor | None = None
         self.factor: torch.Tensor | None = None
@@ -71,12 +76,20 @@ class _Steps:
         self, gradients: Sequence[torch.Tensor], parameters: Sequence[Any], norm_type: float = 2
     ) -> Any:
         """Have DeepSpeed take the norm of the gradients' norms in place of that of all elements."""
-        if gradients and norm_type == 2 and self.optimizer.model_parallel_rank == 0:
-            gradient = _joined(gradients)
-            parts = gradients if gradient is None else gradient.split(_NORM_ELEMENTS)
+        owned = gradients[: len(parameters)]  # padding may be behind them
+        if owned and norm_type == 2 and self._counts_all(parameters):
+            gradient = _joined(owned)
+            parts = owned if gradient is None else gradient.split(_NORM_ELEMENTS)
             norms = [torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts]
             gradients = [torch.stack(norms)]
-        return self.original["get_grad_norm_direct"](gradients, parameters, norm_type)
+        return self.original[_NORM](gradients, parameters, norm_type)
+
+    def _counts_all(self, parameters: Sequence[Any]) -> bool:
+        """Return whether DeepSpeed leaves out no parameter as another rank's of the model."""
+        is_first = self.optimizer.model_parallel_rank == 0
+        return is_first and not any(
+            getattr(parameter, "ds_pipe_replicated", False) for parameter in parameters
+        )
 
     def _prepare_fp32_grad_for_sub_group(self, group: int) -> None:
         gradient = _joined(self.optimizer.averaged_gradients[group])
