@@ -3,6 +3,7 @@
 `Sharded` has what penstock touches of DeepSpeed's, by its names, and does as that does.
 """
 
+import functools
 import os
 import time
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 from fake_deepspeed import declarations
 from models import DEVICE, Net, make
 from penstock import _device_optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 SIZES = ((130, 7), (64, 33, 1))  # of the shards of two groups
 
@@ -32,7 +34,7 @@ class Sharded:
         generator = torch.Generator().manual_seed(0)
         self.fp32_partitioned_groups_flat, self.fp16_partitioned_groups_flat = [], []
         for sizes in SIZES:
-            master = torch.randn(sum(sizes), generator=generator).to(DEVICE)
+            master = torch.randn(sum(sizes), generator=generator, dtype=torch.float32).to(DEVICE)
             self.fp32_partitioned_groups_flat.append(master.requires_grad_())
             self.fp16_partitioned_groups_flat.append(master.detach().to(dtype, copy=True))
         self.optimizer = optimizer(self.fp32_partitioned_groups_flat)
@@ -156,6 +158,17 @@ def test_the_kernel_has_adamws_options(options):
     assert_same(less, plain)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_is_of_no_matter(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        less, plain = step_both(adamw(), loss_scale=128)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert less.own == [0, 1]
+    assert_same(less, plain)
+
+
 def test_learning_rates_are_those_of_the_step():
     less, plain = (Sharded(adamw()) for _ in range(2))
     _device_optimizer.pass_less(less)
@@ -217,6 +230,18 @@ def hooked(parameters):
     return optimizer
 
 
+def patched(parameters):
+    optimizer = adamw()(parameters)
+    optimizer.step = functools.partial(optimizer.step)
+    return optimizer
+
+
+def maximizing(parameters):  # which DeepSpeed's does not know
+    optimizer = FusedAdam(parameters)
+    optimizer.param_groups[0]["maximize"] = True
+    return optimizer
+
+
 class Foreign:
     """Not one of torch's, and without what they have besides."""
 
@@ -237,12 +262,35 @@ class Foreign:
         lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
         lambda parameters: FusedAdam(parameters, adam_w_mode=0),
         hooked,
+        patched,
+        maximizing,
     ],
-    ids=["foreign", "sgd", "adam", "fused-adam", "hooked"],
+    ids=["foreign", "sgd", "adam", "fused-adam", "hooked", "patched", "maximizing"],
 )
 def test_other_optimizers_stay_deepspeeds(optimizer):
     less, plain = step_both(optimizer, clip_grad=0.5)
     assert less.own == plain.own == [0, 1] * 4
+    assert_same(less, plain)
+
+
+def test_hooks_of_all_optimizers_are_called():
+    calls = []
+    hook = register_optimizer_step_pre_hook(lambda *_: calls.append(1))
+    try:
+        less, plain = step_both(adamw())
+    finally:
+        hook.remove()
+    assert less.own == plain.own and len(calls) == 2 * len(plain.own)
+
+
+def test_a_scheduler_is_no_hook():
+    def scheduled(parameters):
+        optimizer = adamw()(parameters)
+        torch.optim.lr_scheduler.ConstantLR(optimizer)
+        return optimizer
+
+    less, plain = step_both(scheduled)
+    assert less.own == [0, 1]
     assert_same(less, plain)
 
 

@@ -70,8 +70,26 @@ def test_what_the_first_gather_needs_stays_before_it():
     cast = backward.multiply("cast", tangent, hidden)
     backward.shards[0] = cast
     below = backward.multiply("below", tangent, backward.gather(0))
-    backward.output(below, backward.reduce(0, cast))
-    assert backward.names() == ["cast", "gather_0", "reduce_0", "wait_0", "below"]
+    weight = backward.multiply("weight", tangent, cast)
+    backward.output(below, backward.reduce(0, weight))
+    assert backward.names() == ["cast", "gather_0", "weight", "reduce_0", "wait_0", "below"]
+
+
+@pytest.mark.parametrize("is_read_by_others", [False, True])
+def test_gradients_that_others_read_stay_where_they_are(is_read_by_others):
+    backward = Backward()
+    tangent, hidden = backward.values
+    product = backward.multiply("product", tangent, hidden)
+    turned = backward._call("turned", ATEN.t.default, product)
+    below = backward.multiply(
+        "below", product if is_read_by_others else tangent, backward.gather(0)
+    )
+    reduced = backward.reduce(0, turned)
+    summed = backward.reduce(1, tangent)  # an input of the graph, which is not its own
+    before = backward.names()
+    backward.output(below, reduced, summed)
+    moved = ["gather_0", "product", "turned", "reduce_0", "wait_0", "below", "reduce_1"]
+    assert backward.names() == (before if is_read_by_others else moved)
 
 
 @pytest.mark.parametrize("has_gather", [False, True])

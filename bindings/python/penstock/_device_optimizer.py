@@ -9,9 +9,11 @@ kernel of `penstock.AdamW` does all the rest: 30 bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from penstock import _C
 from penstock._adamw import LOW_PRECISION, MOMENTS, native_of, rate_of
@@ -33,7 +35,8 @@ def pass_less(optimizer: Any) -> None:
     In ZeRO-1 and 2 that is the norm. In ZeRO-3 the update stays DeepSpeed's where the optimizer
     below is neither `torch.optim.AdamW` nor DeepSpeed's `FusedAdam` as AdamW, where it has hooks or
     no states yet (in its first step), where parameters are float32, and where the gradients of a
-    group lie apart in memory.
+    group lie apart in memory. A norm of 1.8e19 and more is infinite, as DeepSpeed's own is in
+    ZeRO-1 and 2.
 
     Parameters
     ----------
@@ -111,7 +114,7 @@ class _Steps:
             excess = torch.clamp((norm / scale + 1e-6) / most, min=1.0)
             self.factor = (1.0 / (excess * scale)).to(torch.float32)
         elif scale != 1:
-            self.factor = torch.full((), 1.0 / scale, device=self.gradient.device)
+            self.factor = _number(1.0 / scale, self.gradient.device)
 
     def _optimizer_step(self, group: int) -> None:
         if self.gradient is None:
@@ -188,22 +191,42 @@ class _Steps:
 def _is_adamw(optimizer: Any) -> bool:
     """Return whether a step of it is AdamW's and nothing else: torch's, or DeepSpeed's own."""
     if type(optimizer).__name__ == "FusedAdam":
-        corrects = all(group["bias_correction"] for group in optimizer.param_groups)
-        is_adamw = bool(optimizer.adam_w_mode) and corrects
+        groups = optimizer.param_groups
+        is_adamw = bool(optimizer.adam_w_mode) and all(
+            # It ignores the last two, which a checkpoint of torch's may have brought.
+            group["bias_correction"] and not group.get("amsgrad") and not group.get("maximize")
+            for group in groups
+        )
     else:
         is_adamw = type(optimizer) is torch.optim.AdamW
-    return is_adamw and not (
-        optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return is_adamw and not _is_watched(optimizer)
+
+
+def _is_watched(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether somebody else is called at its steps; schedulers of torch's may be."""
+    own_step = vars(optimizer).get("step")
+    if own_step is not None and not hasattr(own_step, "_wrapped_by_lr_sched"):
+        return True
+    hooks = chain(
+        optimizer._optimizer_step_pre_hooks.values(),
+        optimizer._optimizer_step_post_hooks.values(),
+        _global_optimizer_pre_hooks.values(),
+        _global_optimizer_post_hooks.values(),
     )
+    return any(not getattr(hook, "__module__", "").startswith("penstock.") for hook in hooks)
 
 
 def _counter(state: dict[str, Any], device: torch.device) -> torch.Tensor:
     """Return what the kernel counts: the step, or a copy of one that the host counts, now."""
     step = state["step"]
-    if isinstance(step, torch.Tensor) and step.device == device:
+    if isinstance(step, torch.Tensor) and step.device == device and step.dtype == torch.float32:
         return step
     state["step"] = step + 1
-    return torch.full((), float(step), device=device)
+    return _number(float(step), device)
+
+
+def _number(value: float, device: torch.device) -> torch.Tensor:
+    return torch.full((), value, dtype=torch.float32, device=device)
 
 
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -3,6 +3,9 @@
 DeepSpeed 0.19.6 places a reduction behind the last gather that leads to it. One that none leads to,
 as the output layer's of a language model, it leaves to the end of the backward: there it is reduced
 with no computation beside it, and until then what it is computed from takes memory.
+
+Only products are brought forward, which are what is large, and which nobody else reads: DeepCompile
+frees a gradient's memory with its reduction, and others may be views of what is still needed.
 """
 
 from __future__ import annotations
@@ -13,6 +16,22 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+
+_PRODUCTS = frozenset(
+    {torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default}
+)
+_RESHAPED = frozenset(
+    {
+        torch.ops.aten.t.default,
+        torch.ops.aten.permute.default,
+        torch.ops.aten.transpose.int,
+        torch.ops.aten.view.default,
+        torch.ops.aten._unsafe_view.default,
+        torch.ops.aten.reshape.default,
+        torch.ops.aten._to_copy.default,
+        torch.ops.prims.convert_element_type.default,
+    }
+)
 
 
 def reduce_early(schedule: Callable[..., Graph]) -> Callable[..., Graph]:
@@ -45,7 +64,9 @@ def _advance(graph: Graph) -> None:
     reductions = [
         node
         for node in graph.nodes
-        if node.target is torch.ops.dc.reduce_grad.default and node not in behind
+        if node.target is torch.ops.dc.reduce_grad.default
+        and node not in behind
+        and _is_product_of_its_own(node.args[0])
     ]
     if not gathers or not reductions:
         return
@@ -56,6 +77,13 @@ def _advance(graph: Graph) -> None:
     for before, node in zip([inputs[-1], *others], others, strict=False):
         before.append(node)
     graph.lint()
+
+
+def _is_product_of_its_own(gradient: Any) -> bool:
+    """Return whether it is a product, maybe reshaped or cast, that has no other user."""
+    while len(gradient.users) == 1 and gradient.target in _RESHAPED:
+        gradient = gradient.args[0]
+    return len(gradient.users) == 1 and gradient.target in _PRODUCTS
 
 
 def _behind(graph: Graph, first: Iterable[Node]) -> set[Node]:
