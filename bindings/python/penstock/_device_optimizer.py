@@ -213,7 +213,7 @@ def _is_watched(optimizer: torch.optim.Optimizer) -> bool:
         _global_optimizer_pre_hooks.values(),
         _global_optimizer_post_hooks.values(),
     )
-    return any(not getattr(hook, "__module__", "").startswith("penstock.") for hook in hooks)
+    return any(not str(getattr(hook, "__module__", "")).startswith("penstock.") for hook in hooks)
 
 
 def _counter(state: dict[str, Any], device: torch.device) -> torch.Tensor:
