@@ -7,6 +7,7 @@ import pytest
 import torch
 from equality import sgd, whole, world
 from models import DEVICE, Net, loss_of, make
+from penstock._memory import segment_maker
 from penstock._world import local_of
 
 on_gpus = pytest.mark.skipif(
@@ -57,7 +58,8 @@ def test_torch_counts_what_an_engine_has(worlds, stage, communicator):
     worlds(2).run(count_memory, stage, communicator)
 
 
-MARGIN = 64 << 20  # bytes
+MIB = 1 << 20
+MARGIN = 64 * MIB
 
 
 def open_and_close(communicator):
@@ -103,6 +105,38 @@ def run_out_of_memory():
 @on_gpus
 def test_a_segment_makes_torch_free_its_cache(worlds):
     worlds(2).run(run_out_of_memory)
+
+
+def drop_a_segment():
+    make_segment = segment_maker(torch.device(DEVICE, torch.cuda.current_device()))
+    _, before = settle()
+    segments = [make_segment(32 * MIB), make_segment(64 * MIB)]
+    assert settle()[1] == before + 96 * MIB
+    del segments[1]
+    assert settle()[1] == before + 32 * MIB
+
+
+@on_gpus
+def test_a_segment_that_is_dropped_goes_back_to_the_device(worlds):
+    worlds(1).run(drop_a_segment)
+
+
+def step_amid_activations():
+    """The moments, of 4 MiB, would fit into what the activation has left."""
+    parameter = torch.nn.Parameter(torch.zeros(MIB, device=DEVICE))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = penstock.AdamW([parameter])
+    _, before = settle()
+    activation = torch.empty(512 * MIB, dtype=torch.uint8, device=DEVICE)
+    del activation
+    optimizer.step()
+    assert optimizer.state[parameter]["exp_avg"].nbytes == 4 * MIB
+    assert before < settle()[1] < before + 512 * MIB
+
+
+@on_gpus
+def test_states_of_adamw_lie_apart_from_activations(worlds):
+    worlds(1).run(step_amid_activations)
 
 
 def look_at_shards(communicator, stage):

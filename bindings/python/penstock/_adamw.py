@@ -20,6 +20,7 @@ from penstock import _C
 from penstock._arguments import refuse
 from penstock._engine import engines_of
 from penstock._errors import PenstockError
+from penstock._memory import Lasting
 from penstock._norms import gradient_of, norm_of
 from penstock._sharded import end_watch, watch
 from penstock._world import local_of, stream_of
@@ -158,6 +159,7 @@ class AdamW(torch.optim.Optimizer):
         """Begin with what belongs to no state dict."""
         self._step_supports_amp_scaling = True  # GradScaler sets grad_scale and found_inf
         self._firsts: dict[int, int] = {}  # by parameter: the number of this rank's first element
+        self._lasting = Lasting()
         self._loading: tuple[dict[str, Any], list[dict[str, Any]]] | None = None
         self.gradient_factor: torch.Tensor | None = None  # of clip_grad_norm_, until the next step
         self.gradient_norm: torch.Tensor | None = None
@@ -260,16 +262,19 @@ class AdamW(torch.optim.Optimizer):
             state = self.state[parameter]
             for name in MOMENTS:
                 if name in values:
-                    state[name] = _beside(parameter, group["moments"]).copy_(values[name])
+                    state[name] = self._make_state(parameter, group["moments"]).copy_(values[name])
             state.pop("master", None)
             if "master" in values and self._has_master(group, parameter):
-                state["master"] = _beside(parameter, torch.float32).copy_(values["master"])
+                state["master"] = self._make_state(parameter, torch.float32).copy_(values["master"])
             self._fit_step(state, parameter)
 
     def _parameters(self) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
         for group in self.param_groups:
             for parameter in group["params"]:
                 yield group, parameter
+
+    def _make_state(self, parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return self._lasting.make(parameter.device, lambda: _beside(parameter, dtype))
 
     def _has_master(self, group: dict[str, Any], parameter: torch.Tensor) -> bool:
         return bool(group["masters"]) and parameter.dtype in LOW_PRECISION
@@ -382,9 +387,9 @@ class AdamW(torch.optim.Optimizer):
         names = MOMENTS if group["amsgrad"] else MOMENTS[:2]
         for name in names:
             if name not in state:
-                state[name] = _beside(parameter, group["moments"]).zero_()
+                state[name] = self._make_state(parameter, group["moments"]).zero_()
         if "master" not in state and self._has_master(group, parameter):
-            state["master"] = _beside(parameter, torch.float32).copy_(parameter.detach())
+            state["master"] = self._make_state(parameter, torch.float32).copy_(parameter.detach())
         self._fit_step(state, parameter)
         return state
 

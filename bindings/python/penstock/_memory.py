@@ -1,4 +1,4 @@
-"""Memory of engines on GPUs that torch's allocator counts."""
+"""Memory of torch's allocator on GPUs, apart from what steps take and give back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock import _C
 
 
 def segment_maker(device: torch.device) -> Callable[[int], torch.Tensor] | None:
-    """Make what makes an engine's segments: tensors of a pool that the engine has for itself.
+    """Make what makes an engine's segments: tensors, each in a pool that it has for itself.
 
     They are in torch's figures (``torch.cuda.memory_allocated`` and its kin), and other processes
-    can map them. Where memory runs out, torch's cache is freed first. The pool's memory goes
-    back to the GPU when the last tensor and the maker are gone.
+    can map them. Where memory runs out, torch's cache is freed first. When a tensor is gone its
+    memory is in torch's cache.
 
     Parameters
     ----------
@@ -30,21 +30,47 @@ def segment_maker(device: torch.device) -> Callable[[int], torch.Tensor] | None:
     """
     if device.type != "cuda":
         return None
-    # Blocks are not split: a peer that maps one finds it at the begin.
-    pool = torch.cuda.MemPool(_exportable().allocator(), no_split=True)
-
-    def allocate(size: int) -> torch.Tensor:
-        with torch.cuda.use_mem_pool(pool, device):
-            return torch.empty(size, dtype=torch.uint8, device=device)
 
     def make(size: int) -> torch.Tensor:
-        try:
-            return allocate(size)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()  # which torch does by itself outside of such pools only
-            return allocate(size)
+        # Of a pool that is in use torch would free nothing. Blocks are not split: a peer that maps
+        # one finds it at the begin.
+        with torch.cuda.device(device):
+            pool = torch.cuda.MemPool(_exportable().allocator(), no_split=True)
+        return _made_in(pool, device, lambda: torch.empty(size, dtype=torch.uint8, device=device))
 
     return make
+
+
+class Lasting:
+    """Memory for what outlives steps; it stays as long as what lies in it, and this object, do.
+
+    What is made amid a step would lie in a segment that some activation has left, and a CUDA graph,
+    whose memory is its own, could never have the rest of it.
+    """
+
+    def __init__(self) -> None:
+        self._pools: dict[torch.device, torch.cuda.MemPool] = {}
+
+    def make(self, device: torch.device, allocate: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Have `allocate` make a tensor of the device there, on a GPU."""
+        if device.type != "cuda":
+            return allocate()
+        if device not in self._pools:
+            with torch.cuda.device(device):
+                self._pools[device] = torch.cuda.MemPool()
+        return _made_in(self._pools[device], device, allocate)
+
+
+def _made_in(
+    pool: torch.cuda.MemPool, device: torch.device, allocate: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    try:
+        with torch.cuda.use_mem_pool(pool, device):
+            return allocate()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()  # which torch does by itself outside of such pools only
+        with torch.cuda.use_mem_pool(pool, device):
+            return allocate()
 
 
 @cache
