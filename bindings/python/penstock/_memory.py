@@ -15,8 +15,8 @@ def segment_maker(device: torch.device) -> Callable[[int], torch.Tensor] | None:
     """Make what makes an engine's segments: tensors, each in a pool that it has for itself.
 
     They are in torch's figures (``torch.cuda.memory_allocated`` and its kin), and other processes
-    can map them. Where memory runs out, torch's cache is freed first. When a tensor is gone its
-    memory is in torch's cache.
+    can map them. Where memory runs out, torch's cache is freed first. What a tensor had goes back
+    to the GPU when torch frees its cache.
 
     Parameters
     ----------
