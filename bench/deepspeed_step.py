@@ -8,7 +8,8 @@ not ready in time, or does not end a round in time, is ended and reported, and t
     python bench/deepspeed_step.py --ranks 4 --layers 12 --sequence 1024 --results step.jsonl
 
 ``--results`` gets a line of JSON a job and round, as they come; the table at the end says the
-medians and quartiles of all rounds. Stacks of a job that was late are in its log.
+medians and quartiles of all rounds. ``--idle`` profiles some more steps of each job: how long its
+device was idle on one rank, and what worked how long. Stacks of a job that was late are in its log.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "deepspeed"))
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE.parent / "tests" / "deepspeed"), str(HERE / "train")]
 
 from jobs import Job, share_processors  # noqa: E402
 
@@ -167,6 +169,26 @@ def round_of(steps: Steps, options: argparse.Namespace, number: int) -> dict:
     }
 
 
+def idle_of(steps: Steps, count: int) -> dict:
+    """Profile that many steps; return this rank's idle shares and ms of work a step, by kind."""
+    from figures import idle_in, record, work_in
+
+    steps.run(2)
+    events = record(lambda: steps.run(count))
+    idle = idle_in(events)
+    kinds = {
+        kind: [round(part / count, 2) for part in parts]
+        for kind, parts in work_in(events).items()
+        if parts[0] >= idle.span_ms / 100
+    }
+    return {
+        "idle_of_device": round(idle.device, 4),
+        "idle_of_compute": round(idle.compute, 4),
+        "step_ms": round(idle.span_ms / count, 2),
+        "ms_and_ms_alone": kinds,
+    }
+
+
 def work(options: argparse.Namespace) -> None:
     """Be a rank: warm up, then run the rounds that are asked for on the turns' folder."""
     faulthandler.enable()
@@ -212,11 +234,17 @@ def work(options: argparse.Namespace) -> None:
             turns.finish(number, found)
     if options.trace and options.implementation == "penstock":
         turns.wait(options.rounds + 1)
+        steps.run(2)
         with penstock.dc.trace(options.trace):
             steps.run(2)
         dist.barrier()
         if dist.get_rank() == 0:
             turns.finish(options.rounds + 1, {})
+    if options.idle:
+        turns.wait(options.rounds + 2)
+        found = idle_of(steps, options.idle)
+        if dist.get_rank() == 0:
+            turns.finish(options.rounds + 2, found)
     dist.barrier()
     os._exit(0)  # destroying the groups of a compiled engine is not what is measured
 
@@ -294,6 +322,7 @@ def direct(options: argparse.Namespace, given: list[str]) -> int:
                 say(f"{one.name} ready: {json.dumps(warm)}")
         measure([one for one in all_of_them if one.job.runs()], options)
         trace([one for one in all_of_them if one.job.runs()], options)
+        profile([one for one in all_of_them if one.job.runs()], options)
     finally:
         for one in all_of_them:
             one.job.end()
@@ -329,6 +358,16 @@ def trace(ready: list[Implementation], options: argparse.Namespace) -> None:
         one.turns.start(number)
         if one.await_round(number, time.time() + options.round_within) is not None:
             say(f"traced: {options.trace}")
+
+
+def profile(ready: list[Implementation], options: argparse.Namespace) -> None:
+    """Let each be profiled, if it is asked for, and print what it finds."""
+    number = options.rounds + 2
+    for one in ready if options.idle else []:
+        one.turns.start(number)
+        found = one.await_round(number, time.time() + options.round_within)
+        if found is not None:
+            say(f"{one.name} profiled: {json.dumps(found)}")
 
 
 def summarize(implementations: list[Implementation]) -> None:
@@ -368,6 +407,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
         parser.add_argument("--rounds", type=int, default=3),
         parser.add_argument("--round-within", type=float, default=60.0, help="seconds"),
         parser.add_argument("--trace", default="", help="rank{rank}.json: trace two of penstock's"),
+        parser.add_argument("--idle", type=int, default=0, metavar="STEPS", help="to profile"),
     ]
     parser.add_argument("--ready-within", type=float, default=900.0, help="seconds to warm up in")
     parser.add_argument("--ready-until", type=float, help="that, as a point in time")
