@@ -169,24 +169,44 @@ def round_of(steps: Steps, options: argparse.Namespace, number: int) -> dict:
     }
 
 
-def idle_of(steps: Steps, count: int) -> dict:
-    """Profile that many steps; return this rank's idle shares and ms of work a step, by kind."""
+def trace(steps: Steps, options: argparse.Namespace) -> dict:
+    """Write Penstock's trace of two steps, which follow others; return where it is."""
+    import penstock.dc
+
+    steps.run(2)
+    with penstock.dc.trace(options.trace):
+        steps.run(2)
+    return {"file": options.trace}
+
+
+def profile(steps: Steps, options: argparse.Namespace) -> dict:
+    """Profile some steps; return this rank's idle shares and ms of work a step, by kind."""
     from figures import idle_in, record, work_in
 
     steps.run(2)
-    events = record(lambda: steps.run(count))
+    events = record(lambda: steps.run(options.idle))
     idle = idle_in(events)
     kinds = {
-        kind: [round(part / count, 2) for part in parts]
+        kind: [round(part / options.idle, 2) for part in parts]
         for kind, parts in work_in(events).items()
         if parts[0] >= idle.span_ms / 100
     }
     return {
         "idle_of_device": round(idle.device, 4),
         "idle_of_compute": round(idle.compute, 4),
-        "step_ms": round(idle.span_ms / count, 2),
+        "step_ms": round(idle.span_ms / options.idle, 2),
         "ms_and_ms_alone": kinds,
     }
+
+
+def closer_looks(implementation: str, options: argparse.Namespace) -> list[tuple]:
+    """Return what is asked for behind the rounds: its turn's number, function and name."""
+    looks = []
+    if options.trace and implementation == "penstock":
+        looks.append((options.rounds + 1, trace, "traced"))
+    if options.idle:
+        looks.append((options.rounds + 2, profile, "profiled"))
+    return looks
 
 
 def work(options: argparse.Namespace) -> None:
@@ -232,19 +252,12 @@ def work(options: argparse.Namespace) -> None:
         found = round_of(steps, options, number)
         if dist.get_rank() == 0:
             turns.finish(number, found)
-    if options.trace and options.implementation == "penstock":
-        turns.wait(options.rounds + 1)
-        steps.run(2)
-        with penstock.dc.trace(options.trace):
-            steps.run(2)
+    for number, look, _ in closer_looks(options.implementation, options):
+        turns.wait(number)
+        found = look(steps, options)
         dist.barrier()
         if dist.get_rank() == 0:
-            turns.finish(options.rounds + 1, {})
-    if options.idle:
-        turns.wait(options.rounds + 2)
-        found = idle_of(steps, options.idle)
-        if dist.get_rank() == 0:
-            turns.finish(options.rounds + 2, found)
+            turns.finish(number, found)
     dist.barrier()
     os._exit(0)  # destroying the groups of a compiled engine is not what is measured
 
@@ -321,8 +334,7 @@ def direct(options: argparse.Namespace, given: list[str]) -> int:
             if warm := one.await_round(0, options.ready_until):
                 say(f"{one.name} ready: {json.dumps(warm)}")
         measure([one for one in all_of_them if one.job.runs()], options)
-        trace([one for one in all_of_them if one.job.runs()], options)
-        profile([one for one in all_of_them if one.job.runs()], options)
+        look_closer([one for one in all_of_them if one.job.runs()], options)
     finally:
         for one in all_of_them:
             one.job.end()
@@ -349,25 +361,15 @@ def measure(ready: list[Implementation], options: argparse.Namespace) -> None:
                     file.write(json.dumps(found) + "\n")
 
 
-def trace(ready: list[Implementation], options: argparse.Namespace) -> None:
-    """Let Penstock write its trace, if one is asked for."""
-    number = options.rounds + 1
+def look_closer(ready: list[Implementation], options: argparse.Namespace) -> None:
+    """Let each be traced and profiled, as far as that is asked for, and print what it finds."""
     for one in ready:
-        if not options.trace or one.name != "penstock":
-            continue
-        one.turns.start(number)
-        if one.await_round(number, time.time() + options.round_within) is not None:
-            say(f"traced: {options.trace}")
-
-
-def profile(ready: list[Implementation], options: argparse.Namespace) -> None:
-    """Let each be profiled, if it is asked for, and print what it finds."""
-    number = options.rounds + 2
-    for one in ready if options.idle else []:
-        one.turns.start(number)
-        found = one.await_round(number, time.time() + options.round_within)
-        if found is not None:
-            say(f"{one.name} profiled: {json.dumps(found)}")
+        for number, _, what in closer_looks(one.name, options):
+            one.turns.start(number)
+            found = one.await_round(number, time.time() + options.round_within)
+            if found is None:
+                break
+            say(f"{one.name} {what}: {json.dumps(found)}")
 
 
 def summarize(implementations: list[Implementation]) -> None:
