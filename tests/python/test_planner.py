@@ -48,7 +48,7 @@ def record_times():
     assert reached == sorted(reached) and reached[0] == 0 and reached[-1] > 0
     for op in ops:
         assert (op.took > 0) == (op.kind != "release")
-        assert op.waited == 0 or op.kind == "gather"
+        assert op.waited == 0 or op.kind != "release"  # GPUs wait before reductions, too
     train(model, 2)
     assert all(op.took == 0 for op in penstock.get_recorded_ops(model))  # by plan
     penstock.close(model)
