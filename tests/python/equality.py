@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import penstock
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from models import DEVICE, Net, loss_of, make
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 TOLERANCE = 1e-5
@@ -21,6 +23,15 @@ both_ways = pytest.mark.parametrize("stage", [1, 3] if DEVICE == "cuda" else [1,
 def world() -> tuple[int, int]:
     """Rank and number of ranks."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+@cache
+def make_mesh(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+    """A mesh of all ranks, the same one each time.
+
+    torch keeps the groups of each, and gloo a thread a group that wakes a hundred times a second.
+    """
+    return init_device_mesh(DEVICE, shape, mesh_dim_names=names)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from equality import whole
+from equality import make_mesh, whole
 from models import DEVICE
 from penstock import PenstockError
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -263,7 +262,7 @@ def test_checkpoints_go_from_fsdp2_and_back(worlds, tmp_path):
 
 def train_divided():
     """Blocks are divided over two ranks, and sharded over two others."""
-    mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = make_mesh((2, 2), ("dp", "tp"))
     plan = {
         "blocks.*.up": parallel.Float8ColwiseParallel(),
         "blocks.*.down": parallel.Float8RowwiseParallel(),

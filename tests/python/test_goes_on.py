@@ -6,12 +6,11 @@ from contextlib import nullcontext
 import penstock
 import pytest
 import torch
-from equality import whole, world
+from equality import make_mesh, whole, world
 from models import DEVICE, Checkpointed, Frozen, Half, Net, Tied, Twice, batch, loss_of, make
 from penstock import _budget, _keeping
 from penstock._engine import engine_of
 from penstock._world import local_of
-from torch.distributed.device_mesh import init_device_mesh
 
 AMPLE = "auto" if DEVICE == "cuda" else 1 << 40
 WITHOUT = {"memory": None, "checkpoint": None}
@@ -115,7 +114,7 @@ def test_activations_are_kept_beside(worlds):
 
 def go_on_in_replicas():
     names = ("replicate", "shard")
-    go_on(mesh=init_device_mesh(DEVICE, (world()[1] // 2, 2), mesh_dim_names=names))
+    go_on(mesh=make_mesh((world()[1] // 2, 2), names))
 
 
 def test_replicas_go_on_together(worlds):

@@ -14,13 +14,13 @@ from equality import (
     accumulate_reference,
     assert_same_gradients,
     assert_same_parameters,
+    make_mesh,
     train_both,
     world,
 )
-from models import DEVICE, Net, loss_of, make
+from models import Net, loss_of, make
 from penstock import PenstockError
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -30,7 +30,7 @@ NAMES = ("replicate", "shard")
 
 def square(names=NAMES):
     """Two replicas of two ranks."""
-    return init_device_mesh(DEVICE, (2, 2), mesh_dim_names=names)
+    return make_mesh((2, 2), names)
 
 
 def adamw(model):
@@ -77,7 +77,7 @@ def test_training_is_that_of_the_unsharded_model(worlds, stage):
 
 def pair():
     """A replica a rank."""
-    return init_device_mesh(DEVICE, (2, 1), mesh_dim_names=NAMES)
+    return make_mesh((2, 1), NAMES)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
@@ -94,7 +94,7 @@ def transposed():
 
 
 def columns():
-    return init_device_mesh(DEVICE, (4, 1), mesh_dim_names=NAMES)
+    return make_mesh((4, 1), NAMES)
 
 
 @pytest.mark.parametrize("mesh_of", [transposed, columns])
@@ -186,7 +186,7 @@ def on_square():
 
 
 def over_all():
-    return penstock.shard(make(Net, seed=5), mesh=init_device_mesh(DEVICE, (4,)))
+    return penstock.shard(make(Net, seed=5), mesh=make_mesh((4,)))
 
 
 def by_fsdp2():
@@ -233,7 +233,7 @@ def test_replicas_begin_with_the_same_values(worlds):
 
 def refuse_wrong_meshes():
     mesh = square()
-    cube = init_device_mesh(DEVICE, (1, 2, 2), mesh_dim_names=(*NAMES, "tp"))
+    cube = make_mesh((1, 2, 2), (*NAMES, "tp"))
     plain = {"mesh": mesh}
     for given, text in (
         ({**plain, "shard_dim": "fsdp"}, r"shard_dim='fsdp': .*\('replicate', 'shard'\)"),
@@ -243,7 +243,7 @@ def refuse_wrong_meshes():
         ({"process_group": mesh}, r"process_group=.*one of its dimensions, .* or mesh="),
         ({"mesh": dist.group.WORLD}, "mesh=.*init_device_mesh"),
         ({"mesh": cube}, r"over its dimension 'tp': .* out, as mesh\['replicate', 'shard'\]"),
-        ({"mesh": init_device_mesh(DEVICE, (2, 2))}, "no names: give it mesh_dim_names="),
+        ({"mesh": make_mesh((2, 2))}, "no names: give it mesh_dim_names="),
         ({"mesh": mesh["shard"], "shard_dim": "dp"}, "shard_dim='dp': .*one dimension"),
         ({"mesh": mesh["shard"], "replicate_dim": "dp"}, "replicate_dim='dp': .*one dimension"),
         ({"shard_dim": "dp"}, "shard_dim='dp': there is no mesh="),
@@ -258,7 +258,7 @@ def refuse_wrong_meshes():
 
 
 def leave_out_dimensions_of_one_rank():
-    mesh = init_device_mesh(DEVICE, (2, 1, 2, 1), mesh_dim_names=(*NAMES[:1], "pp", "dp", "tp"))
+    mesh = make_mesh((2, 1, 2, 1), (*NAMES[:1], "pp", "dp", "tp"))
     model = penstock.shard(make(Net), mesh=mesh, shard_dim="dp")
     assert model.head.weight.device_mesh == mesh["replicate", "dp"]
     loss_of(model, 0, world()[0]).backward()

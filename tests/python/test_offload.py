@@ -6,7 +6,7 @@ import penstock
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from equality import breaking_off, whole, world
+from equality import breaking_off, make_mesh, whole, world
 from models import DEVICE, Checkpointed, Frozen, Net, Tied, batch, loss_of, make
 from penstock import PenstockError
 from penstock._world import local_of
@@ -15,7 +15,6 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 safetensors = pytest.importorskip("safetensors.torch", reason="safetensors writes the files")
@@ -292,7 +291,7 @@ def test_what_is_not_offloaded_is_refused():
 
 
 def divide_and_offload():
-    mesh = init_device_mesh(DEVICE, (1, 2), mesh_dim_names=("dp", "tp"))
+    mesh = make_mesh((1, 2), ("dp", "tp"))
     model = parallelize_module(make(Net), mesh["tp"], {"head": ColwiseParallel()})
     text = "offload='optimizer': parameter 'head.weight' is a DTensor"
     refuses(text, penstock.shard, model, mesh=mesh["dp"], **HOSTED)

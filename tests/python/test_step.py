@@ -8,7 +8,7 @@ import penstock
 import penstock.trace as tool
 import pytest
 import torch
-from equality import whole, world
+from equality import make_mesh, whole, world
 from models import (
     DEVICE,
     Block,
@@ -24,7 +24,6 @@ from models import (
 from penstock._engine import engine_of
 from penstock._step import _kind_of
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 on_gpus = pytest.mark.skipif(
     DEVICE != "cuda", reason="CUDA graphs want a GPU: PENSTOCK_TEST_DEVICE=cuda"
@@ -180,7 +179,7 @@ def check_all_ways(communicator):
 
 
 def check_replicas(communicator):
-    mesh = init_device_mesh(DEVICE, (2, 1), mesh_dim_names=("replicate", "shard"))
+    mesh = make_mesh((2, 1), ("replicate", "shard"))
     assert_equal(Net, {"mesh": mesh, "communicator": communicator})
 
 

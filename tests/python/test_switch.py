@@ -3,10 +3,9 @@
 import penstock
 import pytest
 import torch
-from equality import both_ways, finish, pair, train_both, whole, world
+from equality import both_ways, finish, make_mesh, pair, train_both, whole, world
 from models import DEVICE, WIDTH, Block, LookedUp, Net, batch, loss_of, make
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 
 
 def train_and_close(kind, **options):
@@ -15,7 +14,7 @@ def train_and_close(kind, **options):
 
 def shard_over_a_mesh():
     _, size = world()
-    mesh = init_device_mesh(DEVICE, (1, size), mesh_dim_names=("of one", "all"))["all"]
+    mesh = make_mesh((1, size), ("of one", "all"))["all"]
     model = train_both(Net, process_group=mesh)
     assert all(parameter.device_mesh is mesh for parameter in model.parameters())
     penstock.close(model)

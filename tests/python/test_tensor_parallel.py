@@ -1,7 +1,7 @@
 """Models that parallelize_module has divided over an axis of a mesh are sharded over others."""
 
 import os
-from functools import partial
+from functools import cache, partial
 
 import penstock
 import pytest
@@ -9,13 +9,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from checkpoints import assert_same_rows, save_and_go_on
-from equality import assert_same_gradients, assert_same_parameters, whole
+from equality import assert_same_gradients, assert_same_parameters, make_mesh, whole
 from models import DEVICE
 from penstock import PenstockError
 from penstock._axes import Axes
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -91,7 +90,7 @@ def divide(model, mesh, local=True):
 
 
 def square(shape=(2, 2), names=("dp", "tp")):
-    return init_device_mesh(DEVICE, shape, mesh_dim_names=names)
+    return make_mesh(shape, names)
 
 
 REPLICAS = {"shard_dim": "dp_shard", "replicate_dim": "dp_replicate"}
@@ -101,8 +100,9 @@ def cube(shape=(2, 2, 2)):
     return square(shape, ("dp_replicate", "dp_shard", "tp"))
 
 
+@cache
 def unflattened():
-    whole = init_device_mesh(DEVICE, (4,), mesh_dim_names=("world",))
+    whole = make_mesh((4,), ("world",))
     return whole._unflatten(0, (2, 2), ("dp", "tp"))  # as torchtitan makes its meshes
 
 
@@ -479,9 +479,7 @@ def refuse_what_cannot_be():
 
     def on_unnamed(model):
         weight = torch.zeros(WIDTH, device=DEVICE)
-        model.norm.weight = nn.Parameter(
-            DTensor.from_local(weight, init_device_mesh(DEVICE, (4,)), [Replicate()])
-        )
+        model.norm.weight = nn.Parameter(DTensor.from_local(weight, make_mesh((4,)), [Replicate()]))
 
     def too_small(model):
         spread = distribute_tensor(torch.ones(1, device=DEVICE), mesh["tp"], [Shard(0)])
