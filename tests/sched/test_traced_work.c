@@ -289,6 +289,8 @@ static void a_slice_begins_where_the_task_says_that_its_work_does(void **state) 
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "eager");
     pst_task_begins(); /* in no task */
     assert_ok(pst_trace_start(runtime));
+    /* What begins before the recording is cut. Relaxed: see now(). */
+    __atomic_store_n(&work.clock, pst__now(), __ATOMIC_RELAXED);
     run_late(graph, lane, "silent", &work);
     work.says_so = 1;
     run_late(graph, lane, "telling", &work);
