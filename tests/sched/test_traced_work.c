@@ -276,7 +276,7 @@ static void run_late(pst_graph *graph, pst_lane *lane, const char *name, late_wo
 
 static void a_slice_begins_where_the_task_says_that_its_work_does(void **state) {
     (void)state;
-    late_work work = {.clock = pst__now()};
+    late_work work = {.clock = 0};
     const pst__sim_options options = {.now = now, .context = &work};
     pst__heap heap;
     assert_ok(pst__heap_init(&heap, NULL));
@@ -289,7 +289,7 @@ static void a_slice_begins_where_the_task_says_that_its_work_does(void **state) 
     pst_graph *graph = open_graph(runtime, PST_GRAPH_GROWING, "eager");
     pst_task_begins(); /* in no task */
     assert_ok(pst_trace_start(runtime));
-    /* What begins before the recording is cut. Relaxed: see now(). */
+    /* The recording cuts what begins before it. Relaxed: see now(). */
     __atomic_store_n(&work.clock, pst__now(), __ATOMIC_RELAXED);
     run_late(graph, lane, "silent", &work);
     work.says_so = 1;
