@@ -7,7 +7,7 @@ import pytest
 import torch
 from equality import sgd, whole, world
 from models import DEVICE, Net, loss_of, make
-from penstock._memory import segment_maker
+from penstock._memory import segment_maker, set_apart
 from penstock._world import local_of
 
 on_gpus = pytest.mark.skipif(
@@ -137,6 +137,66 @@ def step_amid_activations():
 @on_gpus
 def test_states_of_adamw_lie_apart_from_activations(worlds):
     worlds(1).run(step_amid_activations)
+
+
+def segment_of(tensor):
+    """Return how many bytes the segment has that a tensor lies in."""
+    place = local_of(tensor).data_ptr()
+    for segment in torch.cuda.memory_snapshot():
+        if 0 <= place - segment["address"] < segment["total_size"]:
+            return segment["total_size"]
+    raise AssertionError(f"no segment has {place:#x}")
+
+
+def capture_with_adamw_of_torch():
+    """Its states are made amid a step, of which others are captured later, for two shapes."""
+    model, reference = (torch.nn.Linear(1024, 1024, bias=False, device=DEVICE) for _ in range(2))
+    reference.load_state_dict(model.state_dict())
+    penstock.shard(model)
+    optimizers = [torch.optim.AdamW(m.parameters(), capturable=True) for m in (model, reference)]
+
+    def train(model, optimizer, inputs):
+        activation = torch.empty(512 * MIB, dtype=torch.uint8, device=DEVICE)
+        del activation
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    @penstock.step(model, optimizers[0])
+    def step(inputs):
+        train(model, optimizers[0], inputs)
+
+    batches = [torch.rand(rows, 1024, device=DEVICE) for rows in (8, 16)] * 8
+    for inputs in batches:
+        step(inputs)
+        train(reference, optimizers[1], inputs)
+    torch.cuda.synchronize()
+    assert penstock.stats(model).timed_graphs > 1
+    ((parameter, state),) = optimizers[0].state.items()
+    assert local_of(state["exp_avg"]).nbytes == 4 * MIB
+    assert segment_of(state["exp_avg"]) < 512 * MIB
+    assert segment_of(state["exp_avg_sq"]) < 512 * MIB
+    assert torch.allclose(whole(parameter), reference.weight, atol=1e-4)
+    penstock.close(model)
+
+
+@on_gpus
+def test_states_of_torchs_optimizers_leave_them_before_a_capture(worlds):
+    worlds(1).run(capture_with_adamw_of_torch)
+
+
+def test_a_tensor_is_set_apart_once_and_for_all_that_hold_it():
+    tensor, small = torch.rand(MIB), torch.rand(8)
+    values, before = tensor.clone(), tensor.data_ptr()
+    state = {"exp_avg": tensor, "step": small}
+    places = []
+    for _ in range(2):
+        set_apart(state.values())
+        places.append(tensor.data_ptr())
+    assert state["exp_avg"] is tensor
+    assert torch.equal(tensor, values)
+    assert before not in places
+    assert places[0] == places[1]
 
 
 def look_at_shards(communicator, stage):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 
 import torch
 from torch.cuda.memory import CUDAPluggableAllocator
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock import _C
+
+_SMALL = 1 << 20  # bytes: torch has other segments for what is no larger
+_apart = WeakTensorKeyDictionary()
 
 
 def segment_maker(device: torch.device) -> Callable[[int], torch.Tensor] | None:
@@ -59,6 +65,26 @@ class Lasting:
             with torch.cuda.device(device):
                 self._pools[device] = torch.cuda.MemPool()
         return _made_in(self._pools[device], device, allocate)
+
+
+def set_apart(tensors: Iterable[torch.Tensor]) -> None:
+    """Move what tensors hold out of segments that activations have left.
+
+    A tensor is moved once: graphs that are captured behind it know where it lies. Where memory runs
+    out, the rest stays where it is.
+
+    Parameters
+    ----------
+    tensors : iterable of torch.Tensor
+        On GPUs, of which nobody has views: sharded ones or not.
+    """
+    lasting = Lasting()
+    with suppress(torch.OutOfMemoryError):
+        for tensor in tensors:
+            local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            if local.nbytes > _SMALL and tensor not in _apart:
+                local.data = lasting.make(local.device, local.clone)
+                _apart[tensor] = True
 
 
 def _made_in(

@@ -9,6 +9,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Collection, Hashable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from penstock._engine import Engine, engine_of
 from penstock._errors import PenstockError
+from penstock._memory import set_apart
 
 _MOST_GRAPHS = 8
 _MOST_SEEN = 64  # signatures that have come once
@@ -250,6 +252,7 @@ class _Step:
                 )
         self._engine.native.drain()
         torch.cuda.synchronize()
+        set_apart(chain.from_iterable(map(_states_of, self._optimizers)))
         gc.collect()
         torch.cuda.empty_cache()
         if self._stream is None:
@@ -394,6 +397,14 @@ class _Rates:
             + (len(group["params"]),)
             for group in self._optimizer.param_groups
         )
+
+
+def _states_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return what an optimizer has made amid steps: of torch's own, which keep no views of it."""
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return []
+    states = chain.from_iterable(state.values() for state in optimizer.state.values())
+    return [state for state in states if isinstance(state, torch.Tensor)]
 
 
 def _kind_of(leaf: Any) -> Hashable:
