@@ -307,7 +307,7 @@ class Keeping:
             return
         self._look_at_peak()
         mine = [self._grown_passes, self._waits and not self._may_reopen]
-        grown, is_noticed = self._gather(mine).max(dim=0).values.tolist()
+        grown, is_noticed = self._ask(mine).max(dim=0).values.tolist()
         self._passes = self._grown_passes = 0
         if grown >= _GROWN:
             self._consider()
@@ -325,10 +325,15 @@ class Keeping:
 
     # ---- deciding --------------------------------------------------------------------------------
 
-    def _gather(self, mine: list[int]) -> torch.Tensor:
-        if self._engine.world.size > 1:
-            self._engine.native.drain()  # no collective of the engine's is on its way
+    def _ask(self, mine: list[int]) -> torch.Tensor:
+        """Gather beside the collectives that are on their way."""
         return self._engine.world.all_gather(torch.tensor(mine, dtype=torch.int64))
+
+    def _gather(self, mine: list[int]) -> torch.Tensor:
+        """Gather behind all of them: what follows changes the plan, or measures."""
+        if self._engine.world.size > 1:
+            self._engine.native.drain()
+        return self._ask(mine)
 
     def _consider(self) -> None:
         """Agree on what was measured, and decide by it, or try first what else there is."""

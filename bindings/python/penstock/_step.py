@@ -50,7 +50,9 @@ def step(model: nn.Module, optimizer: _Optimizers = ()) -> Callable[[_Function],
     optimizer : torch.optim.Optimizer or iterable of them
         Those that the function steps; none for a function that only adds to gradients. Where they
         can be captured (``capturable``), their learning rates become tensors on the device, so that
-        schedules go on; others are captured anew whenever a hyperparameter changes.
+        schedules go on; others are captured anew whenever a hyperparameter changes. States of
+        torch's own move, before a capture, out of memory that activations could have; the tensors
+        stay the same.
 
     Returns
     -------
