@@ -1,13 +1,14 @@
 """On GPUs the memory of an engine is torch's: its figures count it, and closing gives it back."""
 
 import gc
+from unittest.mock import Mock
 
 import penstock
 import pytest
 import torch
 from equality import sgd, whole, world
 from models import DEVICE, Net, loss_of, make
-from penstock._memory import segment_maker, set_apart
+from penstock._memory import Lasting, segment_maker, set_apart
 from penstock._world import local_of
 
 on_gpus = pytest.mark.skipif(
@@ -185,18 +186,31 @@ def test_states_of_torchs_optimizers_leave_them_before_a_capture(worlds):
     worlds(1).run(capture_with_adamw_of_torch)
 
 
-def test_a_tensor_is_set_apart_once_and_for_all_that_hold_it():
-    tensor, small = torch.rand(MIB), torch.rand(8)
-    values, before = tensor.clone(), tensor.data_ptr()
-    state = {"exp_avg": tensor, "step": small}
+def places_of(tensor, calls=2):
+    """Return where a tensor lies behind each of some calls."""
     places = []
-    for _ in range(2):
-        set_apart(state.values())
+    for _ in range(calls):
+        set_apart([tensor, torch.rand(8)])
         places.append(tensor.data_ptr())
-    assert state["exp_avg"] is tensor
+    return places
+
+
+def test_a_tensor_is_set_apart_once_and_for_all_that_hold_it():
+    tensor = torch.rand(MIB)
+    values, before = tensor.clone(), tensor.data_ptr()
+    first, second = places_of(tensor)
+    assert first == second != before
     assert torch.equal(tensor, values)
-    assert before not in places
-    assert places[0] == places[1]
+
+
+def test_a_tensor_that_found_no_memory_stays_for_good(monkeypatch):
+    """A graph that is captured behind the first call knows where it lies."""
+    tensor = torch.rand(MIB)
+    before = tensor.data_ptr()
+    with monkeypatch.context() as patched:
+        patched.setattr(Lasting, "make", Mock(side_effect=torch.OutOfMemoryError))
+        assert places_of(tensor, calls=1) == [before]
+    assert places_of(tensor) == [before, before]
 
 
 def look_at_shards(communicator, stage):

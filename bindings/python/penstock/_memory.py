@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from penstock import _C
 
 _SMALL = 1 << 20  # bytes: torch has other segments for what is no larger
-_apart = WeakTensorKeyDictionary()
+_settled = WeakTensorKeyDictionary()  # the tensors that `set_apart` has been given
 
 
 def segment_maker(device: torch.device) -> Callable[[int], torch.Tensor] | None:
@@ -70,8 +70,8 @@ class Lasting:
 def set_apart(tensors: Iterable[torch.Tensor]) -> None:
     """Move what tensors hold out of segments that activations have left.
 
-    A tensor is moved once: graphs that are captured behind it know where it lies. Where memory runs
-    out, the rest stays where it is.
+    A tensor is moved the first time or never: graphs that are captured behind it know where it
+    lies. It stays where it is if memory runs out.
 
     Parameters
     ----------
@@ -79,12 +79,12 @@ def set_apart(tensors: Iterable[torch.Tensor]) -> None:
         On GPUs, of which nobody has views: sharded ones or not.
     """
     lasting = Lasting()
-    with suppress(torch.OutOfMemoryError):
-        for tensor in tensors:
-            local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-            if local.nbytes > _SMALL and tensor not in _apart:
+    for tensor in tensors:
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        if local.nbytes > _SMALL and tensor not in _settled:
+            _settled[tensor] = True
+            with suppress(torch.OutOfMemoryError):
                 local.data = lasting.make(local.device, local.clone)
-                _apart[tensor] = True
 
 
 def _made_in(
