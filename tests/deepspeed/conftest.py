@@ -15,4 +15,4 @@ def pytest_runtest_logreport(report):
     """Show a failure at once, with what ranks have printed: a limit of time may end the run."""
     if report.failed:
         print(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext}", flush=True)
-        print(report.capstderr[-4000:], flush=True)
+        print(report.capstderr[-20000:], flush=True)

@@ -25,13 +25,14 @@ class Job:
         persistent=(),
         bucket=1000,
         config=Config,
+        group=None,
     ):
         from penstock import _dc
 
         self.dc = _dc
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.shapes, self.dtype = shapes, dtype
-        _dc.init(dist.group.WORLD, config(), bucket)
+        _dc.init(group or dist.group.WORLD, config(), bucket)
         self.number = _dc.current()
         # Pieces of one flat tensor, as DeepSpeed has them.
         chunks = [self.chunk(i) for i in range(len(shapes))]

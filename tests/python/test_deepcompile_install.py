@@ -1,6 +1,7 @@
 """penstock.deepspeed.install: in place, refused, warned of, taken back."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 import warnings
@@ -49,6 +50,24 @@ def test_a_second_install_changes_nothing(put):
     forward = deepspeed.runtime.engine.DeepSpeedEngine.forward
     penstock.deepspeed.install()
     assert deepspeed.runtime.engine.DeepSpeedEngine.forward is forward
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+def test_streams_of_cuda_have_queues_of_their_own_unless_the_user_says_how_many(
+    put, monkeypatch, given
+):
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    monkeypatch.setenv(name, given or "")
+    if given is None:
+        monkeypatch.delenv(name)
+    put()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    penstock.deepspeed.install()
+    assert os.environ.get(name) == given, "CUDA has started, and reads it no more"
+    penstock.deepspeed.uninstall()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    penstock.deepspeed.install()
+    assert os.environ[name] == (given or "32")
 
 
 def test_uninstall_gives_the_entry_points_back(put):

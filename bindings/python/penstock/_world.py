@@ -408,11 +408,14 @@ class DeepCompileWorld:
     roll: Roll
 
 
-_TIMEOUT = 600.0  # seconds
+_TIMEOUT = 600.0  # seconds, where no group of the caller's has one
 
 
 def world_of(group: Any) -> DeepCompileWorld:
-    """Make private process groups of the ranks of `group` (None: all, or this process alone)."""
+    """Make private process groups of the ranks of `group` (None: all, or this process alone).
+
+    Their operations fail after the time that those of `group` do.
+    """
     if group is None and not (dist.is_available() and dist.is_initialized()):
         device = _device(("cpu",))
         segments = segment_maker(device)
@@ -426,12 +429,18 @@ def world_of(group: Any) -> DeepCompileWorld:
         raise PenstockError("EINVAL", "this process is not a rank of the process group given")
     device = _device(tuple(kind.type for kind in group._device_types))
     _refuse_forked([group])
-    name, roll = meet(group.group_name, rank, size, _TIMEOUT)
+    timeout = _timeout_of(group, device)
+    name, roll = meet(group.group_name, rank, size, timeout)
     gather, reduce, questions = private_groups(name, roll, ("gather", "reduce", "questions"))
     segments = segment_maker(device)
     return DeepCompileWorld(
-        rank, size, device, stream_of(device), _TIMEOUT, gather, reduce, questions, segments, roll
+        rank, size, device, stream_of(device), timeout, gather, reduce, questions, segments, roll
     )
+
+
+def _timeout_of(group: Any, device: torch.device) -> float:
+    options = getattr(group._get_backend(device), "options", None)
+    return _TIMEOUT if options is None else options._timeout.total_seconds()
 
 
 def _device(kinds: tuple[str, ...]) -> torch.device:

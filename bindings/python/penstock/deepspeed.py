@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import re
 import warnings
 import weakref
@@ -47,6 +48,9 @@ _SHARED_STATE = {
 def install() -> None:
     """Make DeepSpeed use this runtime in place of its own; a second call does nothing.
 
+    Where CUDA has not started, and the environment does not say how many queues of the GPU its
+    streams share (CUDA_DEVICE_MAX_CONNECTIONS), they have 32 instead of 8.
+
     Warns where DeepSpeed is of another version than the one that this was proved with. Raises
     PenstockError where DeepSpeed has loaded its own operators already, or where an operator or a
     function is not as this DeepSpeed wants it; ImportError without DeepSpeed.
@@ -61,6 +65,10 @@ def install() -> None:
     _check_source(places.source(), native)
     _deepspeed.replace(_wrappers(native))  # or raises, before anything is in place
     places.put(native)
+    if not torch.cuda.is_initialized():
+        # DeepSpeed's collectives run beside the runtime's, and ranks may launch them in different
+        # orders: in one queue two of them could wait for each other for ever.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def uninstall() -> None:
