@@ -75,9 +75,13 @@ class World:
     def _stack(self, rank: int) -> str:
         """Where the rank's threads are, as its handler of SIGUSR1 writes it."""
         os.kill(self.processes[rank].pid, signal.SIGUSR1)
-        time.sleep(1)
-        with open(_stack_file(self.folder.name, rank)) as file:
-            return file.read()
+        path = _stack_file(self.folder.name, rank)
+        given_up = time.monotonic() + 15  # a call of a driver may keep it from the signal
+        while os.path.getsize(path) == 0 and time.monotonic() < given_up:
+            time.sleep(0.1)
+        time.sleep(1)  # until all threads are there
+        with open(path) as file:
+            return file.read() or "nobody knows where: it does not answer SIGUSR1"
 
     @property
     def alive(self) -> bool:
