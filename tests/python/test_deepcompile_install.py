@@ -15,10 +15,13 @@ from fake_deepspeed import FUNCTIONS, OPERATORS, declarations
 from models import Net, batch, make
 from penstock import PenstockError
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+
 
 @pytest.fixture
-def put(tmp_path):
+def put(tmp_path, monkeypatch):
     """Puts a package `deepspeed` in place and takes it away again."""
+    monkeypatch.setenv(CONNECTIONS, "1")  # so that nothing that is set outlives the test
 
     def put(**changes):
         return fake_deepspeed.put(tmp_path, **{"source": declarations(), **changes})
@@ -53,21 +56,17 @@ def test_a_second_install_changes_nothing(put):
 
 
 @pytest.mark.parametrize("given", [None, "1"])
-def test_streams_of_cuda_have_queues_of_their_own_unless_the_user_says_how_many(
-    put, monkeypatch, given
-):
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    monkeypatch.setenv(name, given or "")
+def test_cuda_gets_more_queues_before_it_starts_unless_the_user_has_chosen(put, monkeypatch, given):
     if given is None:
-        monkeypatch.delenv(name)
+        monkeypatch.delenv(CONNECTIONS)
     put()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     penstock.deepspeed.install()
-    assert os.environ.get(name) == given, "CUDA has started, and reads it no more"
+    assert os.environ.get(CONNECTIONS) == given
     penstock.deepspeed.uninstall()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     penstock.deepspeed.install()
-    assert os.environ[name] == (given or "32")
+    assert os.environ[CONNECTIONS] == (given or "32")
 
 
 def test_uninstall_gives_the_entry_points_back(put):
