@@ -48,6 +48,7 @@ Engine::Engine(std::shared_ptr<Runtime> runtime, const EngineOptions &options,
         zero.time_waits = options.time_waits;
         zero.shards_on_host = options.shards_on_host;
         zero.transient_copies = options.transient_copies;
+        zero.in_callers_order = options.in_callers_order;
         check(pst_zero_create(runtime_->get(), &zero, &engine_));
     } catch (...) {
         destroy();

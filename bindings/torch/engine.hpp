@@ -33,6 +33,7 @@ struct EngineOptions {
     bool time_waits = false;
     bool shards_on_host = false;
     bool transient_copies = false;
+    bool in_callers_order = false;
 };
 
 // Kind, group, in backward, bytes; nanoseconds: reached, waited, collective.

@@ -149,13 +149,15 @@ create_engine(std::shared_ptr<Runtime> runtime, std::string name, std::string co
               const std::optional<ProcessGroup> &reduce, const std::optional<Nodes> &nodes,
               const std::optional<ProcessGroup> &replicas, uint32_t prefetch_ahead,
               size_t prefetch_bytes, size_t bucket_bytes, size_t part_bytes, bool verify,
-              bool time_waits, bool shards_on_host, bool transient_copies, SegmentMaker segments) {
-    const EngineOptions options{std::move(name), std::move(communicator),
-                                stage,           prefetch_ahead,
-                                prefetch_bytes,  bucket_bytes,
-                                part_bytes,      verify,
-                                time_waits,      shards_on_host,
-                                transient_copies};
+              bool time_waits, bool shards_on_host, bool transient_copies, bool in_callers_order,
+              SegmentMaker segments) {
+    EngineOptions options{std::move(name), std::move(communicator),
+                          stage,           prefetch_ahead,
+                          prefetch_bytes,  bucket_bytes,
+                          part_bytes,      verify,
+                          time_waits,      shards_on_host,
+                          transient_copies};
+    options.in_callers_order = in_callers_order;
     const WithoutInterpreter without; // it waits for its peers
     return make_own<Engine>(std::move(runtime), options, gather, reduce, nodes, replicas,
                             std::move(segments));
@@ -186,7 +188,7 @@ void bind_engine(py::module_ &module) {
              py::arg("nodes"), py::arg("replicas"), py::arg("prefetch_ahead"),
              py::arg("prefetch_bytes"), py::arg("bucket_bytes"), py::arg("part_bytes"),
              py::arg("verify"), py::arg("time_waits"), py::arg("shards_on_host"),
-             py::arg("transient_copies"), py::arg("segments"))
+             py::arg("transient_copies"), py::arg("in_callers_order"), py::arg("segments"))
         .def("destroy", &destroy_engine, Unlocked())
         .def("communicator", &Engine::communicator)
         .def("why_not_ce", &Engine::why_not_ce)

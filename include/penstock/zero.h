@@ -116,6 +116,11 @@ typedef struct pst_zero_options {
      * an update, or in `gather`, by the thread that calls these, which return its error. Not called
      * by `updated`: what it reads may be written until a forward begins. */
     pst_status (*fill_copy)(void *context, uint32_t group, void *copy);
+    /* Asynchronous devices. 1: amid passes the threads that call launch collectives of other
+     * communicators, too. A call then returns when what it submits is launched, so that on all
+     * ranks these and those are launched in the order of the program. 0: this holds of passes that
+     * submit something for the first times alone, which cost it little. */
+    int in_callers_order;
 } pst_zero_options;
 
 PST_API pst_status pst_zero_create(pst_runtime *runtime, const pst_zero_options *options,

@@ -17,6 +17,13 @@
 
 typedef struct pst__operation pst__operation;
 
+/* On asynchronous devices: when is an operation launched before its submission returns? */
+typedef enum pst__callers_order {
+    PST__IN_NO_PASS = 0,
+    PST__WITHOUT_PROGRAM,
+    PST__IN_ALL_PASSES
+} pst__callers_order;
+
 typedef struct pst__carrier_options {
     const char *name;
     pst_comm *gather_comm, *reduce_comm; /* may be one */
@@ -24,6 +31,7 @@ typedef struct pst__carrier_options {
     pst_device *device;                  /* NULL: the runtime's host */
     pst_lane *compute;                   /* BORROWED; NULL: the calling thread, on the host only */
     int pumped;
+    pst__callers_order callers_order;
     int time_waits; /* of compute's stream, even untraced */
     /* Where device memory comes from; NULL: from the device. */
     pst_status (*segment_alloc)(void *context, size_t bytes, void **memory);

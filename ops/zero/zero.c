@@ -51,6 +51,8 @@ static pst_status check_options(pst_runtime *runtime, const pst_zero_options *gi
 
 static pst_status create_carrier(pst_runtime *runtime, pst_zero *engine) {
     const pst_zero_options *given = &engine->options;
+    const pst__callers_order order =
+        given->in_callers_order ? PST__IN_ALL_PASSES : PST__WITHOUT_PROGRAM;
     const pst__carrier_options options = {.name = given->name,
                                           .gather_comm = given->gather_comm,
                                           .reduce_comm = given->reduce_comm,
@@ -58,6 +60,7 @@ static pst_status create_carrier(pst_runtime *runtime, pst_zero *engine) {
                                           .device = given->device,
                                           .compute = given->compute,
                                           .pumped = given->pumped,
+                                          .callers_order = order,
                                           .time_waits = given->time_waits,
                                           .segment_alloc = given->segment_alloc,
                                           .segment_free = given->segment_free,

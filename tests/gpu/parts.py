@@ -88,7 +88,7 @@ def parts_of(build: Path, gpus: int) -> list[Part]:
         Part("memory", 2, 150, python_tests("memory", "use_after_release", "float8")),
         Part("beat", 2, 120, python_tests("beat")),
         Part("offload", 2, 120, python_tests("offload", "copies")),
-        Part("mesh", 2, 120, python_tests("mesh", "ignored")),
+        Part("mesh", 2, 120, python_tests("mesh", "ignored", "own_collectives")),
         Part("compile", 2, 240, python_tests("compile")),
         Part(
             "deepcompile",

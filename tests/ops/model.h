@@ -33,8 +33,9 @@ typedef struct model {
     int hosted;            /* shards and targets are the host's, which alone touches them */
     int transient;         /* communication copies do not stay */
     int one_comm, pumped;
-    int replicas;                                               /* of which ranks are; 0: one */
-    uint64_t deadline_ns, watchdog_ns;                          /* a watchdog poisons */
+    int in_callers_order;              /* pst_zero_options.in_callers_order */
+    int replicas;                      /* of which ranks are; 0: one */
+    uint64_t deadline_ns, watchdog_ns; /* a watchdog poisons */
     enum { ON_HOST = 0, ON_ASYNC, ON_ONE_SIDED, ON_CE } device; /* and what communicators */
     unsigned delay_us; /* of asynchronous operations, at most */
     unsigned start_us; /* that starting a collective takes there: launches are late */

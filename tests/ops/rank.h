@@ -149,7 +149,8 @@ static inline pst_status create_engine(rank_state *state) {
         .replica_comm = state->replicas,
         .push_bytes = model->push_bytes,
         .shards_on_host = model->hosted,
-        .transient_copies = model->transient};
+        .transient_copies = model->transient,
+        .in_callers_order = model->in_callers_order};
     return pst_zero_create(state->runtime, &options, &state->engine);
 }
 

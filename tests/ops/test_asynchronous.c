@@ -77,6 +77,32 @@ static void planned_steps_do_not_wait_for_the_device(void **unused) {
         }
 }
 
+/* Every launch takes far longer than a call: whoever waits for one that is under way is counted. */
+static void count_late_launches(rank_state *state) {
+    DO(build_engine(state));
+    DO(train(state, 1)); /* nothing replays yet */
+    CHECK(stats_of(state).replayed_passes == 0 && stats_of(state).late_launches == 0);
+    for (int step = 0; step < 4; step++) {
+        DO(train(state, 1));
+        finish_compute(state);
+        CHECK_OK(pst_zero_drain(state->engine));
+    }
+    CHECK(stats_of(state).replayed_passes > 0);
+    CHECK((stats_of(state).late_launches > 0) == !state->model->in_callers_order);
+}
+
+static void what_a_call_submits_is_launched_when_it_returns(void **unused) {
+    (void)unused;
+    for (int stage = 1; stage <= 3; stage++)
+        for (int always = 0; always <= 1; always++) {
+            model model = chain_model(stage, 3, 16);
+            model.bucket_bytes = 256;
+            model.start_us = 2000;
+            model.in_callers_order = always;
+            run_ranks_async(2, &model, count_late_launches, NULL);
+        }
+}
+
 static void train_with_casts(rank_state *state) {
     DO(build_engine(state));
     train_and_check(state, 6, mean_of_step_1);
@@ -579,6 +605,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(groups_in_parts_have_more_buckets),
         cmocka_unit_test(planned_steps_do_not_wait_for_the_device),
+        cmocka_unit_test(what_a_call_submits_is_launched_when_it_returns),
         cmocka_unit_test(slow_devices_get_the_same_values),
         cmocka_unit_test(accumulates_without_communication),
         cmocka_unit_test(a_parameter_without_a_gradient_is_known_exactly),

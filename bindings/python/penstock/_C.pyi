@@ -123,6 +123,7 @@ class Engine:
         time_waits: bool,
         shards_on_host: bool,
         transient_copies: bool,
+        in_callers_order: bool,
         segments: Callable[[int], torch.Tensor] | None,
     ) -> None: ...
     def destroy(self) -> None: ...

@@ -70,6 +70,7 @@ def open_native(
         time_waits=options.time_waits,
         shards_on_host=options.offloads_shards,
         transient_copies=options.makes_copies,
+        in_callers_order=world.is_beside_others,
         segments=segment_maker(world.device),
     )
     try:

@@ -63,6 +63,8 @@ class World:
         Private ones of this replica's ranks.
     between : ProcessGroup, optional
         A private one of the ranks of all replicas that have the same part, where there are several.
+    is_beside_others : bool
+        This process is in other groups, too, in which a model may have collectives of its own.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class World:
         self._everyone: Any = None  # a private group of all ranks, for questions of this thread
         self.mesh: DeviceMesh | None = None
         self.ranks = Ranks()
+        self.is_beside_others = False
         if is_alone(process_group):
             if communicator == "hierarchy":
                 raise PenstockError("EINVAL", "communicator='hierarchy': this process is alone")
@@ -97,7 +100,9 @@ class World:
             _check_group(group)
             group = DeviceMesh.from_group(group, device.type)
         self.mesh, self.ranks = group, ranks_of(group, shard_dim)
-        _refuse_forked([group.get_group(dim) for dim in self.ranks.dims])
+        own = [group.get_group(dim) for dim in self.ranks.dims]
+        _refuse_forked(own)
+        self.is_beside_others = _are_others(own)
         name, self.roll = meet(name_of(group, self.ranks), self.rank, self.size, timeout)
         self._make_groups(name)
         if communicator == "hierarchy" or (communicator == "auto" and device.type == "cuda"):
@@ -318,6 +323,20 @@ def stream_of(device: torch.device) -> int:
 
 
 _made: defaultdict[str, int] = defaultdict(int)
+
+
+def _are_others(own: list[Any]) -> bool:
+    """Whether there are groups of GPUs in this process, but for the default one and its own."""
+    known = [dist.group.WORLD, *own]
+    return any(
+        group not in known and group.size() > 1 and _launches_on_gpus(group)
+        for group in dist.distributed_c10d._world.pg_map
+    )
+
+
+def _launches_on_gpus(group: Any) -> bool:
+    kinds = dict(kind.split(":") for kind in dist.get_backend_config(group).split(","))
+    return kinds.get("cuda", "gloo") != "gloo"  # which works on the host
 
 
 def _refuse_forked(groups: list[Any]) -> None:
