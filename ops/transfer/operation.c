@@ -289,16 +289,19 @@ static int is_gather(const pst__operation *operation) {
     return operation->work.collective.kind == PST_ALL_GATHER;
 }
 
+static void add_exposed(const pst__operation *operation, uint64_t begin, uint64_t end) {
+    pst__waits *waits = &operation->carrier->waits;
+    *(is_gather(operation) ? &waits->exposed_gather_ns : &waits->exposed_reduce_ns) += end - begin;
+}
+
 static pst_status wait_on_host(pst__operation *operation, int is_traced) {
     pst__carrier *carrier = operation->carrier;
-    pst__waits *waits = &carrier->waits;
     int had_ended = has_ended_tasks(operation);
     uint64_t begin = had_ended ? 0 : pst__now();
     pst_status status = pst__operation_wait_task(operation, carrier->options.compute);
     if (!had_ended) {
         uint64_t end = pst__now();
-        *(is_gather(operation) ? &waits->exposed_gather_ns : &waits->exposed_reduce_ns) +=
-            end - begin;
+        add_exposed(operation, begin, end);
         if (is_traced) trace_wait(operation, operation->wait_name, begin, end);
     }
     if (status < 0 && status != PST_ETIMEDOUT) let_callback_run(operation);
@@ -391,6 +394,15 @@ pst_status pst__operation_wait_launch(pst__operation *operation) {
     return lost(carrier, has_tasks(operation)
                              ? pst_task_wait_launch(operation->launch, operation->task)
                              : pst__operation_wait_task(operation, NULL));
+}
+
+void pst__operation_keep_order(const pst__operation *operation) {
+    if (pst__operation_is_launched(operation)) return;
+    const uint64_t begin = pst__now();
+    (void)pst_task_wait_launch(operation->launch, operation->task);
+    const uint64_t end = pst__now();
+    add_exposed(operation, begin, end);
+    trace_wait(operation, operation->wait_name, begin, end);
 }
 
 pst_status pst__operation_follow_reductions(pst__carrier *carrier, uint64_t last) {

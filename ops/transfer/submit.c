@@ -350,15 +350,13 @@ static size_t add_events(const pst__carrier *carrier, pst_event *const *events, 
     return count;
 }
 
-/* So that it comes in the order of what the caller launches itself: ops/README.md. A wait that
- * fails has poisoned the runtime, or found it so: whoever waits for the operation is told. */
-static void keep_callers_order(const pst__operation *operation) {
+/* Has it to come in the order of what the caller launches itself? See ops/README.md. */
+static int is_in_callers_order(const pst__operation *operation) {
     const pst__carrier *carrier = operation->carrier;
-    if (!carrier->asynchronous || carrier->outside != NULL) return;
+    if (!carrier->asynchronous || carrier->outside != NULL) return 0;
     const int is_of_program = operation->launch.number != 0;
-    if (carrier->options.callers_order == PST__IN_ALL_PASSES ||
-        (carrier->options.callers_order == PST__WITHOUT_PROGRAM && !is_of_program))
-        (void)pst_task_wait_launch(operation->launch, operation->task);
+    return carrier->options.callers_order == PST__IN_ALL_PASSES ||
+           (carrier->options.callers_order == PST__WITHOUT_PROGRAM && !is_of_program);
 }
 
 pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_event *const *after,
@@ -380,7 +378,7 @@ pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_ev
         return status;
     }
     enqueue(operation->queue, operation);
-    keep_callers_order(operation);
+    if (is_in_callers_order(operation)) pst__operation_keep_order(operation);
     return PST_OK;
 }
 
