@@ -297,6 +297,19 @@ def test_a_rank_that_is_stopped_is_named_with_the_ticket_it_came_to(fresh_world)
     assert "rank 2 did not come" in answers[0][0][1] or "rank 1 failed" in answers[0][0][1]
 
 
+def test_who_loses_a_connection_beside_a_rank_that_is_stopped_names_the_ticket_it_came_to():
+    first = Roll(dist.HashStore(), 0, 2, 4.0)
+    first.waits(1.0, "gather", 15, [("gather", "layers.0", 15), ("gather", "times", 14)])
+    with subprocess.Popen(["sleep", "60"]) as process:
+        first._pids = {1: process.pid}
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        text = first.lost("EPEER", "closed by peer")
+        process.kill()
+    is_stopped = f"the process of rank 1 ({process.pid}) is stopped"
+    assert text == f"closed by peer; {is_stopped}; all came to ticket 14 ('times') before"
+
+
 def listen():
     """Collect what is logged from here on."""
     lines = []

@@ -403,7 +403,7 @@ class Roll:
         texts = texts or found.victims
         if len(texts) > _MOST:
             texts[_MOST:] = [f"{len(texts) - _MOST} more"]
-        if self._before is not None and not until_one:
+        if self._before is not None:
             texts.append(f"all came to ticket {self._before[2]} ({self._before[1]!r}) before")
         if self._is_mute:
             texts.append("the store of torch.distributed does not answer")
