@@ -151,13 +151,18 @@ create_engine(std::shared_ptr<Runtime> runtime, std::string name, std::string co
               size_t prefetch_bytes, size_t bucket_bytes, size_t part_bytes, bool verify,
               bool time_waits, bool shards_on_host, bool transient_copies, bool in_callers_order,
               SegmentMaker segments) {
-    EngineOptions options{std::move(name), std::move(communicator),
-                          stage,           prefetch_ahead,
-                          prefetch_bytes,  bucket_bytes,
-                          part_bytes,      verify,
-                          time_waits,      shards_on_host,
-                          transient_copies};
-    options.in_callers_order = in_callers_order;
+    const EngineOptions options{std::move(name),
+                                std::move(communicator),
+                                stage,
+                                prefetch_ahead,
+                                prefetch_bytes,
+                                bucket_bytes,
+                                part_bytes,
+                                verify,
+                                time_waits,
+                                shards_on_host,
+                                transient_copies,
+                                in_callers_order};
     const WithoutInterpreter without; // it waits for its peers
     return make_own<Engine>(std::move(runtime), options, gather, reduce, nodes, replicas,
                             std::move(segments));

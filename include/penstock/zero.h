@@ -18,18 +18,19 @@
  * One thread at a time calls an engine (which one may change). These may block: wait, end_backward,
  * seal, compile, make_drafts, drain and destroy; end_forward where shards are on the host;
  * begin_forward behind a pass that was broken off; gather in a backward of several forwards; and on
- * asynchronous devices, as below, gather and gradients in a backward. A binding drops its
+ * asynchronous devices, as below, begin_forward, gather and gradients. A binding drops its
  * interpreter's lock around them. Every choice of a collective depends on the order of these calls
  * and on sizes, and a plan's also on times and budgets that the ranks have agreed on, never on a
  * rank's own, so that it is the same on all of them.
  *
  * On an asynchronous device all of this is in the order of the compute stream: what a call says of
  * memory holds for what the stream is given after it. There `wait` and a backward block until
- * collectives are launched, never until they are over, with these exceptions, in which a backward
- * that reduces waits on the host for what all ranks had in it: passes without a plan (their end
- * waits for the ranks' times, too, and in stage 3 for compute, for at most two seconds); as long as
- * a trainable parameter that the forward used had no gradient on any rank, or a group's gradients
- * were reported more than once; and when the host is three such backwards ahead of the device.
+ * collectives are launched, as do begin_forward and gather by options.in_callers_order, never until
+ * they are over, with these exceptions, in which a backward that reduces waits on the host for what
+ * all ranks had in it: passes without a plan (their end waits for the ranks' times, too, and in
+ * stage 3 for compute, for at most two seconds); as long as a trainable parameter that the forward
+ * used had no gradient on any rank, or a group's gradients were reported more than once; and when
+ * the host is three such backwards ahead of the device.
  */
 #ifndef PENSTOCK_ZERO_H
 #define PENSTOCK_ZERO_H
@@ -116,10 +117,11 @@ typedef struct pst_zero_options {
      * an update, or in `gather`, by the thread that calls these, which return its error. Not called
      * by `updated`: what it reads may be written until a forward begins. */
     pst_status (*fill_copy)(void *context, uint32_t group, void *copy);
-    /* Asynchronous devices. 1: amid passes the threads that call launch collectives of other
-     * communicators, too. A call then returns when what it submits is launched, so that on all
-     * ranks these and those are launched in the order of the program. 0: this holds of passes that
-     * submit something for the first times alone, which cost it little. */
+    /* Asynchronous devices. 1: the calling thread also launches collectives of other communicators
+     * during passes. A call then returns only once what it has submitted is launched, so that on
+     * all ranks these and those are launched in the order of the program. 0: this holds only in
+     * passes that no program is launched for: the first ones, and those that begin before the last
+     * launch of theirs has ended. */
     int in_callers_order;
 } pst_zero_options;
 
@@ -220,13 +222,13 @@ PST_API pst_status pst_zero_bind_shard(pst_zero *engine, uint32_t group, void *s
 PST_API pst_status pst_zero_begin_forward(pst_zero *engine, int grad);
 
 /* A use of the group begins: its gather is issued unless it is gathered or in flight already, then
- * those that the plan wants ahead. Does not block, but in a backward of several forwards, where the
- * ranks ask each other how far they go. In a backward, gathers that the backward order has before
- * this one are issued first: groups by the end of their uses in the forward, last one first. Groups
- * that this rank does not reach are gathered at end_backward, because others may reach them;
- * frozen groups that no rank reached in a backward that reduced leave the order, and
- * must from then on be reached by all ranks alike. Outside of a pass a use is gathered on demand
- * and not recorded. */
+ * those that the plan wants ahead. Does not block, but for launches (options.in_callers_order) and
+ * in a backward of several forwards, where the ranks ask each other how far they go. In a backward,
+ * gathers that the backward order has before this one are issued first: groups by the end of their
+ * uses in the forward, last one first. Groups that this rank does not reach are gathered at
+ * end_backward, because others may reach them; frozen groups that no rank reached in a backward
+ * that reduced leave the order, and must from then on be reached by all ranks alike. Outside of a
+ * pass a use is gathered on demand and not recorded. */
 PST_API pst_status pst_zero_gather(pst_zero *engine, uint32_t group);
 
 /* The next use of a group that is looked_up reads these rows of its parameter alone, and in a

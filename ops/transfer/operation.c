@@ -398,11 +398,13 @@ pst_status pst__operation_wait_launch(pst__operation *operation) {
 
 void pst__operation_keep_order(const pst__operation *operation) {
     if (pst__operation_is_launched(operation)) return;
+    pst__carrier *carrier = operation->carrier;
     const uint64_t begin = pst__now();
-    (void)pst_task_wait_launch(operation->launch, operation->task);
+    (void)lost(carrier, pst_task_wait_launch(operation->launch, operation->task));
     const uint64_t end = pst__now();
     add_exposed(operation, begin, end);
-    trace_wait(operation, operation->wait_name, begin, end);
+    if (!pst__stalls_measure(&carrier->stalls))
+        trace_wait(operation, operation->wait_name, begin, end);
 }
 
 pst_status pst__operation_follow_reductions(pst__carrier *carrier, uint64_t last) {

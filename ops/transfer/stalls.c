@@ -1,6 +1,6 @@
 #include "ops/transfer/stalls.h"
 
-static int is_measuring(const pst__stalls *stalls) {
+int pst__stalls_measure(const pst__stalls *stalls) {
     return (stalls->is_wanted || pst__trace_on(stalls->trace)) &&
            (stalls->device->ops->caps & PST_DEVICE_TIMED_EVENTS) != 0 &&
            (stalls->device->ops->caps & PST_DEVICE_STREAM_IS_WORKER) == 0;
@@ -25,7 +25,7 @@ static pst__stall *next_free(pst__stalls *stalls) {
 
 pst__stall *pst__stall_begin(pst__stalls *stalls, const char *name, uint64_t ticket,
                              uint64_t *total) {
-    if (!is_measuring(stalls)) return NULL;
+    if (!pst__stalls_measure(stalls)) return NULL;
     pst__stalls_collect(stalls);
     pst_device *device = stalls->device;
     pst__stall *stall = next_free(stalls);

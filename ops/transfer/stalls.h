@@ -30,6 +30,8 @@ typedef struct pst__stalls {
     uint64_t measured, missed;
 } pst__stalls;
 
+/* Whether they are wanted, and the device can tell. */
+int pst__stalls_measure(const pst__stalls *stalls);
 /* Before compute is given a wait. NULL: it is not measured. */
 pst__stall *pst__stall_begin(pst__stalls *stalls, const char *name, uint64_t ticket,
                              uint64_t *total);

@@ -353,10 +353,10 @@ static size_t add_events(const pst__carrier *carrier, pst_event *const *events, 
 /* Has it to come in the order of what the caller launches itself? See ops/README.md. */
 static int is_in_callers_order(const pst__operation *operation) {
     const pst__carrier *carrier = operation->carrier;
-    if (!carrier->asynchronous || carrier->outside != NULL) return 0;
     const int is_of_program = operation->launch.number != 0;
-    return carrier->options.callers_order == PST__IN_ALL_PASSES ||
-           (carrier->options.callers_order == PST__WITHOUT_PROGRAM && !is_of_program);
+    return carrier->asynchronous && carrier->outside == NULL &&
+           carrier->options.callers_order >
+               (is_of_program ? PST__WITHOUT_PROGRAM : PST__IN_NO_PASS);
 }
 
 pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_event *const *after,

@@ -114,7 +114,8 @@ static inline void async_remove_first(pst_stream *stream) {
 }
 
 static inline void async_sleep(uint64_t microseconds) {
-    const struct timespec pause = {0, (long)microseconds * 1000};
+    const struct timespec pause = {(time_t)(microseconds / 1000000),
+                                   (long)(microseconds % 1000000) * 1000};
     if (microseconds > 0) (void)nanosleep(&pause, NULL);
 }
 

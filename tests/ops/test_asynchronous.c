@@ -103,6 +103,24 @@ static void what_a_call_submits_is_launched_when_it_returns(void **unused) {
         }
 }
 
+/* The waiting thread may launch it itself, and find it launched when that is over. */
+static void gather_past_the_deadline(rank_state *state) {
+    DO(build_engine(state));
+    if (state->rank != 0) return; /* it would hear of rank 0's end */
+    CHECK_OK(pst_zero_begin_forward(state->engine, 1));
+    async_comm_of(state->gather)->start_us = 2500000;
+    CHECK_OK(pst_zero_gather(state->engine, state->groups[0]));
+    const int is_late = text_has(state, "has not come in 2.000 s");
+    CHECK(pst_runtime_status(state->runtime) == (is_late ? PST_ETIMEDOUT : PST_OK));
+}
+
+static void a_launch_that_the_order_waits_for_has_a_deadline(void **unused) {
+    (void)unused;
+    model model = chain_model(3, 3, 16);
+    model.deadline_ns = 2000000000u; /* sealing has to be through by then */
+    run_ranks_on_boards(2, &model, gather_past_the_deadline, NULL);
+}
+
 static void train_with_casts(rank_state *state) {
     DO(build_engine(state));
     train_and_check(state, 6, mean_of_step_1);
@@ -606,6 +624,7 @@ int main(void) {
         cmocka_unit_test(groups_in_parts_have_more_buckets),
         cmocka_unit_test(planned_steps_do_not_wait_for_the_device),
         cmocka_unit_test(what_a_call_submits_is_launched_when_it_returns),
+        cmocka_unit_test(a_launch_that_the_order_waits_for_has_a_deadline),
         cmocka_unit_test(slow_devices_get_the_same_values),
         cmocka_unit_test(accumulates_without_communication),
         cmocka_unit_test(a_parameter_without_a_gradient_is_known_exactly),

@@ -61,7 +61,7 @@ class Meeting(Net):
 
 
 def train_meeting(stage):
-    own_group()
+    group = own_group()
     penstock.close(
         train_both(
             Meeting,
@@ -71,6 +71,8 @@ def train_meeting(stage):
             bucket_bytes=256,
         )
     )
+    dist.destroy_process_group(group)  # the ranks stay, and so would it
+    own_group.cache_clear()
 
 
 @pytest.mark.parametrize("stage", [1, 3])

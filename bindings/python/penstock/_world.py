@@ -64,7 +64,8 @@ class World:
     between : ProcessGroup, optional
         A private one of the ranks of all replicas that have the same part, where there are several.
     is_beside_others : bool
-        This process is in other groups, too, in which a model may have collectives of its own.
+        This process is in groups of GPUs besides the default one and its own, in which a model may
+        have collectives.
     """
 
     def __init__(
@@ -335,7 +336,7 @@ def _are_others(own: list[Any]) -> bool:
 
 
 def _launches_on_gpus(group: Any) -> bool:
-    kinds = dict(kind.split(":") for kind in dist.get_backend_config(group).split(","))
+    kinds = dict(kind.partition(":")[::2] for kind in dist.get_backend_config(group).split(","))
     return kinds.get("cuda", "gloo") != "gloo"  # which works on the host
 
 
