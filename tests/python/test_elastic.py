@@ -17,7 +17,7 @@ import elastic  # noqa: E402
 
 JOB = Path(__file__).with_name("elastic_job.py")
 # Soon enough; the defaults are what machines far from each other need.
-SOON = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
+SOON = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=5"
 
 
 def start_machine(folder, port, *, is_host, **variables):

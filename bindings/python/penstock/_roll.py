@@ -102,6 +102,7 @@ class Roll:
         self._knows = False  # that another rank has failed
         self._place: Place | None = None  # where this rank waits
         self._before: Place | None = None
+        self._placed = 0.0  # when that was so last
         self._called = 0.0  # by the engine, which waits: when last
         self._joined = 0  # calls of `together`, which all ranks make alike
         self._standstill = Standstill(self.page)
@@ -280,10 +281,11 @@ class Roll:
     def _check_now(self, seconds: float, own: list[Place], launches: list[Place]) -> str:
         if seconds < self._looked:
             self._looked, self._is_logged, self._seen = 0.0, False, None
+        self._place, self._before = [*own, None, None][:2]
+        self._placed = time.monotonic()
         if not self._others or seconds - self._looked < min(1.0, self.timeout / 4):
             return ""
         self._looked = seconds
-        self._place, self._before = [*own, None, None][:2]
         failure = self._ask(self._report, {"tickets": _latest(launches)}) or ""
         if not failure and not self._is_logged:
             self._log_wait(seconds)
@@ -389,7 +391,8 @@ class Roll:
         until_one : bool
             Whether one that is to blame is enough.
         """
-        until = time.monotonic() + patience
+        now = time.monotonic()
+        until, is_placed = now + patience, now - self._placed < 2 * _beat.INTERVAL
         found = self._inspect_others()
         before = found if patience > 0 or self._seen is None else self._seen
         while found.missing and not (until_one and found.to_blame) and time.monotonic() < until:
@@ -403,7 +406,7 @@ class Roll:
         texts = texts or found.victims
         if len(texts) > _MOST:
             texts[_MOST:] = [f"{len(texts) - _MOST} more"]
-        if self._before is not None:
+        if self._before is not None and is_placed:
             texts.append(f"all came to ticket {self._before[2]} ({self._before[1]!r}) before")
         if self._is_mute:
             texts.append("the store of torch.distributed does not answer")
