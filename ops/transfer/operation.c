@@ -402,6 +402,7 @@ void pst__operation_keep_order(const pst__operation *operation) {
     const uint64_t begin = pst__now();
     (void)lost(carrier, pst_task_wait_launch(operation->launch, operation->task));
     const uint64_t end = pst__now();
+    if (operation->wait_name == NULL) return;
     add_exposed(operation, begin, end);
     if (!pst__stalls_measure(&carrier->stalls))
         trace_wait(operation, operation->wait_name, begin, end);

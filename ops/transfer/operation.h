@@ -109,9 +109,10 @@ pst_status pst__operation_wait_task(const pst__operation *operation, pst_lane *c
 pst_status pst__operation_wait_end(const pst__operation *operation, const char *name);
 /* Blocks until it is launched, so that its memory can be given back; on the host device, ended. */
 pst_status pst__operation_wait_launch(pst__operation *operation);
-/* The same on an asynchronous device as soon as it is submitted. It is added to what is exposed
- * and, where no stalls are measured, traced; it is not in the carrier's late launches. A deadline
- * that passes poisons the runtime; of other failures, whoever waits for the operation is told. */
+/* The same on an asynchronous device as soon as it is submitted. Of what compute is to wait for, it
+ * is added to what is exposed and, where no stalls are measured, traced; it is not in the carrier's
+ * late launches. A deadline that passes poisons the runtime; of other failures, whoever waits for
+ * the operation is told. */
 void pst__operation_keep_order(const pst__operation *operation);
 /* The same as pst__operation_wait_launch, of all that is in flight. */
 pst_status pst__operation_wait_launches(pst__carrier *carrier);
