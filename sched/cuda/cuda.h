@@ -85,6 +85,12 @@ static inline uint64_t pst__cuda_capture_of(const pst__cuda *cuda, const pst_str
     return running != 0 && pst__load_relaxed(&stream->capture) == running ? running : 0;
 }
 
+/* The capture that the event's latest record is a part of; 0: of none, and the driver may be asked.
+ * Acquire: pairs with the releases in pst__cuda_event_record. */
+static inline uint64_t pst__cuda_event_capture(const pst_event *event) {
+    return pst__load_acquire(&event->capture);
+}
+
 pst_status pst__cuda_capture_begin(pst_device *device, pst_stream *stream);
 void pst__cuda_capture_end(pst_device *device);
 

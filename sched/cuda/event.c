@@ -119,12 +119,19 @@ void pst__cuda_event_destroy(pst_device *device, pst_event *event) {
     if (event != NULL) push(event->pool, event);
 }
 
+/* A thread that holds the event from its use before may ask for it meanwhile, and the driver
+ * refuses questions about events of captures: so the event is known as one before its record in a
+ * capture, and no longer behind its record outside. Releases: see pst__cuda_event_capture. */
 pst_status pst__cuda_event_record(pst_device *device, pst_event *event, pst_stream *stream) {
     pst__cuda *cuda = pst__cuda_of(device);
     PST__CUDA_ENTER_OR_RETURN(cuda, stream);
-    pst__store_relaxed(&event->capture, pst__cuda_capture_of(cuda, stream));
-    return pst__cuda_call(cuda, cuEventRecord, (event->native, stream->native),
-                          "event %p, stream %p", (void *)event->native, (void *)stream->native);
+    const uint64_t capture = pst__cuda_capture_of(cuda, stream);
+    if (capture != 0) pst__store_release(&event->capture, capture);
+    const pst_status status =
+        pst__cuda_call(cuda, cuEventRecord, (event->native, stream->native), "event %p, stream %p",
+                       (void *)event->native, (void *)stream->native);
+    if (status == PST_OK) pst__store_release(&event->capture, capture);
+    return status;
 }
 
 /* The thread that captures may ask the driver for no event; this asks for it all the same. */
@@ -139,7 +146,7 @@ static pst_status query_beside_capture(pst__cuda *cuda, const pst_event *event) 
 
 pst_status pst__cuda_event_query(pst_device *device, pst_event *event) {
     pst__cuda *cuda = pst__cuda_of(device);
-    const uint64_t recorded = pst__load_relaxed(&event->capture);
+    const uint64_t recorded = pst__cuda_event_capture(event);
     const uint64_t running = pst__load_relaxed(&cuda->capture);
     if (recorded != 0) return recorded == running ? PST_PENDING : PST_OK; /* see capture.c */
     PST__CUDA_ENTER_OR_RETURN(cuda, NULL);

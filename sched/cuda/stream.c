@@ -80,7 +80,7 @@ pst_status pst__cuda_stream_ready(pst_device *device, pst_stream *stream) {
 
 pst_status pst__cuda_stream_wait(pst_device *device, pst_stream *stream, pst_event *event) {
     pst__cuda *cuda = pst__cuda_of(device);
-    const uint64_t recorded = pst__load_relaxed(&event->capture);
+    const uint64_t recorded = pst__cuda_event_capture(event);
     const uint64_t running = pst__load_relaxed(&cuda->capture);
     if (recorded != 0 && recorded == running)
         pst__store_relaxed(&stream->capture, running);

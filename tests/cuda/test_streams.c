@@ -207,6 +207,36 @@ static void times_of_before_a_capture_are_told_within(void **state) {
     f->ops->stream_destroy(f->device, wrapped);
 }
 
+/* ---- events of captures ------------------------------------------------------------- */
+
+static pst_event *record_captured(fixture *f) {
+    fake_graph *graph = NULL;
+    fake_cuda_begin_capture(pst_cuda_stream(f->a));
+    assert_ok(f->ops->capture_begin(f->device, f->a));
+    pst_event *event = record(f, f->a);
+    assert_status(f->ops->event_query(f->device, event), PST_PENDING);
+    f->ops->capture_end(f->device);
+    assert_int_equal(fake_cuda_end_capture(pst_cuda_stream(f->a), &graph), CUDA_SUCCESS);
+    fake_cuda_destroy(graph);
+    return event;
+}
+
+/* As who asks for it meanwhile finds it, too. */
+static void an_event_stays_a_captures_until_it_is_recorded_outside(void **state) {
+    fixture *f = *state;
+    pst_event *event = record_captured(f);
+    assert_ok(f->ops->event_query(f->device, event));
+    fake_cuda_fail("cuEventRecord", 1, CUDA_ERROR_INVALID_VALUE);
+    assert_status(f->ops->event_record(f->device, event, f->b), PST_EINVAL);
+    assert_ok(f->ops->event_query(f->device, event));
+    assert_ok(f->ops->stream_wait(f->device, f->b, event));
+    fake_cuda_hold(1);
+    assert_ok(f->ops->event_record(f->device, event, f->b));
+    assert_status(f->ops->event_query(f->device, event), PST_PENDING);
+    fake_cuda_hold(0);
+    f->ops->event_destroy(f->device, event);
+}
+
 static void a_step_of_adamw_may_be_captured(void **state) {
     fixture *f = *state;
     _Alignas(16) static unsigned char coefficients[PST_ADAMW_COEFFICIENTS_BYTES];
@@ -390,6 +420,7 @@ int main(void) {
         TEST(the_default_stream_is_wrapped_and_not_destroyed),
         TEST(a_stream_under_capture_takes_nothing),
         TEST(times_of_before_a_capture_are_told_within),
+        TEST(an_event_stays_a_captures_until_it_is_recorded_outside),
         TEST(a_step_of_adamw_may_be_captured),
         TEST(several_copies_are_one_batch_without_the_empty_ones),
         TEST(the_default_stream_gets_single_copies),
