@@ -85,7 +85,7 @@ pst_status pst__carrier_begin_capture(pst__carrier *carrier, void *native) {
     if (status == PST_OK) status = device->ops->capture_begin(device, stream);
     if (status != PST_OK) {
         device->ops->stream_destroy(device, stream);
-        return pst__carrier_fail(carrier, status, "%s", "the capture could not begin");
+        return pst__carrier_fail_device(carrier, status, "%s", "the capture could not begin");
     }
     carrier->outside = carrier->compute;
     use_stream(carrier, stream);
@@ -94,7 +94,7 @@ pst_status pst__carrier_begin_capture(pst__carrier *carrier, void *native) {
     if (status == PST_OK) status = begin_comms(carrier);
     if (status == PST_OK) return PST_OK;
     (void)pst__carrier_end_capture(carrier);
-    return pst__carrier_fail(carrier, status, "%s", "the lanes could not join the capture");
+    return pst__carrier_fail_device(carrier, status, "%s", "the lanes could not join the capture");
 }
 
 pst_status pst__carrier_end_capture(pst__carrier *carrier) {
@@ -111,8 +111,8 @@ pst_status pst__carrier_end_capture(pst__carrier *carrier) {
     device->ops->stream_destroy(device, captured);
     pst__operation_end_captured(carrier);
     if (status == PST_OK) return PST_OK;
-    return pst__carrier_fail(carrier, status, "%s",
-                             "the lanes could not join the end of a capture");
+    return pst__carrier_fail_device(carrier, status, "%s",
+                                    "the lanes could not join the end of a capture");
 }
 
 /* What lanes have run comes before the graph. */

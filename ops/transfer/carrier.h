@@ -9,6 +9,7 @@
 #include "mem/arena.h"
 #include "ops/transfer/program.h"
 #include "ops/transfer/stalls.h"
+#include "sched/device/device.h"
 
 #include <penstock/comm.h>
 #include <penstock/graph.h>
@@ -171,6 +172,10 @@ pst_status pst__carrier_give_up(pst__carrier *carrier, pst_status status);
 #define pst__carrier_fail(carrier, status, format, ...)                                            \
     pst__fail((carrier)->error, (status), "rank %zu, engine '%s': " format,                        \
               pst__carrier_number(carrier), (carrier)->name, __VA_ARGS__)
+/* The same, with what the device says. */
+#define pst__carrier_fail_device(carrier, status, format, ...)                                     \
+    pst__carrier_fail(carrier, status, format ": %s %s", __VA_ARGS__, pst_status_text(status),     \
+                      pst__device_text((carrier)->device))
 
 /* The same queue for both directions where they share a communicator. */
 static inline pst__queue *pst__queue_of(pst__carrier *carrier, pst__lane_index lane) {

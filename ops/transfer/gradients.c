@@ -66,8 +66,8 @@ pst_status pst__sources_reserve(pst__sources_held *held, size_t tokens, size_t b
     if (status == PST_OK && carrier->asynchronous && batch->copied == NULL)
         status = carrier->device->ops->event_create(carrier->device, 0, &batch->copied);
     if (status == PST_OK) return PST_OK;
-    return pst__carrier_fail(carrier, status, "%s",
-                             "keeping gradients until they are copied failed");
+    return pst__carrier_fail_device(carrier, status, "%s",
+                                    "keeping gradients until they are copied failed");
 }
 
 void pst__sources_add(pst__sources_held *held, void *token) {

@@ -281,8 +281,8 @@ static pst_status wait_on_stream(pst__operation *operation) {
     pst_device *device = carrier->device;
     pst_status status = device->ops->stream_wait(device, carrier->compute, operation->finished);
     if (status == PST_OK) return PST_OK;
-    return pst__carrier_fail(carrier, status, "compute could not wait for '%s'",
-                             operation->work.collective.name);
+    return pst__carrier_fail_device(carrier, status, "compute could not wait for '%s'",
+                                    operation->work.collective.name);
 }
 
 static int is_gather(const pst__operation *operation) {

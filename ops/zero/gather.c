@@ -34,7 +34,8 @@ static pst_status cast_copies(pst_zero *engine, size_t count) {
     status =
         device->ops->cast_scale_copy(device, engine->carrier.compute, engine->casts, count, 1.0);
     if (status != PST_OK)
-        return pst__zero_fail(engine, status, "%s", "casting shards for their gathers failed");
+        return pst__carrier_fail_device(&engine->carrier, status, "%s",
+                                        "casting shards for their gathers failed");
     return pst__gather_sources_written(engine);
 }
 

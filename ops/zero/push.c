@@ -107,8 +107,8 @@ static pst_status push_part(pst_zero *engine, pst__group *group, size_t index, p
         status = pst__fill_land_behind(&engine->carrier);
     if (status != PST_OK) {
         pst__operation_give(&engine->carrier, operation);
-        return pst__zero_fail(engine, status, "group '%s': its gradients could not go out",
-                              group->name);
+        return pst__carrier_fail_device(&engine->carrier, status,
+                                        "group '%s': its gradients could not go out", group->name);
     }
     pst__record_reduction(engine, operation, bytes);
     status = pst__bucket_push(operation);

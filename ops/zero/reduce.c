@@ -123,8 +123,9 @@ pst_status pst__reduce_copy_in(pst_zero *engine, const pst__group *group, pst__p
     pst_status status = device->ops->cast_scale_copy(device, engine->carrier.filling.stream,
                                                      engine->casts, count, 1.0);
     if (status == PST_OK) return PST_OK;
-    return pst__zero_fail(engine, status, "group '%s': copying its %s gradients failed",
-                          group->name, pst_dtype_name(dtype));
+    return pst__carrier_fail_device(&engine->carrier, status,
+                                    "group '%s': copying its %s gradients failed", group->name,
+                                    pst_dtype_name(dtype));
 }
 
 static pst_status fill_part(pst_zero *engine, pst__group *group, pst__part part,

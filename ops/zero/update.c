@@ -260,5 +260,5 @@ pst_status pst__update_alone(pst_zero *engine, const pst__group *group) {
     if (status == PST_OK) status = pst__fill_end(carrier);
     updates->count = 0;
     if (status == PST_OK) return PST_OK;
-    return pst__zero_fail(engine, status, "group '%s': its update failed", group->name);
+    return pst__carrier_fail_device(carrier, status, "group '%s': its update failed", group->name);
 }

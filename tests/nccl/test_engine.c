@@ -366,6 +366,29 @@ static void a_step_without_a_plan_is_not_captured(void **state) {
     on_ranks(world, RANKS, destroy);
 }
 
+static void *make_steady(void *argument) {
+    train_until_steady(&engines[((nccl_rank *)argument)->rank]);
+    return NULL;
+}
+
+static void a_capture_that_fails_names_the_call_of_the_driver(void **state) {
+    nccl_world *world = *state;
+    nccl_rank *rank = &world->ranks[0];
+    fake_graph *graph = NULL;
+    create_comms(world);
+    on_ranks(world, RANKS, build);
+    on_ranks(world, RANKS, make_steady);
+    all_are_well();
+    fake_cuda_fail("cuStreamWaitEvent", 1, CUDA_ERROR_INVALID_HANDLE);
+    assert_int_equal(capture(&engines[0], train, &graph), PST_EDEVICE);
+    (void)pst_runtime_error(rank->runtime, rank->text, sizeof rank->text);
+    if (strstr(rank->text, "join the capture: device error device cuda:0: cuStreamWaitEvent") ==
+        NULL)
+        fail_msg("%s", rank->text);
+    fake_cuda_destroy(graph);
+    on_ranks(world, RANKS, destroy);
+}
+
 /* ---- waits of the compute stream ------------------------------------------------------------- */
 
 /* Until the device has passed all that the rank's stream was given. */
@@ -475,6 +498,8 @@ int main(void) {
                                         tear_down),
         cmocka_unit_test_setup_teardown(what_is_launched_ends_behind_an_abort, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_step_without_a_plan_is_not_captured, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_capture_that_fails_names_the_call_of_the_driver, set_up,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(waits_of_the_compute_stream_are_timed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(launches_of_graphs_are_timed_apart_from_passes, set_up,
                                         tear_down),
