@@ -77,9 +77,8 @@ static inline CUdeviceptr pst__cuda_address(const void *memory) {
 
 /* ---- capture (capture.c) ------------------------------------------------------------ */
 
-/* The capture that the stream takes part in now; 0: none. Relaxed here and below: threads that
- * share a capture follow each other, and what others ask of its events they may get a moment late.
- */
+/* The capture that the stream takes part in now; 0: none. Relaxed: threads that share a capture
+ * follow each other. */
 static inline uint64_t pst__cuda_capture_of(const pst__cuda *cuda, const pst_stream *stream) {
     const uint64_t running = pst__load_relaxed(&cuda->capture);
     return running != 0 && pst__load_relaxed(&stream->capture) == running ? running : 0;
