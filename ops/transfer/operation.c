@@ -396,9 +396,22 @@ pst_status pst__operation_wait_launch(pst__operation *operation) {
                              : pst__operation_wait_task(operation, NULL));
 }
 
-void pst__operation_keep_order(const pst__operation *operation) {
-    if (pst__operation_is_launched(operation)) return;
-    pst__carrier *carrier = operation->carrier;
+static int is_in_callers_order(const pst__operation *operation) {
+    const int is_of_program = operation->launch.number != 0;
+    return operation->carrier->options.callers_order >
+           (is_of_program ? PST__WITHOUT_PROGRAM : PST__IN_NO_PASS);
+}
+
+/* NULL: all that has to be in the order is launched. Those before it are launched before it. */
+static const pst__operation *last_to_launch(const pst__queue *queue) {
+    const pst__operation *last = NULL;
+    for (const pst__operation *operation = queue->holding; operation != NULL;
+         operation = operation->next)
+        if (is_in_callers_order(operation)) last = operation;
+    return last == NULL || pst__operation_is_launched(last) ? NULL : last;
+}
+
+static void wait_in_order(pst__carrier *carrier, const pst__operation *operation) {
     const uint64_t begin = pst__now();
     (void)lost(carrier, pst_task_wait_launch(operation->launch, operation->task));
     const uint64_t end = pst__now();
@@ -406,6 +419,14 @@ void pst__operation_keep_order(const pst__operation *operation) {
     add_exposed(operation, begin, end);
     if (!pst__stalls_measure(&carrier->stalls))
         trace_wait(operation, operation->wait_name, begin, end);
+}
+
+void pst__operation_keep_order(pst__carrier *carrier) {
+    if (!carrier->asynchronous || carrier->outside != NULL) return;
+    for (int lane = 0; lane < PST__LANE_COUNT; lane++) {
+        const pst__operation *last = last_to_launch(&carrier->queues[lane]);
+        if (last != NULL) wait_in_order(carrier, last);
+    }
 }
 
 pst_status pst__operation_follow_reductions(pst__carrier *carrier, uint64_t last) {

@@ -109,13 +109,14 @@ pst_status pst__operation_wait_task(const pst__operation *operation, pst_lane *c
 pst_status pst__operation_wait_end(const pst__operation *operation, const char *name);
 /* Blocks until it is launched, so that its memory can be given back; on the host device, ended. */
 pst_status pst__operation_wait_launch(pst__operation *operation);
-/* The same on an asynchronous device as soon as it is submitted. Of what compute is to wait for, it
- * is added to what is exposed and, where no stalls are measured, traced; it is not in the carrier's
- * late launches. A deadline that passes poisons the runtime; of other failures, whoever waits for
- * the operation is told. */
-void pst__operation_keep_order(const pst__operation *operation);
 /* The same as pst__operation_wait_launch, of all that is in flight. */
 pst_status pst__operation_wait_launches(pst__carrier *carrier);
+/* A call of the executor's ends. On an asynchronous device what it has submitted is launched when
+ * this returns, where it has to come in the order of what the caller launches itself
+ * (ops/README.md). Of what compute is to wait for, the wait is added to what is exposed and, where
+ * no stalls are measured, traced; it is not in the carrier's late launches. A deadline that passes
+ * poisons the runtime; of other failures, whoever waits for the operation is told. */
+void pst__operation_keep_order(pst__carrier *carrier);
 /* What a program calls for its steps. */
 const pst__operation_calls *pst__operation_calls_of(const pst__carrier *carrier);
 /* The pass goes on by itself: neither program nor script from here on. */

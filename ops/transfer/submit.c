@@ -350,15 +350,6 @@ static size_t add_events(const pst__carrier *carrier, pst_event *const *events, 
     return count;
 }
 
-/* Has it to come in the order of what the caller launches itself? See ops/README.md. */
-static int is_in_callers_order(const pst__operation *operation) {
-    const pst__carrier *carrier = operation->carrier;
-    const int is_of_program = operation->launch.number != 0;
-    return carrier->asynchronous && carrier->outside == NULL &&
-           carrier->options.callers_order >
-               (is_of_program ? PST__WITHOUT_PROGRAM : PST__IN_NO_PASS);
-}
-
 pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_event *const *after,
                                  size_t after_count) {
     pst_event *all[PST__MOST_AFTER];
@@ -378,7 +369,6 @@ pst_status pst__operation_submit(pst__operation *operation, size_t bytes, pst_ev
         return status;
     }
     enqueue(operation->queue, operation);
-    if (is_in_callers_order(operation)) pst__operation_keep_order(operation);
     return PST_OK;
 }
 

@@ -110,6 +110,7 @@ pst_status pst_zero_gather(pst_zero *engine, uint32_t group) {
                              engine->groups[group].layout.gathered_bytes);
     if (status == PST_OK) engine->groups[group].gathered.uses++;
     pst__lookup_note_use(engine, group);
+    pst__operation_keep_order(&engine->carrier);
     return status;
 }
 
@@ -207,7 +208,9 @@ pst_status pst_zero_begin_forward(pst_zero *engine, int grad) {
         pst__clock_begin(&engine->passes, engine->carrier.compute);
     pst__replay_begin(engine, pass->path, PST__PROGRAM_FORWARD);
     engine->stats.forwards++;
-    return engine->options.stage < 3 ? begin_refreshing(engine) : PST_OK;
+    if (engine->options.stage < 3) status = begin_refreshing(engine);
+    pst__operation_keep_order(&engine->carrier);
+    return status;
 }
 
 pst_status pst_zero_end_forward(pst_zero *engine) {
@@ -278,7 +281,9 @@ pst_status pst_zero_gradients(pst_zero *engine, uint32_t group, const void *cons
                               "group '%s': gradients outside of a backward that reduces",
                               engine->groups[group].name);
     status = pst__reduce_report(engine, group, sources, sources_dtype);
-    return status == PST_OK ? pst__backward_reported(engine) : status;
+    if (status == PST_OK) status = pst__backward_reported(engine);
+    pst__operation_keep_order(&engine->carrier);
+    return status;
 }
 
 static pst_status finish_backward(pst_zero *engine) {
@@ -287,6 +292,7 @@ static pst_status finish_backward(pst_zero *engine) {
     if (status == PST_OK) status = pst__gather_settle(engine);
     if (status == PST_OK) status = pst__gather_guard_shards(engine);
     if (status == PST_OK) status = pst__operation_check_comms(&engine->carrier);
+    pst__operation_keep_order(&engine->carrier);
     return status;
 }
 
