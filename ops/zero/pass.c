@@ -228,7 +228,9 @@ pst_status pst_zero_end_forward(pst_zero *engine) {
     if (status == PST_OK) status = pst__gather_guard_shards(engine);
     end_replay(engine, status, pass->path, PST__PROGRAM_FORWARD);
     pst__zero_post(engine);
-    return status == PST_OK && !pass->grad ? pst__record_complete(engine, 0) : status;
+    if (status == PST_OK && !pass->grad) status = pst__record_complete(engine, 0);
+    pst__operation_keep_order(&engine->carrier);
+    return status;
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -292,7 +294,6 @@ static pst_status finish_backward(pst_zero *engine) {
     if (status == PST_OK) status = pst__gather_settle(engine);
     if (status == PST_OK) status = pst__gather_guard_shards(engine);
     if (status == PST_OK) status = pst__operation_check_comms(&engine->carrier);
-    pst__operation_keep_order(&engine->carrier);
     return status;
 }
 
@@ -313,5 +314,7 @@ pst_status pst_zero_end_backward(pst_zero *engine) {
     if (pass->reduce) engine->is_steady = pass->backward_path != NULL && is_regular;
     engine->stats.backwards++;
     pst__zero_post(engine);
-    return status == PST_OK ? pst__record_complete(engine, 1) : status;
+    if (status == PST_OK) status = pst__record_complete(engine, 1);
+    pst__operation_keep_order(&engine->carrier);
+    return status;
 }
