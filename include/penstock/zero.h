@@ -15,22 +15,23 @@
  *     pst_zero_end_backward
  *     pst_zero_updated                                     after the optimizer changed the shards
  *
- * One thread at a time calls an engine (which one may change). These may block: wait, end_backward,
- * seal, compile, make_drafts, drain and destroy; end_forward where shards are on the host;
- * begin_forward behind a pass that was broken off; gather in a backward of several forwards; and on
- * asynchronous devices, as below, begin_forward, gather and gradients. A binding drops its
- * interpreter's lock around them. Every choice of a collective depends on the order of these calls
- * and on sizes, and a plan's also on times and budgets that the ranks have agreed on, never on a
- * rank's own, so that it is the same on all of them.
+ * One thread at a time calls an engine (which one may change). These may block: wait,
+ * end_backward, seal, compile, make_drafts, drain and destroy; end_forward where shards are on the
+ * host; begin_forward behind a pass that was broken off; gather in a backward of several forwards;
+ * and on asynchronous devices, as below, begin_forward, end_forward, gather and gradients. A
+ * binding drops its interpreter's lock around them. Every choice of a collective depends on the
+ * order of these calls and on sizes, and a plan's also on times and budgets that the ranks have
+ * agreed on, never on a rank's own, so that it is the same on all of them.
  *
  * On an asynchronous device all of this is in the order of the compute stream: what a call says of
  * memory holds for what the stream is given after it. There `wait` and a backward block until
- * collectives are launched, as do begin_forward and gather by options.in_callers_order, never until
- * they are over, with these exceptions, in which a backward that reduces waits on the host for what
- * all ranks had in it: passes without a plan (their end waits for the ranks' times, too, and in
- * stage 3 for compute, for at most two seconds); as long as a trainable parameter that the forward
- * used had no gradient on any rank, or a group's gradients were reported more than once; and when
- * the host is three such backwards ahead of the device.
+ * collectives are launched, as do a forward's begin and end and gather by
+ * options.in_callers_order, never until they are over, with these exceptions, in which a backward
+ * that reduces waits on the host for what all ranks had in it: passes without a plan (their end
+ * waits for the ranks' times, too, and in stage 3 for compute, for at most two seconds); as long
+ * as a trainable parameter that the forward used had no gradient on any rank, or a group's
+ * gradients were reported more than once; and when the host is three such backwards ahead of the
+ * device.
  */
 #ifndef PENSTOCK_ZERO_H
 #define PENSTOCK_ZERO_H

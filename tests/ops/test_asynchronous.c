@@ -94,14 +94,18 @@ static void gather_and_look(rank_state *state, size_t g) {
     DO(end_use(state, g));
 }
 
-static void step_and_look(rank_state *state) {
-    DO(fresh_targets(state));
-    DO(begin_forward(state, 1));
+static void forward_and_look(rank_state *state, int grad) {
+    DO(begin_forward(state, grad));
     CHECK(all_is_launched(state));
     for (size_t g = 0; g < state->model->group_count; g++)
         DO(gather_and_look(state, g));
     CHECK_OK(pst_zero_end_forward(state->engine));
     CHECK(all_is_launched(state));
+}
+
+static void step_and_look(rank_state *state) {
+    DO(fresh_targets(state));
+    DO(forward_and_look(state, 1));
     DO(make_gradients(state, 1));
     CHECK_OK(pst_zero_begin_backward(state->engine, 1));
     CHECK(all_is_launched(state));
@@ -115,25 +119,16 @@ static void step_and_look(rank_state *state) {
     DO(update(state));
 }
 
-static void evaluate_and_look(rank_state *state) {
-    DO(begin_forward(state, 0));
-    CHECK(all_is_launched(state));
-    for (size_t g = 0; g < state->model->group_count; g++)
-        DO(gather_and_look(state, g));
-    CHECK_OK(pst_zero_end_forward(state->engine));
-    CHECK(all_is_launched(state));
-}
-
 /* Starting a collective takes far longer than a call that does not wait for it. */
 static void look_behind_each_call(rank_state *state) {
     DO(build_engine(state));
     CHECK(stats_of(state).exposed_ns == 0); /* sealing is no gather of a group */
     DO(step_and_look(state));
-    DO(evaluate_and_look(state));
+    DO(forward_and_look(state, 0));
     CHECK(stats_of(state).replayed_passes == 0);
     for (int step = 0; step < 4 && state->model->in_callers_order; step++) {
         DO(step_and_look(state));
-        DO(evaluate_and_look(state));
+        DO(forward_and_look(state, 0));
         DO(finish_compute(state));
         CHECK_OK(pst_zero_drain(state->engine));
     }
