@@ -18,8 +18,8 @@
 
 typedef struct pst__operation pst__operation;
 
-/* On asynchronous devices: when is an operation launched before its submission returns? Each holds
- * of the passes that the one before it holds of, too. */
+/* On asynchronous devices: when is an operation launched before the executor's call that submits it
+ * returns? Each holds of the passes that the one before it holds of, too. */
 typedef enum pst__callers_order {
     PST__IN_NO_PASS = 0,
     PST__WITHOUT_PROGRAM,
