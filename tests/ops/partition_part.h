@@ -252,10 +252,4 @@ static inline pst_partition_stats stats_now(const part *part) {
     return stats;
 }
 
-static inline int text_has(const rank_state *state, const char *wanted) {
-    char text[1024];
-    (void)pst_runtime_error(state->runtime, text, sizeof text);
-    return strstr(text, wanted) != NULL;
-}
-
 #endif

@@ -84,6 +84,13 @@ static inline void fail_at(rank_state *state, const char *file, int line, const 
         CHECK_FINE();                                                                              \
     } while (0)
 
+/* Whether that is part of what the runtime says of its failure. */
+static inline int text_has(const rank_state *state, const char *part) {
+    char text[1024];
+    (void)pst_runtime_error(state->runtime, text, sizeof text);
+    return strstr(text, part) != NULL;
+}
+
 /* ---- what compute does ----------------------------------------------------------------------- */
 
 typedef struct sim_call {

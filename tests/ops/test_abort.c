@@ -6,12 +6,6 @@
 #include "sched/lane.h"
 #include "sched/watchdog.h"
 
-static int text_has(const rank_state *state, const char *part) {
-    char text[1024];
-    (void)pst_runtime_error(state->runtime, text, sizeof text);
-    return strstr(text, part) != NULL;
-}
-
 /* A communicator over another one, which fails at its n-th start, or at a test of that collective.
  */
 typedef struct failing_comm {

@@ -3,12 +3,6 @@
 
 #define SHORT_DEADLINE_NS 2000000000u /* sealing has to be through by then */
 
-static int text_has(const rank_state *state, const char *part) {
-    char text[1024];
-    (void)pst_runtime_error(state->runtime, text, sizeof text);
-    return strstr(text, part) != NULL;
-}
-
 /* ---- at seal --------------------------------------------------------------------------------- */
 
 static void seal_with_other_shapes(rank_state *state) {

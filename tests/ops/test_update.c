@@ -221,12 +221,6 @@ static void a_group_that_is_used_behind_its_report_is_not_updated(void **unused)
 
 /* ---- when ------------------------------------------------------------------------------------ */
 
-static int text_has(const rank_state *state, const char *part) {
-    char text[1024];
-    (void)pst_runtime_error(state->runtime, text, sizeof text);
-    return strstr(text, part) != NULL;
-}
-
 static void be_too_early(rank_state *state) {
     trainer *it = open_trainer(state);
     CHECK_FINE();
